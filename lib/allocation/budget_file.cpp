@@ -52,7 +52,8 @@ std::vector<Line> read(const std::string& path) {
 
 int32_t tokens_in_file(const std::string& path, int32_t layer, int32_t kv_head, int32_t kv_heads) {
   const std::vector<Line> lines = read(path);
-  // A table of three kv heads is told from rows by its second column, which holds tokens and no kv head.
+  // A table with three kv heads also has three columns. Rows are recognised by their second column: it holds kv heads,
+  // a table's holds tokens.
   const bool rows = std::all_of(lines.begin(), lines.end(),
                                 [&](const Line& l) { return l.values.size() == 3 && l.values[1] < kv_heads; });
   if (!rows) {

@@ -20,7 +20,7 @@ std::vector<std::vector<int32_t>> CommonCutsOfPrompt::Together::ask() const {
   }
 }
 
-// One more list for each head, or none any more.
+// Adds one more list for each head, or closes the search if no head is to be cut any more.
 void CommonCutsOfPrompt::Together::cut() {
   const auto asks = [](const HeadScores& head) { return !head.scores.empty(); };
   is_open = std::any_of(heads.begin(), heads.end(), asks);

@@ -26,13 +26,13 @@ void give(Cell& cell, int32_t tokens) {
                       ", kv head " + std::to_string(cell.place.kv_head) + ": the allocator gives it " +
                       std::to_string(tokens) + " tokens, and " + e.what());
   }
-  const Calibration* from = heads_learnt_from(cell.variant->values, cell.options());
+  const Calibration* from = calibration_heads(cell.variant->values, cell.options());
   if (from == nullptr) return;
   if (from->is_offline()) cell.allocator_says["offline"] = 1;
   else if (by_curves(cell)) cell.allocator_says["sees_future"] = 1;
 }
 
-void give_ends(Cell& cell, Protect ends) {
+void stream_ends(Cell& cell, Protect ends) {
   cell.budget.share = ends.sinks + ends.recent;
   const auto named = std::make_shared<const Cell>(cell);
   Variant own = *cell.variant;

@@ -5,22 +5,22 @@
 
 namespace kvreplay {
 
-// A cell that is given its share, and which of the heads that spoke is its own.
+// A cell that gets a share of the budget, and the index of its head among the heads that were scored.
 struct Receiver {
   Cell* cell;
   size_t head;
 };
 
-// Every head of some layers of a trace, whatever the prompt; layers: as HeadSource::layers.
+// Every head of some layers of a trace, for any prompt. layers: see HeadSource::layers.
 std::vector<Place> heads_of(const std::vector<Place>& layers);
-// Where a cell's own head is among them.
+// Index of the cell's head among `heads`.
 size_t place_of(const Cell& cell, const std::vector<Place>& heads);
 
-// Gives a cell its share of a budget. Throws ConfigError where its method cannot live with it.
+// Sets a cell's share of a budget. Throws ConfigError if its method cannot work with it.
 void give(Cell& cell, int32_t tokens);
 
-// The head holds the first and the newest tokens at every step, whatever cuts the others: it is replayed as
-// StreamingLLM, and goes by its own name in results.
-void give_ends(Cell& cell, Protect ends);
+// The head holds the first and the newest tokens at every step, whichever method cuts the other heads. It is replayed
+// as StreamingLLM; results show the cell's configured method.
+void stream_ends(Cell& cell, Protect ends);
 
 }  // namespace kvreplay

@@ -13,7 +13,7 @@ std::string name_of_rule(const Cell& cell) {
   return std::string(cell.method().info.name) + ": allocator " + word(cell.options().allocator);
 }
 
-// Tokens that the heads hold together of the prompt, beyond a budget for each.
+// Prompt tokens that all heads together hold beyond one budget per head.
 double excess(const std::vector<int32_t>& tokens, const Cell& like) {
   double sum = 0;
   for (const int32_t t : tokens) sum += std::min(t, like.extent.prompt_tokens) - like.budget.tokens;
@@ -34,12 +34,12 @@ void give_duo(const Cell& like, const BoundMethod& looking, const std::vector<He
                       std::to_string(like.budget.tokens) + " a head: make sinks, recent or stream_frac smaller");
   for (const Receiver& one : to) {
     one.cell->allocator_says = {{"streams", streams[one.head] ? 1.0 : 0.0}, {"allocated_excess", excess(tokens, like)}};
-    if (streams[one.head]) give_ends(*one.cell, ends);
+    if (streams[one.head]) stream_ends(*one.cell, ends);
     else give(*one.cell, tokens[one.head]);
   }
 }
 
-// The window is what the scorer protects.
+// The window is the one that the scorer protects.
 std::vector<int32_t> headkv(const Cell& like, const std::vector<double>& importance) {
   if (std::none_of(importance.begin(), importance.end(), [](double i) { return i > 0; }))
     throw ConfigError(name_of_rule(like) +
@@ -58,8 +58,8 @@ void give_headkv(Cell& cell, const std::vector<int32_t>& tokens, size_t head) {
 
 }  // namespace
 
-void give_by_reach(const Cell& like, const BoundMethod& looking, const std::vector<HeadScores>& heads,
-                   const std::vector<Receiver>& to) {
+void share_by_reach(const Cell& like, const BoundMethod& looking, const std::vector<HeadScores>& heads,
+                    const std::vector<Receiver>& to) {
   if (like.options().allocator == Allocator::duo) return give_duo(like, looking, heads, to);
   std::vector<double> importance;
   for (const HeadScores& head : heads) importance.push_back(head.extras.at(0));
@@ -67,7 +67,7 @@ void give_by_reach(const Cell& like, const BoundMethod& looking, const std::vect
   for (const Receiver& one : to) give_headkv(*one.cell, tokens, one.head);
 }
 
-void give_by_importance(Cell& cell, const std::vector<Place>& layers) {
+void share_by_importance(Cell& cell, const std::vector<Place>& layers) {
   const std::vector<Place> heads = heads_of(layers);
   const std::vector<double> importance =
       importance_in_file(cell.options().allocator_file, heads, cell.variant->shape.heads);

@@ -20,14 +20,14 @@ HeadStream<Real> load_head_for(const std::vector<Scoring*>& scorings, const Plac
   request.place = at, request.extent = scorings.front()->cell.extent;
   for (const Scoring* s : scorings) {
     const BoundMethod method(s->cell.variant->values, s->cell.context());
-    request.ask_for(method.needs(), method.calibration());
+    request.add_needs(method.needs(), method.calibration());
     const LuKv& rule = s->cell.options().lu_kv;
     request.output_norms = request.output_norms || (by_curves(s->cell) && rule.weight == LuKv::Weight::contrib);
   }
   return heads.load(request);
 }
 
-// What one head says to each of them.
+// Scores of one head for each of the scorings.
 template <class Real>
 std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& at,
                                    const std::vector<Scoring*>& scorings, const SharingOptions& options) {
@@ -43,7 +43,7 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
       setup.given = given_lists(told->second);
     caches.push_back(std::make_unique<CacheReplay<Real>>(std::move(setup), stream, CacheWatch{options.audit}));
     if (!caches.back()->streams_prompt()) prompt.add(*caches.back());
-    if (by_curves(cell)) prompt.ask_future();
+    if (by_curves(cell)) prompt.request_future();
   }
   const ExactAttention<Real> exact(stream);
   prompt.sum([&](const PromptPass& pass) { return prompt_pass(exact, pass); },
@@ -55,7 +55,7 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
     try {
       if (in_time) all[i] = caches[i]->cut_scores(prompt.sums_of(*caches[i]));
       else if (!streams) all[i] = caches[i]->head_scores(prompt.sums_of(*caches[i]));
-    } catch (const ReplayError& e) {  // of this method alone
+    } catch (const ReplayError& e) {  // fails this method alone
       scorings[i]->lost = e.what();
       continue;
     }
@@ -82,7 +82,7 @@ struct PromptScoring {
       std::vector<Scoring*> asking;
       for (Scoring* scoring : scorings)
         if (scoring->needs(layer.layer)) asking.push_back(scoring);
-      if (!asking.empty()) unless_lost(asking, [&] { score_layer(layer, asking); });
+      if (!asking.empty()) record_failure(asking, [&] { score_layer(layer, asking); });
       if (stopped()) return;
       for (Scoring* scoring : asking)
         if (scoring->over == SharedOver::layer) finish(*scoring);
@@ -94,15 +94,15 @@ struct PromptScoring {
  private:
   bool stopped() const { return options.stop && options.stop(); }
   void finish(Scoring& scoring) const {
-    if (scoring.lost.empty()) unless_lost({&scoring}, [&] { ready(scoring); });
+    if (scoring.lost.empty()) record_failure({&scoring}, [&] { ready(scoring); });
     scoring.heads.clear();
   }
   template <class Work>
-  void unless_lost(const std::vector<Scoring*>& scorings, Work work) const {
+  void record_failure(const std::vector<Scoring*>& scorings, Work work) const {
     try {
       work();
     } catch (...) {
-      const std::string why = why_head_is_lost(options.outlive_heads);
+      const std::string why = head_failure_reason(options.continue_on_head_failure);
       for (Scoring* scoring : scorings) scoring->lost = why;
     }
   }
@@ -156,7 +156,7 @@ Cell scoring_cell(const Cell& like) {
     own.values = values_of(like, "duo_attention");
     for (const auto& [name, json] : like.options().looking) own.values.set(*own.values.method().parameter(name), json);
     own.options = own.values.default_options();
-    cell.budget = {};  // one that it is told is a share of its own rule
+    cell.budget = {};  // if the budget is itself a share, it is a share of the scorer's rule
   }
   if (like.variant->values.shared_over() == SharedOver::none && like.options().allocator == Allocator::cake) {
     own.values = values_of(like, "cake");

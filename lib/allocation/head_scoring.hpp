@@ -9,21 +9,21 @@
 
 namespace kvreplay {
 
-// What the heads of a prompt say where a budget is shared over them.
+// The scores of a prompt's heads, for a budget that heads share.
 struct Scoring {
   SharedOver over;
-  Cell cell;  // its method says what heads are worth, on the prompt of its place
+  Cell cell;  // its method scores the heads, on the prompt of its place
   std::vector<HeadScores> heads = {};
-  std::string lost = {};  // why they cannot all be scored
-  // What common cuts have left so far, by layer and kv head, where heads cut together.
+  std::string lost = {};  // why some head cannot be scored; "" if all can
+  // Tokens that the common cuts found so far keep, by layer and kv head, for heads that cut together.
   std::map<std::pair<int32_t, int32_t>, TokenLists> cuts = {};
 
-  // Where the rule of a model looks at every score: at those of each layer it always may.
+  // Whether a rule over the whole model reads every score. A rule over a layer always may.
   bool by_scores() const { return cell.method().host.shares != nullptr; }
   bool needs(int32_t layer) const { return lost.empty() && (over == SharedOver::model || layer == cell.place.layer); }
 };
 
-// The cells that wait for what the heads say.
+// The cells that wait for the heads' scores.
 struct SharedScoring : Scoring {
   std::vector<Cell*> cells = {};
   void list_lost(WithoutBudget& without) const {
@@ -32,27 +32,28 @@ struct SharedScoring : Scoring {
   }
 };
 
-// What tells the cells of one method instance and seed from others, at a budget.
+// Identifies the cells of one method instance and seed at a budget.
 std::string scoring_name(const Cell& cell, int32_t budget);
 
-// A method with its defaults, which an allocator of `like` makes use of. Throws ConfigError where there is none.
+// A method with its defaults, for use by an allocator of `like`. Throws ConfigError if the program was built without
+// the method.
 MethodValues values_of(const Cell& like, const char* name);
 
 // Whether heads are compared by how far they look in the prompt.
 bool by_reach(const Cell& cell);
 
-// Whether heads are compared by what their next token gains.
+// Whether heads are compared by what each further token gains.
 bool by_curves(const Cell& cell);
 
-// The last prompt tokens that a method protects with this budget: an observation window, or its recent tokens.
+// Number of last prompt tokens that a method protects with this budget: an observation window, or its recent tokens.
 int32_t window_of(const Cell& cell, int32_t budget);
 
-// The cell whose method scores the prompt where `like` shares a budget. The rules of CAKE and DuoAttention
-// stand in their own methods, which score for whoever uses the rule.
+// The cell whose method scores the prompt when `like` shares a budget. The rules of CAKE and DuoAttention score by
+// their own methods, whichever method uses the rule.
 Cell scoring_cell(const Cell& like);
 
-// Asks all heads of a prompt, whichever of them are to be replayed: a share does not depend on that. `ready` takes each
-// whose heads have all spoken. layers: as HeadSource::layers.
+// Scores all heads of a prompt, including those that are not replayed: a share must not depend on the selection.
+// `ready` is called for each scoring whose heads are all scored. layers: see HeadSource::layers.
 template <class Real>
 void score_prompt(const std::vector<Scoring*>& scorings, const std::vector<Place>& layers,
                   const SharingOptions& options, const HeadSource<Real>& heads,

@@ -10,40 +10,41 @@
 namespace kvreplay {
 
 template <class Real>
-void LearnedBudgets<Real>::add(const Cell& cell) {
+void CalibratedBudgets<Real>::add(const Cell& cell) {
   for (const CalibrationPrompt& prompt : cell.variant->calibration) {
-    const auto [at, is_new] = lessons_[cell.place.trace].try_emplace(name_of(cell, prompt));
+    const auto [at, is_new] = scorings_by_trace_[cell.place.trace].try_emplace(name_of(cell, prompt));
     if (!is_new) continue;
     Lesson& lesson = at->second;
     lesson.over = SharedOver::model;
     lesson.budget = cell.budget.tokens, lesson.replayed = cell.extent.prompt_tokens;
     lesson.cell = scoring_cell(cell);
     lesson.cell.place.prompt = prompt.id, lesson.cell.prompt_rank = prompt.rank, lesson.cell.extent = prompt.extent;
-    // The scorer as it is replayed, where the calibration prompt is not shorter than its budget.
+    // The scorer works as in a replay; if the calibration prompt is not longer than the budget, the budget is lowered.
     Budget& scored_with = lesson.cell.budget;
     scored_with.tokens = std::max(1, std::min(scored_with.tokens, prompt.extent.prompt_tokens - 1));
-    scored_with.as_asked = scored_with.tokens;
+    scored_with.requested_tokens = scored_with.tokens;
   }
 }
 
 template <class Real>
-void LearnedBudgets<Real>::Lesson::divide() {
+void CalibratedBudgets<Real>::Lesson::divide() {
   for (const HeadScores& head : heads) at.push_back({cell.place.trace, "", head.layer, head.kv_head});
   if (by_curves(cell)) return divide_by_curves();
   for (const HeadScores& head : heads) said.push_back(head.extras);
 }
 
 template <class Real>
-void LearnedBudgets<Real>::Lesson::divide_by_curves() {
+void CalibratedBudgets<Real>::Lesson::divide_by_curves() {
   const int32_t prompt = cell.extent.prompt_tokens;
   for (const int32_t tokens : lu_kv_tokens(heads, budget, prompt, replayed)) shares.push_back(double(tokens) / prompt);
 }
 
 template <class Real>
-void LearnedBudgets<Real>::learn() {
-  SharingOptions all_rows = options_;  // a selection of rows is one of those that are measured
+void CalibratedBudgets<Real>::learn() {
+  SharingOptions all_rows = options_;  // a selection of rows limits the rows that are measured, not those of
+                                       // calibration
   all_rows.queries = {};
-  for (auto& [trace, lessons] : lessons_) {
+  for (auto& [trace, lessons] : scorings_by_trace_) {
     std::map<std::string, std::vector<Scoring*>> by_prompt;
     for (auto& [name, lesson] : lessons) by_prompt[lesson.cell.place.prompt].push_back(&lesson);
     for (const auto& [prompt, scorings] : by_prompt)
@@ -53,11 +54,11 @@ void LearnedBudgets<Real>::learn() {
 }
 
 template <class Real>
-int32_t LearnedBudgets<Real>::tokens(const Cell& cell, const std::vector<Place>& layers) const {
+int32_t CalibratedBudgets<Real>::tokens(const Cell& cell, const std::vector<Place>& layers) const {
   const std::vector<Place> heads = heads_of(layers);
   std::vector<const Lesson*> lessons;
   for (const CalibrationPrompt& prompt : cell.variant->calibration) {
-    const Lesson& lesson = lessons_.at(cell.place.trace).at(name_of(cell, prompt));
+    const Lesson& lesson = scorings_by_trace_.at(cell.place.trace).at(name_of(cell, prompt));
     if (!lesson.lost.empty()) throw ConfigError(lesson.lost);
     if (lesson.at != heads)
       throw ConfigError("prompts " + prompt.id + " and " + cell.place.prompt +
@@ -69,8 +70,8 @@ int32_t LearnedBudgets<Real>::tokens(const Cell& cell, const std::vector<Place>&
 }
 
 template <class Real>
-std::vector<int32_t> LearnedBudgets<Real>::by_curves_of(const Cell& cell,
-                                                        const std::vector<const Lesson*>& lessons) const {
+std::vector<int32_t> CalibratedBudgets<Real>::by_curves_of(const Cell& cell,
+                                                           const std::vector<const Lesson*>& lessons) const {
   std::vector<double> mean(lessons.front()->at.size(), 0);
   for (const Lesson* lesson : lessons)
     for (size_t h = 0; h < mean.size(); ++h)
@@ -79,8 +80,8 @@ std::vector<int32_t> LearnedBudgets<Real>::by_curves_of(const Cell& cell,
 }
 
 template <class Real>
-std::vector<int32_t> LearnedBudgets<Real>::by_rule_of(const Cell& cell,
-                                                      const std::vector<const Lesson*>& lessons) const {
+std::vector<int32_t> CalibratedBudgets<Real>::by_rule_of(const Cell& cell,
+                                                         const std::vector<const Lesson*>& lessons) const {
   std::vector<HeadScores> heads;
   for (const Place& at : lessons.front()->at) heads.push_back({at.layer, at.kv_head, {}, {}});
   for (const Lesson* lesson : lessons)
@@ -90,7 +91,7 @@ std::vector<int32_t> LearnedBudgets<Real>::by_rule_of(const Cell& cell,
   return method.method().host.share(method.policy(), method.context(), heads);
 }
 
-template class LearnedBudgets<float>;
-template class LearnedBudgets<double>;
+template class CalibratedBudgets<float>;
+template class CalibratedBudgets<double>;
 
 }  // namespace kvreplay

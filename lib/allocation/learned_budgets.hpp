@@ -8,28 +8,28 @@
 
 namespace kvreplay {
 
-// Budgets that are learned from other prompts of the trace (calibration others or prompt:ID). By allocator lu_kv each
-// of them is divided by its own curves, and a head gets the mean of the shares of the prompt that it had there; a
-// method's own rule is told what a head says on all of them.
+// Budgets that are calibrated on other prompts of the trace (calibration others or prompt:ID). With allocator lu_kv the
+// budget of each calibration prompt is divided by that prompt's curves. A head then gets the mean of its shares, as
+// fractions of the prompt. A method's own rule gets the extras of all calibration prompts, concatenated for each head.
 template <class Real>
-class LearnedBudgets {
+class CalibratedBudgets {
  public:
-  // Both outlive it.
-  LearnedBudgets(const SharingOptions& options, const HeadSource<Real>& heads) : options_(options), heads_(heads) {}
+  // Keeps references to both arguments.
+  CalibratedBudgets(const SharingOptions& options, const HeadSource<Real>& heads) : options_(options), heads_(heads) {}
 
   bool is_for(const Cell& cell) const { return !cell.variant->calibration.empty(); }
   void add(const Cell& cell);
-  void learn();  // from all that was added
-  // layers: of the replayed prompt, as HeadSource::layers. Throws ConfigError.
+  void learn();  // scores the calibration prompts of all added cells
+  // layers: those of the replayed prompt, see HeadSource::layers. Throws ConfigError.
   int32_t tokens(const Cell& cell, const std::vector<Place>& layers) const;
 
  private:
-  // One budget on one calibration prompt, where a prompt of `replayed` tokens is to be cut.
+  // One budget on one calibration prompt; `replayed` is the length of the prompt that will be cut, in tokens.
   struct Lesson : Scoring {
     int32_t budget = 0, replayed = 0;
-    std::vector<Place> at = {};                  // of each head
-    std::vector<double> shares = {};             // of its prompt, by curves
-    std::vector<std::vector<double>> said = {};  // to a method's rule
+    std::vector<Place> at = {};                  // place of each head
+    std::vector<double> shares = {};             // [heads] fraction of its prompt, by curves
+    std::vector<std::vector<double>> said = {};  // [heads] extras for the method's rule
     void divide();
     void divide_by_curves();
   };
@@ -41,7 +41,7 @@ class LearnedBudgets {
   std::vector<int32_t> by_rule_of(const Cell& cell, const std::vector<const Lesson*>& lessons) const;
   const SharingOptions& options_;
   const HeadSource<Real>& heads_;
-  std::map<size_t, std::map<Name, Lesson>> lessons_;  // by trace
+  std::map<size_t, std::map<Name, Lesson>> scorings_by_trace_;  // by trace
 };
 
 }  // namespace kvreplay

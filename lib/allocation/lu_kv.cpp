@@ -8,7 +8,7 @@
 namespace kvreplay {
 namespace {
 
-// Tokens as the scorer would keep them: protected first, then by score (convention C8).
+// Tokens in the order in which the scorer would keep them: protected ones first, then by score (convention C8).
 std::vector<size_t> kept_order(const std::vector<double>& scores) {
   std::vector<size_t> order(scores.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -21,7 +21,7 @@ std::vector<size_t> kept_order(const std::vector<double>& scores) {
 template <class Real>
 void add_lu_kv_slopes(const LuKv& rule, const HeadStream<Real>& stream, const std::vector<double>& future_sums,
                       HeadScores& head) {
-  // A layer's sliding window leaves the last tokens of the prompt.
+  // With a sliding window, scores exist only for the last tokens of the prompt.
   const size_t held = head.scores.size(), gone = size_t(stream.prompt) - held;
   std::vector<double> norms(size_t(stream.prompt), 1);
   if (rule.weight == LuKv::Weight::contrib) norms = mean_output_norms(stream, 0, stream.shape.heads);
@@ -51,7 +51,7 @@ std::vector<int32_t> lu_kv_tokens(const std::vector<HeadScores>& heads, int32_t 
     least.push_back(int32_t(std::min(share, most)));
     slopes.emplace_back(head.extras.begin() + 1, head.extras.end());
   }
-  return by_slopes(slopes, least, total);
+  return tokens_by_slopes(slopes, least, total);
 }
 
 template void add_lu_kv_slopes(const LuKv&, const HeadStream<float>&, const std::vector<double>&, HeadScores&);

@@ -15,10 +15,10 @@
 namespace kvreplay {
 namespace {
 
-constexpr double kPyramidSlope = 20;  // the published defaults
+constexpr double kPyramidSlope = 20;  // PyramidKV's published default
 constexpr double kAdaFloor = 0.2;
 
-// The smallest share must hold what the method protects, which may itself be a part of the share.
+// The smallest share must hold what the method protects, which may itself depend on the share.
 int32_t by_pyramid(const Cell& cell) {
   const int32_t budget = cell.budget.tokens;
   int32_t window = 0;
@@ -46,13 +46,13 @@ int32_t by_window(const Cell& cell, const std::vector<Place>& layers, const std:
 
 bool fits(const Cell& cell) { return cell.budget.tokens >= cell.extent.prompt_tokens; }
 
-// Heads may hear each other and keep the same budget.
+// False for heads that exchange scores but keep equal budgets.
 bool divides_budget(const Cell& cell) {
   const MethodValues& values = cell.variant->values;
   return values.shares_budget() || values.shared_over() == SharedOver::none;
 }
 
-// One budget, and who shares it: the cells of a method instance, budget and seed on one layer or one model.
+// One budget and the cells that share it: those of a method instance, budget and seed on one layer or in one model.
 struct SharedBudget : SharedScoring {
   void divide() {
     const BoundMethod method(cell.variant->values, cell.context());
@@ -67,7 +67,7 @@ struct SharedBudget : SharedScoring {
     const int32_t budget = cells.front()->budget.tokens;
     std::vector<int32_t> tokens;
     if (by_curves(cell)) tokens = lu_kv_tokens(heads, budget);
-    else if (by_reach(*cells.front())) return give_by_reach(*cells.front(), method, heads, receivers());
+    else if (by_reach(*cells.front())) return share_by_reach(*cells.front(), method, heads, receivers());
     else if (rule != nullptr) tokens = rule(method.policy(), method.context(), heads);
     else tokens = ada_tokens(heads, budget, kAdaFloor);
     for (const Receiver& one : receivers()) give(*one.cell, tokens[one.head]);
@@ -81,7 +81,7 @@ struct SharedBudget : SharedScoring {
   }
 };
 
-// Which cells share: those of one name. What heads say does not depend on a budget that nobody divides.
+// Cells of one name share. Where the budget is not divided, the heads' scores do not depend on it.
 std::string name_of(const Cell& cell, SharedOver over) {
   const std::string where = std::to_string(over == SharedOver::layer ? cell.place.layer : -1);
   const int32_t budget = divides_budget(cell) ? cell.budget.tokens : 0;
@@ -111,9 +111,9 @@ class PromptBudgets {
   std::map<std::string, SharedBudget> budgets_;
 };
 
-// A head whose share needs no other head's scores.
+// For a head whose share needs no other head's scores.
 void share_alone(Cell& cell, const std::vector<Place>& layers, const std::vector<int32_t>& windows) {
-  if (cell.options().allocator == Allocator::headkv) return give_by_importance(cell, layers);
+  if (cell.options().allocator == Allocator::headkv) return share_by_importance(cell, layers);
   if (cell.options().allocator == Allocator::pyramid) return give(cell, by_pyramid(cell));
   if (cell.options().allocator == Allocator::windows) return give(cell, by_window(cell, layers, windows));
   if (cell.options().allocator != Allocator::file) return;
@@ -124,7 +124,7 @@ void share_alone(Cell& cell, const std::vector<Place>& layers, const std::vector
 
 template <class Real>
 void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& options, const HeadSource<Real>& heads,
-                  const LearnedBudgets<Real>& learned, WithoutBudget& without) {
+                  const CalibratedBudgets<Real>& learned, WithoutBudget& without) {
   const Place& at = sharing.front()->place;
   const std::vector<Place> layers = heads.layers(at.trace, at.prompt);
   const bool by_windows = std::any_of(sharing.begin(), sharing.end(),
@@ -137,7 +137,7 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
       cuts.add(*cell);
       continue;
     }
-    const bool alone = needs_no_other_head(*cell), by_file = !cell->options().allocator_file.empty();
+    const bool alone = has_fixed_share(*cell), by_file = !cell->options().allocator_file.empty();
     if (!alone && fits(*cell)) continue;
     if (!alone && !by_file && !learned.is_for(*cell)) {
       budgets.add(*cell);
@@ -147,7 +147,7 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
       if (alone || by_file) share_alone(*cell, layers, windows);
       else give(*cell, learned.tokens(*cell, layers));
     } catch (...) {
-      without[cell->key] = why_head_is_lost(options.outlive_heads);
+      without[cell->key] = head_failure_reason(options.continue_on_head_failure);
     }
   }
   budgets.divide(layers, options, heads);
@@ -158,7 +158,7 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
 
 }  // namespace
 
-std::string why_head_is_lost(bool others_go_on) {
+std::string head_failure_reason(bool others_go_on) {
   if (!others_go_on) throw;
   try {
     throw;
@@ -177,7 +177,7 @@ WithoutBudget share_budgets(std::vector<Cell>& cells, const SharingOptions& opti
   std::map<std::pair<size_t, std::string>, std::vector<Cell*>> prompts;
   for (Cell& cell : cells)
     if (shared_over(cell) != SharedOver::none) prompts[{cell.place.trace, cell.place.prompt}].push_back(&cell);
-  LearnedBudgets<Real> learned(options, heads);
+  CalibratedBudgets<Real> learned(options, heads);
   for (const Cell& cell : cells)
     if (learned.is_for(cell) && !fits(cell)) learned.add(cell);
   learned.learn();
@@ -185,7 +185,7 @@ WithoutBudget share_budgets(std::vector<Cell>& cells, const SharingOptions& opti
     try {
       share_prompt<Real>(sharing, options, heads, learned, without);
     } catch (...) {
-      const std::string why = why_head_is_lost(options.outlive_heads);
+      const std::string why = head_failure_reason(options.continue_on_head_failure);
       for (const Cell* cell : sharing) without[cell->key] = why;
     }
     if (options.stop && options.stop()) break;

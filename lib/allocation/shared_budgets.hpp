@@ -7,38 +7,39 @@
 #include "catalog/cell.hpp"
 #include "exact/query_selection.hpp"
 
-// Budgets that are shared over the heads of a layer, or over layers, are divided before the replay: every head that
-// shares states its prompt scores, and the rule answers with tokens for each. After that a cell knows its own share
-// and is replayed like any other. Heads that hear each other do so on the way.
+// Budgets that the heads of a layer, or of several layers, share are divided before the replay. Every sharing head is
+// scored on the prompt, and the rule returns tokens for each. From then on a cell has a budget like any other cell.
+// Heads that exchange scores (hook `hear`) do so at the same time.
 
 namespace kvreplay {
 
-// Where the heads of a run are read.
+// Gives access to the heads of a run.
 template <class Real>
 struct HeadSource {
   std::function<HeadStream<Real>(const HeadRequest&)> load;
-  // (layer, kv heads) that a prompt of a trace holds; kv_head is the number of them.
+  // (layer, kv heads) that a prompt of a trace holds; kv_head is their number.
   std::function<std::vector<Place>(size_t trace, const std::string& prompt)> layers;
-  // Their sliding windows, in the order of `layers`, 0: none. For cells of the allocator windows.
+  // Sliding windows in the order of `layers`, 0: none. Needed by cells of the allocator windows.
   std::function<std::vector<int32_t>(size_t trace, const std::string& prompt)> windows = nullptr;
 };
 
 struct SharingOptions {
   int jobs = 1;            // threads over kv heads
-  bool audit = false;      // as RunOptions
-  QuerySelection queries;  // for oracles, which score the prompt by them
+  bool audit = false;      // as RunOptions::audit
+  QuerySelection queries;  // rows by which oracles score the prompt
   std::function<bool()> stop;
-  bool outlive_heads = false;
+  bool continue_on_head_failure = false;
 };
 
-// Cells by key that have no budget, with the reason; only with outlive_heads.
+// Keys of cells that have no budget, with the reason; filled only with continue_on_head_failure.
 using WithoutBudget = std::map<std::string, std::string>;
 
-// Gives every cell whose budget is shared its share.
+// Sets the share of every cell whose budget is shared.
 template <class Real>
 WithoutBudget share_budgets(std::vector<Cell>& cells, const SharingOptions& options, const HeadSource<Real>& heads);
 
-// For a catch block: why a head is lost where the others go on. What is wrong with more than the head is thrown on.
-std::string why_head_is_lost(bool others_go_on);
+// For a catch block: returns why a head is lost, if the other heads go on. Rethrows errors that concern more than one
+// head.
+std::string head_failure_reason(bool others_go_on);
 
 }  // namespace kvreplay

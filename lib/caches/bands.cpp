@@ -10,7 +10,7 @@ using Run = Residency::Run;
 
 bool stays(const Run& run) { return run.until == Residency::kStays; }
 
-// Goes through the runs of one member that stay.
+// Iterates over one member's runs that are not evicted within the residency.
 class Walk {
  public:
   explicit Walk(const Residency* held)
@@ -19,7 +19,7 @@ class Walk {
   }
   bool holds(int32_t token) const { return at_ != end_ && at_->first <= token; }
   const Run& run() const { return *at_; }
-  // The next token at which something changes, beyond `token` or at it where nothing has begun; INT32_MAX: none.
+  // The next token after `token` at which a run begins or the current run ends; kStays if there is none.
   int32_t next(int32_t token) const {
     if (at_ == end_) return Residency::kStays;
     return at_->first > token ? at_->first : at_->last;
@@ -41,7 +41,7 @@ class Walk {
 
 class Collector {
  public:
-  // Neighbours first..last-1 that some members hold, at some weights.
+  // Adds consecutive tokens first..last-1 that these members hold at these weights.
   void add(int32_t first, int32_t last, uint64_t members, const std::vector<Band::Weights>& weights) {
     const auto same = [&](const Band& b) { return b.members == members && b.weights == weights; };
     if (latest_ >= bands.size() || !same(bands[latest_])) {
@@ -88,7 +88,7 @@ std::vector<Band> shared_bands(const std::vector<const Residency*>& members) {
   return std::move(collector.bands);
 }
 
-// Of one member: what stays, or what does not.
+// One member's runs, either those that stay or those that do not.
 Band own_band(const Residency& held, size_t member, bool what_stays) {
   Band band;
   band.members = uint64_t{1} << member;

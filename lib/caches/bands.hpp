@@ -4,9 +4,9 @@
 
 #include "caches/residency.hpp"
 
-// Caches that are likely to hold the same tokens (one method at several budgets) share the sums over them: tokens that
-// the same caches hold, at the same weights, make a band, which is summed once. So nested budgets cost their largest.
-// The same bands serve the cores (evaluate/resident) and a device's lists (device/key_lists).
+// Caches that probably hold the same tokens (one method at several budgets) share the sums over them. Tokens that the
+// same caches hold at the same weights form a band, which is summed once, so nested budgets cost only as much as the
+// largest. CPU cores (evaluate/resident) and a device's lists (device/key_lists) use the same bands.
 
 namespace kvreplay {
 
@@ -17,12 +17,12 @@ struct Band {
     auto operator<=>(const Weights&) const = default;
   };
   struct Tokens {
-    int32_t first, last;  // neighbours
+    int32_t first, last;  // consecutive tokens first..last-1
   };
-  uint64_t members = 0;          // a bit each
-  std::vector<Weights> weights;  // of each member that is in it, in their order; empty: all 1
+  uint64_t members = 0;          // one bit per member
+  std::vector<Weights> weights;  // weights of the members in the band, in member order; empty: all 1
   std::vector<Tokens> tokens;    // ascending
-  // Of a band that one member has for itself: weights of each run of tokens, and until when; empty: all 1, all stay.
+  // Only in a band of one member: the weights and the end of residency of each run; empty: all 1, all stay.
   std::vector<Weights> weights_of;
   std::vector<int32_t> until;
 
@@ -31,12 +31,12 @@ struct Band {
     for (const Tokens& run : tokens) n += run.last - run.first;
     return n;
   }
-  Weights of(size_t member) const;  // which is in it
+  Weights of(size_t member) const;  // member must be in the band
 };
 
-// Bands over what members[i] hold throughout; a null member holds nothing. band_cost: what a band costs beside its
-// tokens, in tokens: where shared bands come to more than the members one by one, each member has one of its own.
-// Tokens that are evicted inside of a residency are in a band of their member's own, behind the others.
+// Finds bands over what members[i] hold throughout; a null member holds nothing. band_cost: the fixed cost of a band,
+// in tokens. If shared bands cost more than separate ones, each member gets its own band. Tokens that are evicted
+// within a residency are in separate bands of their member, at the end.
 std::vector<Band> find_bands(const std::vector<const Residency*>& members, int32_t band_cost);
 
 }  // namespace kvreplay

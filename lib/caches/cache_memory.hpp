@@ -9,13 +9,13 @@
 
 namespace kvreplay {
 
-// The memory of one cache, allocated before the first token. With `audit` the trace's rows are a
-// private copy in which everything that no policy may read is NaN: the future until it arrives, and
-// every token from the moment it was evicted.
+// The memory of one cache, allocated before the first token. With `audit` the cache works on a private copy of the
+// trace's rows. Everything in it that no policy may read is NaN: later tokens until they arrive, and evicted tokens
+// from their eviction on.
 template <class Real>
 class CacheMemory {
  public:
-  // rows: of tokens that are held at a time. coded: tokens as a row format reads them back, or null.
+  // rows: number of tokens held at a time. coded: tokens as a row format decodes them, or null.
   void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, int32_t rows, bool audit,
                 const CodedTokens<Real>* coded = nullptr) {
     stream_ = &stream;
@@ -62,8 +62,8 @@ class CacheMemory {
                 int64_t(stream.tokens) * shape.v_dim,
                 shape};
   }
-  // For rows that refer to the trace: room for no more than `rows`, those that are held and what will come.
-  // Who left is forgotten.
+  // For rows that refer to the trace: reduces the room to `rows`, for the rows held now and those to come. Forgets
+  // evicted tokens.
   void shrink(size_t rows) {
     const auto cut = [rows](auto& v) {
       if (v.empty()) return;
@@ -77,14 +77,14 @@ class CacheMemory {
     evicted_ = {}, storage_.evicted = nullptr;
   }
   bool allocated() const { return stream_ != nullptr; }
-  // Rows live on without scores.
+  // Keeps the rows without scores.
   void drop_scores() { score_ = {}, storage_.score = nullptr; }
   void drop_state() { state_ = {}; }
   const CacheStorage<Real>& storage() const { return storage_; }
   std::span<double> state() { return state_; }
   bool audited() const { return !keys_.empty(); }
 
-  // Audit: the tokens first..last-1 arrive, unchanged.
+  // Audit: makes the tokens first..last-1 readable.
   void reveal(int32_t first, int32_t last) {
     if (!audited()) return;
     for (int32_t b = 0; b < storage_.shape.blocks; ++b) {
@@ -93,7 +93,7 @@ class CacheMemory {
       copy(stream_->values, values_, offset + first, offset + last, storage_.shape.v_dim);
     }
   }
-  // Audit: what was evicted by now is gone.
+  // Audit: makes evicted tokens unreadable.
   void poison_evicted() {
     if (!audited()) return;
     for (size_t i = 0; i < copies_.size(); ++i)

@@ -3,11 +3,11 @@
 
 #include "caches/cache_replay.hpp"
 
-// A device in the place of a cache: what it is given, and what it leaves.
+// Replays a cache on a device: what the device receives, and what it returns.
 
 namespace kvreplay {
 
-// From what a device noted of a step.
+// Accounts for a step from the device's record.
 template <class Real>
 void CacheReplay<Real>::keep_account(int32_t t, const StepRecord& s, bool scored) {
   const HeadShape shape = cache_.shape();
@@ -33,7 +33,7 @@ bool CacheReplay<Real>::may_run_on_device() const {
          std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
 }
 
-// Worth it where a selection is long work, and budgets share it.
+// Worthwhile if a selection is expensive and several budgets share it.
 template <class Real>
 bool CacheReplay<Real>::may_cut_on_device() const {
   return setup_.method.method().hooks.has(Hook::larger) && needs().rows_from < 0 && may_run_on_device();
@@ -66,7 +66,7 @@ DevicePolicy CacheReplay<Real>::device_policy(const PromptSums& sums, bool prefi
   return d;
 }
 
-// What a device left; the arrays hold it already.
+// Takes over the device's final state; the arrays already hold it.
 template <class Real>
 void CacheReplay<Real>::take_over(const DevicePolicyRecord& record) {
   std::memcpy(setup_.method.self(), record.policy.data(), record.policy.size());
@@ -99,7 +99,7 @@ void CacheReplay<Real>::follow(const DevicePolicyRecord& record, std::span<const
   if (setup_.method.chooses()) lists_.attended = record.attended;
 }
 
-// Every S_t from step `from` on, or that one alone where the cache was cut once.
+// Lists every S_t from step `from` on, or only that one if the cache was cut once.
 template <class Real>
 void CacheReplay<Real>::list_record(const DevicePolicyRecord::Rows& rows, int32_t from) {
   const size_t first = size_t(std::max(0, from)), steps = rows.tokens.off.size() - 1;

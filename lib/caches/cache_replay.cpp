@@ -13,7 +13,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What core/step.hpp calls where nobody attends.
+// Heads for core/step.hpp in a step without attention.
 template <class Real>
 struct Unattended {
   CacheReplay<Real>& replay;
@@ -47,7 +47,7 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
   merging_ = Merging(options.merge, setup_.rng, stream.tokens);
 }
 
-// The method's own, with what the options ask for.
+// The method's layout, extended by what the options need.
 template <class Real>
 Layout CacheReplay<Real>::full_layout() const {
   Layout layout = setup_.method.layout();
@@ -60,13 +60,13 @@ Layout CacheReplay<Real>::full_layout() const {
   layout.coded = true;
   if (coded_ != nullptr) return layout;
   const int64_t most = stream_.tokens + layout.extra_rows;
-  // A token that is coded at once has a row before another has lost its own.
+  // A token coded at once has a row before the evicted row is freed.
   const int64_t coded = most_kept_ + (setup_.options.row_format.own_row_coded ? 1 : 0);
   layout.own_rows += int32_t(most_kept_ >= 0 ? std::min(most, coded) : most);
   return layout;
 }
 
-// Rows that merging may have written at a time: those that stay, and gaussian's beside them.
+// Most rows that merging may have written at a time: the rows that stay, and gaussian's additional ones.
 template <class Real>
 int32_t CacheReplay<Real>::most_merged_rows() const {
   if (setup_.options.merge.rule == Merge::Rule::gaussian) return stream_.prompt;
@@ -101,8 +101,8 @@ int32_t CacheReplay<Real>::most_attended(int32_t tokens) const {
   return host.max_rows_read != nullptr ? host.max_rows_read(setup_.method.policy()) : cache_.size() + tokens;
 }
 
-// Rows that the cache may hold at a time, besides those that are written: the prompt before its cut, and what the
-// policy promises afterwards with the token that has just come.
+// Most rows that the cache may hold at a time, without written rows: the prompt before its cut, or the policy's bound
+// afterwards plus the newest token.
 template <class Real>
 int32_t CacheReplay<Real>::most_rows() const {
   const BoundMethod& m = setup_.method;
@@ -112,7 +112,7 @@ int32_t CacheReplay<Real>::most_rows() const {
   return int32_t(std::min<int64_t>(stream_.tokens, most + 1));
 }
 
-// Not before it is needed: a cache that is cut takes the whole prompt for a moment only.
+// Called as late as possible: a cache that is cut needs the whole prompt only for a moment.
 template <class Real>
 void CacheReplay<Real>::open_memory() {
   if (memory_.allocated()) return;
@@ -216,7 +216,7 @@ HeadScores CacheReplay<Real>::cut_scores(const PromptSums& sums) {
   return said;
 }
 
-// The prompt is read and cut.
+// Ends the reading of the prompt, after its cut.
 template <class Real>
 void CacheReplay<Real>::close_prompt() {
   close_step(stream_.prompt - 1);
@@ -281,26 +281,26 @@ void CacheReplay<Real>::arrive(int32_t t) {
 
 template <class Real>
 void CacheReplay<Real>::leave(int32_t t, int32_t evicted) {
-  if (memory_.storage().score != nullptr) {  // who keeps them elsewhere has taken them over
+  if (memory_.storage().score != nullptr) {  // the caller keeps the scores from here on
     memory_.drop_scores();
     cache_ = BasicCache<Real>(memory_.storage());
   }
   if (evicted >= 0) {
-    const auto tokens = cache_.tokens();  // ascending, as they arrived
+    const auto tokens = cache_.tokens();  // ascending, in order of arrival
     const auto at = std::lower_bound(tokens.begin(), tokens.end(), evicted) - tokens.begin();
     cache_.drop(SerialTeam{}, int32_t(at));
   }
   close_step(t);
 }
 
-// C_t stands: its newest row is exact, unless the row format wants it coded.
+// Call when C_t is complete: its newest row is exact, unless the row format codes it at once.
 template <class Real>
 void CacheReplay<Real>::open_step(int32_t t) {
-  if (t >= stream_.prompt) formatter_.code_own(cache_);  // the prompt is exact in itself
+  if (t >= stream_.prompt) formatter_.code_own(cache_);  // rows of the prompt stay exact while it is read
   if (t >= stream_.prompt) keeper_.attended(cache_.size(), formatter_.payload(cache_), !setup_.method.chooses());
 }
 
-// S_t stands, after the prompt and after every step: it is pruned, then coded.
+// Call when S_t is complete, after the prompt and after every step: checks it, codes due rows and updates the account.
 template <class Real>
 void CacheReplay<Real>::close_step(int32_t t) {
   check();
@@ -315,13 +315,13 @@ void CacheReplay<Real>::close_step(int32_t t) {
     lists_.add(cache_.tokens(), cache_.nums(), cache_.dens());
 }
 
-// evictions: so far.
+// evictions: number so far.
 template <class Real>
 void CacheReplay<Real>::note_ages(int32_t t, int32_t evictions) {
   auto& ages = keeper_.ledger.evicted_ages;
   const size_t before = ages.size(), after = size_t(evictions);
   if (after == before) return;
-  if (ages.empty()) ages.reserve(after);  // a cut prompt is all that is evicted from some caches
+  if (ages.empty()) ages.reserve(after);  // for some caches the prompt's cut is the only eviction
   for (const int32_t token : cache_.evicted_since(int32_t(before)).first(after - before)) ages.push_back(t - token);
 }
 
@@ -330,7 +330,7 @@ ExtraBytes CacheReplay<Real>::extra_bytes() const {
   ExtraBytes extra;
   const Method& m = setup_.method.method();
   if (const auto hook = m.template of<Real>().extra_bytes; hook != nullptr) hook(setup_.method.policy(), extra, cache_);
-  if (wrapped_.steps())  // beside the one score a row that is charged anyway
+  if (wrapped_.steps())  // in addition to the one score per row that is charged anyway
     extra.mark_bytes += 8 * int64_t(wrapped_.scores.size() / size_t(stream_.tokens)) * cache_.size();
   merging_.charge(cache_, rules_.streaming, extra);
   return extra;
@@ -367,10 +367,10 @@ void CacheReplay<Real>::take_report() {
   keeper_.ledger.extras["row_flushed"] = double(coded.flushed) / double(coded.all);
 }
 
-// Promises that types cannot enforce.
+// Checks guarantees of the policy that types cannot enforce.
 template <class Real>
 void CacheReplay<Real>::check() const {
-  if (cache_.broken_promises() > 0) check_end({PolicyEnd::returned});
+  if (cache_.returned_tokens() > 0) check_end({PolicyEnd::returned});
   if (cache_.failure() > 0) check_end({PolicyEnd::method, -1, cache_.failure(), cache_.failed_at()});
   if (most_kept_ >= 0 && cache_.size() > most_kept_) check_end({PolicyEnd::bound, -1, 0, cache_.size()});
 }
@@ -381,7 +381,7 @@ void CacheReplay<Real>::check_end(const PolicyEnd& end) const {
     case PolicyEnd::done:
       return;
     case PolicyEnd::denominator:
-      throw ReplayError(no_denominator(end.token));
+      throw ReplayError(denominator_error(end.token));
     case PolicyEnd::returned:
       throw ReplayError("the policy brought back a token that it had evicted");
     case PolicyEnd::method:

@@ -10,7 +10,7 @@ bool has_cache_for_each_query_head(const Cell& cell) { return cell.options().gqa
 
 template <class Real>
 CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
-  // A layer that decides as one draws the same numbers whichever of its kv heads are selected.
+  // A layer that decides as one must draw the same numbers whichever of its kv heads are selected.
   const uint32_t kv_head = stream.shape.blocks > 1 ? 0 : uint32_t(cell.place.kv_head);
   const Rng rng{cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.place.layer), kv_head, {}};
   MethodContext context = cell.context();

@@ -28,11 +28,11 @@ double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / doub
 
 }  // namespace
 
-HeldTokens held_by_exact(int32_t tokens, int32_t prompt, int32_t window) {
+HeldTokens exact_cache_tokens(int32_t tokens, int32_t prompt, int32_t window) {
   const int64_t most = window > 0 ? std::min(tokens, window) : tokens;
   const auto held = [&](int64_t seen) { return std::min(seen, most); };
   const auto sum = [&](int64_t seen) { return held(seen) * (held(seen) + 1) / 2 + (seen - held(seen)) * most; };
-  const int64_t before = std::max(prompt - 1, 0);  // tokens after which there is no S_t
+  const int64_t before = std::max(prompt - 1, 0);  // tokens before the first S_t
   return {int32_t(most), int32_t(held(prompt)), ratio(sum(tokens) - sum(before), tokens - before)};
 }
 

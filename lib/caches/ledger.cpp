@@ -41,7 +41,7 @@ void LedgerKeeper::take_peaks(int64_t keys, int64_t values, int64_t bytes) {
   ledger.peak_bytes = std::max(ledger.peak_bytes, bytes + besides_);
 }
 
-// sketches, mark_bytes: of all kv heads. Marks are read by decisions alone.
+// sketches, mark_bytes: over all kv heads. Only decisions read marks.
 void LedgerKeeper::take_aux(const Kept& now, int64_t sketches, int64_t mark_bytes) {
   const int64_t positions = now.positions ? 4 * now.rows : 0, scores = now.scores ? 8 * now.rows : 0;
   aux_ = (sketches + mark_bytes + positions + scores) / now.blocks + now.coding;
@@ -50,7 +50,7 @@ void LedgerKeeper::take_aux(const Kept& now, int64_t sketches, int64_t mark_byte
   if (aux_ <= ledger.peak_aux_bytes) return;
   ledger.peak_aux_bytes = aux_;
   ledger.sketch_bytes = sketches_;
-  // What a division by the kv heads leaves over is the scores' where there are any.
+  // The scores absorb the remainder of the division by the kv heads, if there are any.
   ledger.index_bytes = scores > 0 ? positions / now.blocks : aux_ - sketches_;
   ledger.score_bytes = aux_ - sketches_ - ledger.index_bytes;
 }

@@ -12,39 +12,39 @@ namespace kvreplay {
 // Sizes and events of one cache over its whole life (measures.md, section 3).
 struct Ledger {
   int64_t peak_kept = 0, peak_attended = 0, kept_sum = 0, kept_steps = 0;
-  int64_t peak_bytes = 0, peak_aux_bytes = 0;                  // of one kv head's share
+  int64_t peak_bytes = 0, peak_aux_bytes = 0;                  // share of one kv head
   int64_t score_bytes = 0, sketch_bytes = 0, index_bytes = 0;  // the parts of peak_aux_bytes
   int64_t bytes_sum = 0, final_bytes = 0;                      // after steps, scores and sketches included
   int64_t aux_sum = 0, final_aux_bytes = 0;                    // the part of these that is not rows
-  int64_t prompt_bytes = 0, prompt_aux_bytes = 0;              // as final ones, when the prompt has been cut
-  int64_t read_sum = 0, read_steps = 0;                        // bytes that attention reads
+  int64_t prompt_bytes = 0, prompt_aux_bytes = 0;  // like final_bytes and final_aux_bytes, after the prompt's cut
+  int64_t read_sum = 0, read_steps = 0;            // bytes that attention reads
   int64_t peak_key_floats = 0, peak_value_floats = 0, peak_floats = 0, peak_weight_floats = 0;
   int64_t evictions = 0, quantised = 0;
-  std::vector<int32_t> evicted_ages;            // in tokens, of each eviction
-  int64_t attended_sum = 0, attended_rows = 0;  // over scored rows and heads
+  std::vector<int32_t> evicted_ages;            // age of each evicted token, in tokens
+  int64_t attended_sum = 0, attended_rows = 0;  // summed over scored rows and heads
   double select_s = 0, attend_s = 0;
-  std::map<std::string, double> extras;  // what the policy reports of itself
+  std::map<std::string, double> extras;  // the policy's own numbers
 };
 
-// Keeps a cache's ledger: rows and bytes when C_t stands and when S_t stands. A cache that spans a layer charges one
-// kv head's share.
+// Keeps a cache's ledger: rows and bytes at C_t and at S_t. A cache that spans a layer charges the share of one kv
+// head.
 class LedgerKeeper {
  public:
   Ledger ledger;
 
-  // stored_bytes: of a number in the trace.
+  // stored_bytes: bytes of one number in the trace.
   explicit LedgerKeeper(int32_t stored_bytes = 4) : stored_bytes_(stored_bytes) {}
-  // C_t: its newest row is exact. reads_all: the step reads all of it.
+  // C_t: its newest row is exact. reads_all: the step reads the whole cache.
   void attended(int64_t rows, const Payload& payload, bool reads_all);
-  // A step reads so much of C_t, and all sketches.
+  // Bytes of C_t that a step reads; adds all sketches.
   void read(int64_t bytes);
-  // S_t, coded. What the engine charges itself: 4 bytes a position that the layout does not imply, 8 a score.
+  // S_t after coding. The engine charges 4 bytes per position that the layout does not imply, and 8 per score.
   struct Kept {
     int64_t rows, blocks, evictions, quantised;
     Payload payload;
-    int64_t coding;  // bytes of one kv head that the row format adds
+    int64_t coding;  // bytes per kv head that the row format adds
     bool positions, scores, reweighted;
-    bool ends_prompt;  // the next token comes behind it
+    bool ends_prompt;  // the prompt ends here
   };
   void kept(const Kept& now, const ExtraBytes& extra);
 
@@ -54,9 +54,10 @@ class LedgerKeeper {
   int64_t exact_bytes(int64_t numbers) const { return numbers * stored_bytes_; }
 
   int32_t stored_bytes_;
-  int64_t besides_ = 0;    // weights, and what codes take more or less than the numbers they stand for
-  int64_t more_keys_ = 0;  // bytes of keys that stand twice
-  int64_t aux_ = 0, sketches_ = 0, read_sketches_ = 0;  // of the last S_t; without what only decisions read
+  int64_t besides_ = 0;    // bytes of weights, and the difference between codes and the numbers that they replace
+  int64_t more_keys_ = 0;  // bytes of keys that are stored twice
+  int64_t aux_ = 0, sketches_ = 0,
+          read_sketches_ = 0;  // at the last S_t; read_sketches_ excludes what only decisions read
 };
 
 }  // namespace kvreplay

@@ -41,7 +41,7 @@ class Merger {
       if (kept_ == 0) break;
       const int32_t target = std::min(right_of(row.token), kept_ - 1);
       if (keeps_mass()) {
-        take_in(row, 1, target);
+        merge_part(row, 1, target);
       } else {
         const double own = state_.mean_attention(row.token), others = state_.mean_attention(cache_.token(target));
         if (own + others > 0) rewrite_value(target, others / (own + others), own / (own + others), row);
@@ -50,7 +50,7 @@ class Merger {
     }
   }
 
-  // d2o and pivot: rows join the kept row whose key is nearest by its angle.
+  // d2o and pivot: each evicted row joins the kept row whose key has the largest cosine with its key.
   void by_cosine() {
     if (kept_ == 0) return;
     std::vector<double> cosines;
@@ -77,13 +77,13 @@ class Merger {
 
  private:
   bool keeps_mass() const { return state_.keeps_mass(); }
-  // The first row of a later token; kept_: there is none.
+  // Index of the first row with a later token; kept_ if there is none.
   int32_t right_of(int32_t token) const {
     const auto tokens = cache_.tokens();
     return int32_t(std::lower_bound(tokens.begin(), tokens.end(), token) - tokens.begin());
   }
 
-  // Of cam: attention that the token has received over the mean of `count` kept ones.
+  // For cam: the attention that the token received divided by the mean over `count` kept tokens.
   double probability(int32_t token, int32_t first, int32_t count) const {
     double sum = 0;
     for (int32_t i = first; i < first + count; ++i) sum += state_.attention[size_t(cache_.token(i))];
@@ -92,16 +92,16 @@ class Merger {
     return own > 0 ? 1 : 0;
   }
   void hand_out(const EvictedRow& row, double part, int32_t target) {
-    if (keeps_mass()) take_in(row, part, target);
+    if (keeps_mass()) merge_part(row, part, target);
     else rewrite_value(target, 1, part, row);
   }
-  // A part of a row: the value becomes the mean of both by what they stand for.
-  void take_in(const EvictedRow& row, double part, int32_t target) {
+  // Adds a part of a row to the target; the new value is the mean of both values, weighted by the mass they represent.
+  void merge_part(const EvictedRow& row, double part, int32_t target) {
     const double own = double(cache_.num(target)), taken = row.num * part;
     rewrite_value(target, own / (own + taken), taken / (own + taken), row);
     weigh(target, taken, row.den * part);
   }
-  // The key stays.
+  // Changes only the value; the key stays.
   void rewrite_value(int32_t target, double own, double other, const EvictedRow& row) {
     const auto key = cache_.key(target), value = cache_.value(target);
     cache_.rewrite(
@@ -112,7 +112,7 @@ class Merger {
     cache_.weigh(kTeam, target, double(cache_.num(target)) + num, double(cache_.den(target)) + den);
   }
 
-  // Of each evicted row the kept row with the largest cosine; ties: the lower token.
+  // For each evicted row, the kept row with the largest cosine; ties: the lower token.
   std::vector<int32_t> nearest(std::vector<double>& cosines) const {
     std::vector<double> norms;
     for (int32_t row = 0; row < kept_; ++row) norms.push_back(norm(cache_.key(row)));
@@ -131,7 +131,7 @@ class Merger {
   }
   bool joins_at(double cosine) const { return merge_.rule != Merge::Rule::d2o || cosine >= state_.threshold; }
 
-  // Of d2o and pivot: what the kept row weighs, and what a row with this cosine weighs.
+  // For d2o and pivot: the weights of the kept row and of a joining row with this cosine.
   struct Weights {
     double own, other;
   };
@@ -171,7 +171,7 @@ class Merger {
     const std::span left(a.key), right(b.key);
     return b.token == a.token + 1 && cosine(wide_dot(left, right), norm(left), norm(right)) > merge_.threshold;
   }
-  // Gaussian weights of a run around its key with the largest attention; they add up to 1.
+  // Gaussian weights of a run around its key with the largest attention; their sum is 1.
   std::vector<double> run_weights(std::span<const EvictedRow> run) const {
     const auto gets_less = [&](const EvictedRow& a, const EvictedRow& b) {
       return state_.attention[size_t(a.token)] < state_.attention[size_t(b.token)];
@@ -209,7 +209,7 @@ class Merger {
   Merging& state_;
   const Merge& merge_;
   BasicCache<Real>& cache_;
-  int32_t kept_;  // rows, in the order of their tokens
+  int32_t kept_;  // number of kept rows, ordered by token
 };
 
 }  // namespace

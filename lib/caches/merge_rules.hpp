@@ -11,33 +11,33 @@
 
 namespace kvreplay {
 
-// A row that a cut has evicted, as it was held.
+// A row that a cut has evicted, with its numbers in the cache.
 struct EvictedRow {
   int32_t token;
   double num, den;
   std::vector<double> key, value;
 };
 
-// What merging knows of one cache.
+// The state of merging in one cache.
 struct Merging {
   Merge merge;
   Rng rng;
-  std::vector<double> attention;  // [tokens] that a token has received; empty: the rule does not look at it
-  int32_t last_row = -1;          // the last one that gave some
+  std::vector<double> attention;  // [tokens] attention that a token has received; empty: the rule does not use it
+  int32_t last_row = -1;          // the last row whose attention was added
   double threshold = std::numeric_limits<double>::quiet_NaN();  // d2o; NaN before the first cut
-  int64_t merged = 0, lost = 0;                                 // rows, so far
+  int64_t merged = 0, lost = 0;                                 // number of rows so far
 
   Merging() = default;
   Merging(const Merge& rule, const Rng& draws, int32_t tokens) : merge(rule), rng(draws) {
-    if (merge.looks_at_attention()) attention.assign(size_t(tokens), 0);
+    if (merge.uses_attention()) attention.assign(size_t(tokens), 0);
   }
   bool observes() const { return !attention.empty(); }
-  // The first row of a prompt whose attention counts; PromptNeeds::kNoRows: none does.
+  // The first row of a prompt whose attention counts; PromptNeeds::kNoRows if none does.
   int32_t rows_from(int32_t prompt) const {
     if (!observes()) return PromptNeeds::kNoRows;
     return merge.attention == Merge::Attention::step ? prompt - 1 : 0;
   }
-  // Beside rows: their weights, and while somebody goes on evicting what each token has received.
+  // Charges the rows' weights and, for streaming methods, the received attention.
   template <class Real>
   void charge(const BasicCache<Real>& cache, bool streaming, ExtraBytes& extra) const {
     if (streaming && observes()) extra.mark_bytes += 8 * int64_t(cache.size());
@@ -51,15 +51,14 @@ struct Merging {
     extras["merged_rows"] = double(merged), extras["lost_rows"] = double(lost);
   }
   bool keeps_mass() const { return !merge.is_none() && merge.mass == Merge::Mass::keep; }
-  // Per row that saw the token.
+  // Mean over the rows that saw the token.
   double mean_attention(int32_t token) const {
     const int32_t rows = last_row - token + 1;
     return rows > 0 ? attention[size_t(token)] / rows : 0;
   }
 };
 
-// Makes what a cut evicted part of the cache, which holds what the cut kept.
-// evicted: in ascending order of tokens.
+// Merges rows that a cut evicted into the cache, which holds the rows that the cut kept. evicted: ascending by token.
 template <class Real>
 void merge_evicted(const std::vector<EvictedRow>& evicted, Merging& state, BasicCache<Real>& cache);
 

@@ -5,7 +5,7 @@
 namespace kvreplay {
 namespace {
 
-// A row of a cache that may be about to go. What its spans show stands until another row is written.
+// A row before a cut that may evict it. Its spans stay valid until another row is written.
 template <class Real>
 struct HeldRow {
   int32_t token;
@@ -22,7 +22,7 @@ std::vector<HeldRow<Real>> rows_of(const BasicCache<Real>& cache) {
   return rows;
 }
 
-// Those of some tokens, in the order of the rows.
+// The rows of these tokens, in their order in the cache.
 template <class Real>
 std::vector<EvictedRow> evicted_of(const std::vector<HeldRow<Real>>& before, std::span<const int32_t> tokens) {
   std::vector<int32_t> gone(tokens.begin(), tokens.end());

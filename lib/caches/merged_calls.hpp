@@ -4,11 +4,11 @@
 
 namespace kvreplay {
 
-// The steps' hooks of a policy whose evicted rows become part of others, whoever decides which they are.
+// The step hooks of a policy whose evicted rows are merged into others, whatever rule evicts them.
 template <class Real>
 struct MergedCalls : WrappedCalls<Real> {
   using Base = WrappedCalls<Real>;
-  Merging* merging;  // null: evicted rows are gone
+  Merging* merging;  // null: evicted rows are not merged
 
   bool observes() const { return (merging != nullptr && merging->observes()) || Base::observes(); }
   void evict(const SerialTeam& team, BasicCache<Real>& cache) const;

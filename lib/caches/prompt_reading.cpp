@@ -35,10 +35,10 @@ void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
   const PromptNeeds needs = cache.needs();
   future_ = future_ || needs.future_sums;
   stream_ = &cache.stream();
-  if (!cache.method().calibration().is_offline()) asks_known_ = asks_known_ | needs.known;
+  if (!cache.method().calibration().is_offline()) known_needs_ = known_needs_ | needs.known;
   pass_.maxima = pass_.maxima || cache.options().gqa_aggregate == Aggregate::max;
   if (needs.column_sums_from >= 0) pass_.sums.push_back(wanted_sum(needs));
-  if (const int32_t row = cache.merges_by_rows_from(); row >= 0) pass_.sums.push_back({TokenScore::attention, 0, row});
+  if (const int32_t row = cache.merge_rows_from(); row >= 0) pass_.sums.push_back({TokenScore::attention, 0, row});
   if (needs.rows_from < 0 || !shows_rows) return;
   watchers_.push_back({&cache, needs.rows_from});
   pass_.rows_from = pass_.rows_from < 0 ? needs.rows_from : std::min(pass_.rows_from, needs.rows_from);
@@ -55,7 +55,7 @@ void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& futur
   std::vector<std::vector<double>> sums = columns(pass_);
   for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums[i]] = std::move(sums[i]);
   if (future_) future_sums_ = future();
-  if (asks_known_.any()) known_ = learn({prompt_rows(*stream_)}, query_shape(*stream_), asks_known_);
+  if (known_needs_.any()) known_ = learn({prompt_rows(*stream_)}, query_shape(*stream_), known_needs_);
 }
 
 template <class Real>
@@ -74,7 +74,7 @@ const double* PromptReading<Real>::found(const ColumnSum& sum) const {
 template <class Real>
 PromptSums PromptReading<Real>::sums_of(const CacheReplay<Real>& cache) const {
   return {found(wanted_sum(cache.needs())), future_sums_.empty() ? nullptr : future_sums_.data(),
-          found({TokenScore::attention, 0, cache.merges_by_rows_from()}), known_for(cache)};
+          found({TokenScore::attention, 0, cache.merge_rows_from()}), known_for(cache)};
 }
 
 template class PromptReading<float>;

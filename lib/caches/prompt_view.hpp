@@ -5,15 +5,15 @@
 
 namespace kvreplay {
 
-// Sums over rows of the prompt and, for oracles, of the future, and what is known of queries: of all heads of the
-// stream, or null.
+// Sums over rows of the prompt and, for oracles, over future rows, and statistics of queries. Each covers all heads of
+// the stream; null if not requested.
 struct PromptSums {
   const double *columns = nullptr, *future = nullptr;  // [heads, prompt], [heads, tokens]
-  const double* received = nullptr;                    // as columns, of the rows that evicted rows are merged by
-  const KnownQueries* known = nullptr;                 // likewise of all heads
+  const double* received = nullptr;     // like columns, over the rows whose attention the merge rule uses
+  const KnownQueries* known = nullptr;  // over all heads
 };
 
-// The sums over rows of some query heads, as a policy is shown them.
+// The part of the sums that belongs to some query heads, as a policy sees it.
 template <class Real>
 typename Prompt<Real>::View sums_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head,
                                       int32_t heads, Aggregate how) {
@@ -26,7 +26,8 @@ typename Prompt<Real>::View sums_view(const HeadStream<Real>& s, const PromptSum
   return view;
 }
 
-// All that the policy of a cache is shown of the prompt. held: the cache's memory, whose keys and values it sees.
+// Everything that the policy of a cache may read of the prompt. held: the cache's memory, whose keys and values it
+// reads.
 template <class Real>
 Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head, Aggregate how,
                          const CacheStorage<Real>& held, bool queries) {

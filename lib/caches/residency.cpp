@@ -5,7 +5,8 @@
 namespace kvreplay {
 namespace {
 
-// How many neighbours begin at `at`: ascending tokens are neighbours as long as they grow with their places.
+// Number of consecutive tokens from index `at` on. tokens ascend, so a run ends where a token exceeds its expected
+// value.
 int32_t neighbours(const std::vector<int32_t>& tokens, size_t at) {
   constexpr size_t kStride = 64;
   const auto joined = [&](size_t to) { return to < tokens.size() && size_t(tokens[to] - tokens[at]) == to - at; };
@@ -18,7 +19,7 @@ int32_t neighbours(const std::vector<int32_t>& tokens, size_t at) {
 }  // namespace
 
 void Residency::add(int32_t first, int32_t last, int32_t until, double num, double den) {
-  if (until <= first) return;  // evicted before it was attended to
+  if (until <= first) return;  // evicted before any row attended to it
   const Run run{first, last, until, num, den};
   const bool joins =
       !runs.empty() && run.plain() && runs.back().plain() && runs.back().last == first && runs.back().until == until;
@@ -39,7 +40,7 @@ void Residency::list(const std::vector<int32_t>& held, std::vector<Eviction>& ev
       first = behind;
     }
   };
-  const int32_t listed = later ? std::min(prompt, end) : end;  // tokens that `later` does not say
+  const int32_t listed = later ? std::min(prompt, end) : end;  // tokens that `later` does not cover
   for (size_t at = 0; at < held.size() && held[at] < listed;) {
     const int32_t count = neighbours(held, at);
     add_neighbours(held[at], std::min(held[at] + count, listed));

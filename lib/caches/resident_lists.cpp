@@ -11,15 +11,15 @@ ListReading reading_of(const BoundMethod& method, const CommonOptions& options) 
   const Hooks hooks = method.method().hooks;
   const Layout own = method.layout();
   const bool appends = hooks.has(Hook::append), chooses = method.chooses();
-  // What stands when a step attends still stands when it ends: nothing is evicted afterwards, no weight changes.
+  // True if the cache after a step equals the set that the step attends to: no later eviction, no change of weights.
   const bool weighs_later = hooks.has(Hook::observe) && own.weights;
   const bool ends_as_attended = options.phase == Phase::stream && !weighs_later &&
                                 (options.order == Order::evict_then_attend || (appends && !hooks.has(Hook::evict)));
   ListReading r;
   r.attends = !chooses && ends_as_attended;
-  // The token of a step joins with weight 1, unless the policy's append() gives it another.
+  // A step's token joins with weight 1, unless the policy's append() gives it another weight.
   const bool joins_unknown = !chooses && !r.attends && appends && own.weights;
-  // Rows of one token that were coded in different blocks, or at different times, are not alike.
+  // Rows of one token differ if they were coded in different blocks or at different times.
   const bool unlike_rows = own.extra_rows > 0 && waits(options.row_format);
   r.partial = method.changes_logits() || (chooses && own.weights) || method.method().single.samples || joins_unknown ||
               unlike_rows;

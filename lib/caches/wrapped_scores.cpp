@@ -9,8 +9,8 @@
 namespace kvreplay {
 namespace {
 
-// What attention output loses if one row alone goes, by scores that stand for probabilities: alpha / (1 - alpha) times
-// the distance of its value from the output. Added to `change`.
+// Adds to `change`, for each row, the change of the attention output if that row alone were removed. Scores stand in
+// for probabilities: alpha / (1 - alpha) times the distance of the row's value from the output.
 template <class Real>
 void add_changes(const BasicCache<Real>& cache, bool fast, std::vector<double>& change) {
   const int32_t n = cache.size();

@@ -6,26 +6,26 @@
 
 namespace kvreplay {
 
-// What a wrapper knows of a cache.
+// The state of a wrapper for one cache.
 struct WrappedScores {
   Wrapper wrapper;
   int32_t budget = 0;  // tokens of this head
-  double voters = 1;   // what prompt scores are summed over: rows that vote times query heads
-  // critical: of the prompt's tokens, ||v W||_1 behind the output projection, mean over the query heads.
+  double voters = 1;   // number of votes in a prompt score: voting rows times query heads
+  // critical: ||v W||_1 of the prompt's tokens after the output projection, averaged over the query heads.
   std::vector<double> output_norms;
-  // caote, in steps: the scores that are wrapped, of each query head or of the group, [heads or 1, tokens], and what a
-  // step carries over of them (ScoreRule::carry).
+  // caote, in steps: the wrapped scores of each query head or of the group, [heads or 1, tokens], and the factor by
+  // which a step carries them over (ScoreRule::carry).
   std::vector<double> scores;
   int32_t tokens = 0;
   double carry = 0;
   bool steps() const { return tokens > 0; }
 };
 
-// The steps' hooks of a policy whose scores a wrapper replaces before the cut: whoever cuts by scores then cuts by the
-// wrapper's.
+// The step hooks of a policy whose scores a wrapper replaces before the cut: a policy that cuts by scores then cuts by
+// the wrapper's scores.
 template <class Real>
 struct WrappedCalls : TableCalls<Real> {
-  WrappedScores* wrapped;  // null: nobody wraps
+  WrappedScores* wrapped;  // null: no wrapper
 
   bool observes_heads() const { return wraps_steps() || TableCalls<Real>::observes_heads(); }
   void read_prompt(const SerialTeam& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) const;

@@ -20,7 +20,7 @@ RopeView view_of(const LayerInfo& layer) {
           rope.attention_factor};
 }
 
-// Whose queries are taken of a trace.
+// The prompts of the trace whose queries the calibration uses.
 std::vector<std::string> prompts_for(const TraceInfo& trace, const std::string& replayed, const Calibration& c) {
   if (c.source == Calibration::Source::prompt) return {c.name};
   std::vector<std::string> ids = trace.prompt_ids();
@@ -28,7 +28,7 @@ std::vector<std::string> prompts_for(const TraceInfo& trace, const std::string& 
   return ids;
 }
 
-// Where pair f of channels stands, and the channels behind all pairs.
+// Positions of the real and the imaginary channel of pair f. Channels from 2 * pairs on have no rotary embedding.
 struct Channels {
   size_t pairs;
   bool interleaved;
@@ -37,7 +37,7 @@ struct Channels {
 };
 Channels channels_of(const RopeView& rope) { return {size_t(rope.pairs), rope.interleaved}; }
 
-// Files hold queries without the attention factor, which recorded keys and queries have.
+// Files hold queries without the attention factor; recorded keys and queries include it.
 KnownQueries from_file(const CalibrationLayer& file, const LayerInfo& layer, int32_t first, int32_t count) {
   const RopeView rope = view_of(layer);
   const Channels at = channels_of(rope);
@@ -88,51 +88,50 @@ bool same_shape(const LayerInfo& a, const LayerInfo& b) {
   return a.q_heads == b.q_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
 }
 
-std::string why_not_of_prompts(const TraceInfo& trace, const PromptInfo& replayed, const LayerInfo& layer,
-                               const Calibration& c) {
-  const std::string file = trace.path.string();
+Refusal prompt_calibration_obstacle(const TraceInfo& trace, const PromptInfo& replayed, const LayerInfo& layer,
+                                    const Calibration& c, const Wording& words) {
+  const std::string file = trace.path.string(), said = words.option("calibration", word(c));
   const std::vector<std::string> ids = prompts_for(trace, replayed.id, c);
   if (c.source == Calibration::Source::prompt && c.name == replayed.id)
-    return fmt::format(
-        "calibration {} is the prompt that is replayed, whose later queries nobody knows yet: write "
-        "self, others, or another prompt",
-        word(c));
+    return {.rule = said + " is the replayed prompt itself, whose later queries are not known yet",
+            .remedy = "write self, others, or another prompt"};
   if (ids.empty())
-    return fmt::format(
-        "calibration others needs another prompt, and {} holds only {}: write self, or file:PATH of "
-        "another trace's (kvreplay calibrate)",
-        file, replayed.id);
+    return {
+        .rule = fmt::format("{} needs another prompt, and {} only {}", said, words.trace(file, "hold"), replayed.id),
+        .remedy = "write self, or file:PATH of another trace's (`kvreplay calibrate`)"};
   for (const std::string& id : ids) {
     const auto prompt =
         std::find_if(trace.prompts.begin(), trace.prompts.end(), [&](const auto& p) { return p.id == id; });
-    if (prompt == trace.prompts.end()) return fmt::format("calibration {}: {}", word(c), trace.lacks(id));
+    if (prompt == trace.prompts.end()) return {.rule = fmt::format("{}: {}", said, trace.lacks(id))};
     const auto same = std::find_if(prompt->layers.begin(), prompt->layers.end(),
                                    [&](const LayerInfo& l) { return l.layer == layer.layer; });
     if (same == prompt->layers.end())
-      return fmt::format(
-          "calibration {}: prompt {} of {} holds no layer {}: record it for every prompt, or leave the "
-          "layer out of select.layers",
-          word(c), id, file, layer.layer);
+      return {
+          .rule = fmt::format("{}: not every prompt of {} holds the layers that are replayed", said, file),
+          .remedy = fmt::format("record them for every prompt, or leave them out of {}", words.key("select.layers")),
+          .places = {{layer.layer}, {id}}};
     if (!same_shape(*same, layer))
-      return fmt::format(
-          "calibration {}: layer {} of prompt {} of {} has other heads than that of prompt {}: write self, "
-          "or name a prompt of the same model",
-          word(c), layer.layer, id, file, replayed.id);
+      return {.rule = fmt::format("{}: prompts of {} have other heads than prompt {}", said, file, replayed.id),
+              .remedy = "write self, or name a prompt of the same model",
+              .places = {{layer.layer}, {id}}};
   }
-  return "";
+  return {};
 }
 
-std::string why_not_of_file(const TraceInfo& trace, const PromptInfo& replayed, const LayerInfo& layer,
-                            const Calibration& c, StatisticsNeeds needs) {
-  if (const std::string why = why_no_calibration(c.name, layer, needs); !why.empty()) return why;
+Refusal file_calibration_obstacle(const TraceInfo& trace, const PromptInfo& replayed, const LayerInfo& layer,
+                                  const Calibration& c, StatisticsNeeds needs, const Wording& words) {
+  if (const std::string why = calibration_file_problem(c.name, layer, needs); !why.empty())
+    return refusal_of_group(why, {fmt::format("/layers/{:03}", layer.layer), fmt::format("layer {:03}", layer.layer)});
   const CalibrationOrigin origin = read_calibration_origin(c.name);
   const bool same = origin.trace_id == trace.trace_id &&
                     std::find(origin.prompts.begin(), origin.prompts.end(), replayed.id) != origin.prompts.end();
-  if (!same) return "";
-  return fmt::format(
-      "{}: its prompts ({}) include {} of this very trace (trace_id {}), whose later queries nobody "
-      "knows yet: write it from other prompts (kvreplay calibrate --prompts), or take calibration others",
-      c.name, join(origin.prompts), replayed.id, trace.trace_id);
+  if (!same) return {};
+  return {.rule = fmt::format("{}: its prompts ({}) include {{values}} of this very trace (trace_id {}), whose later "
+                              "queries are not known yet",
+                              c.name, join(origin.prompts), trace.trace_id),
+          .remedy = fmt::format("write it from other prompts (`kvreplay calibrate --prompts`), or take {}",
+                                words.option("calibration", "others")),
+          .values = {replayed.id}};
 }
 
 }  // namespace
@@ -173,11 +172,12 @@ KnownQueries known_queries(const Tensors& trace, const Place& place, const Calib
   return learn(prompts, {heads, layer.head_dim, view_of(layer)}, needs);
 }
 
-std::string why_not_known(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
-                          const Calibration& calibration, StatisticsNeeds needs) {
-  if (!calibration.is_offline()) return "";
-  if (calibration.source == Calibration::Source::file) return why_not_of_file(trace, prompt, layer, calibration, needs);
-  return why_not_of_prompts(trace, prompt, layer, calibration);
+Refusal calibration_obstacle(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
+                             const Calibration& calibration, StatisticsNeeds needs, const Wording& words) {
+  if (!calibration.is_offline()) return {};
+  if (calibration.source == Calibration::Source::file)
+    return file_calibration_obstacle(trace, prompt, layer, calibration, needs, words);
+  return prompt_calibration_obstacle(trace, prompt, layer, calibration, words);
 }
 
 void write_calibration(const Tensors& trace, const std::vector<std::string>& prompts,

@@ -14,7 +14,7 @@ constexpr SerialTeam kAlone{};
 
 const double* or_null(const std::vector<double>& numbers) { return numbers.empty() ? nullptr : numbers.data(); }
 
-// What is learnt of one query head.
+// Computes the statistics of one query head.
 class Head {
  public:
   Head(const std::vector<QueryRows>& prompts, const QueryShape& shape, int32_t head)
@@ -40,7 +40,7 @@ class Head {
     if (2 * agree > all) return;
     for (double& x : to) x = -x;
   }
-  // Ranked by the mean of |q_c k_c|; ties: the lower channel.
+  // Ranks channels by the mean of |q_c k_c|, largest first; ties: the lower channel.
   void channels(std::span<int32_t> to) {
     std::vector<double> weight(to.size(), 0);
     each([&](const QueryRows& of, auto query, auto key, int32_t) {

@@ -8,12 +8,12 @@
 namespace kvreplay {
 namespace {
 
-// A file by its name alone, so that it is the same wherever it lies.
+// JSON of a file's name without its folder, so that the result does not depend on where the file is.
 std::string file_json(const std::string& path) {
   return path.empty() ? "null" : json_text(path.substr(path.rfind('/') + 1));
 }
 
-// A file's content is named by a digest, where that is known.
+// Names a calibration file by its digest if that is known.
 std::string calibration_json(Calibration c, const std::string& digest) {
   if (c.source == Calibration::Source::file) c.name = digest.empty() ? c.name.substr(c.name.rfind('/') + 1) : digest;
   return json_of(word(c));
@@ -57,8 +57,9 @@ JsonObject options_object(const CommonOptions& o) {
 }  // namespace
 
 void MethodValues::set(const ParameterSpec& spec, const std::string& json) {
-  if (spec.kind == ParameterSpec::Kind::file) file_ = text_of_json(json);
-  else if (spec.kind == ParameterSpec::Kind::calibration) (void)read_calibration(text_of_json(json), calibration_);
+  if (spec.kind == ParameterSpec::Kind::file) file_ = parse_json_string(json);
+  else if (spec.kind == ParameterSpec::Kind::calibration)
+    (void)parse_calibration(parse_json_string(json), calibration_);
   else assign_parameter(spec, json, policy_.data());
 }
 

@@ -5,7 +5,7 @@ namespace kvreplay {
 MethodContext Cell::context() const {
   MethodContext context;
   static_cast<Extent&>(context) = extent;
-  context.budget = {budget.share.value_or(budget.tokens), budget.as_asked, std::nullopt};
+  context.budget = {budget.share.value_or(budget.tokens), budget.requested_tokens, std::nullopt};
   context.shape = variant->shape;
   context.layer = place.layer, context.n_layers = variant->trace->n_layers;
   context.phase = variant->options.phase;
@@ -49,23 +49,23 @@ bool compares_heads(Allocator rule) { return over_by(rule) == SharedOver::layer 
 
 SharedOver shared_over(const Cell& cell) { return shared_over(cell.variant->values, cell.options()); }
 
-bool needs_no_other_head(const Cell& cell) { return shared_over(cell) == SharedOver::head; }
+bool has_fixed_share(const Cell& cell) { return shared_over(cell) == SharedOver::head; }
 
 bool needs_all_layers(const Cell& cell) {
   return cell.options().allocator == Allocator::windows ||
-         (!needs_no_other_head(cell) && shared_over(cell) == SharedOver::model);
+         (!has_fixed_share(cell) && shared_over(cell) == SharedOver::model);
 }
 
 bool cuts_together(const Cell& cell) {
   return cell.method().hooks.has(Hook::cut_together) && shared_over(cell) != SharedOver::none;
 }
 
-const Calibration* heads_learnt_from(const MethodValues& values, const CommonOptions& options) {
+const Calibration* calibration_heads(const MethodValues& values, const CommonOptions& options) {
   if (options.allocator == Allocator::lu_kv) return &options.lu_kv.calibration;
   return values.learns_heads() ? &values.calibration() : nullptr;
 }
 
-bool needs_other_prompts(const Cell& cell) { return cell.variant->values.calibration().is_of_other_prompts(); }
+bool needs_other_prompts(const Cell& cell) { return cell.variant->values.calibration().uses_other_prompts(); }
 
 void set_share(Cell& cell, int32_t tokens) {
   cell.budget.share = tokens;

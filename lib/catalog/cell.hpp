@@ -13,84 +13,84 @@
 
 namespace kvreplay {
 
-// A trace by what results call it.
+// A trace's names in the results.
 struct TraceNames {
   std::string trace_id, model;
-  int32_t n_layers = 0;  // of the model
+  int32_t n_layers = 0;  // number of layers in the model
 };
 
-// Another prompt of the trace, by which heads are compared, and how it would be replayed.
+// Another prompt of the trace, which serves to compare heads, and the extent of its replay.
 struct CalibrationPrompt {
   std::string id;
   uint32_t rank = 0;  // as Cell::prompt_rank
   Extent extent;
 };
 
-// What the cells of a method instance have in common on one layer at one budget.
+// The common part of the cells of one method instance, layer and budget.
 struct Variant {
   std::shared_ptr<const TraceNames> trace;
-  size_t instance = 0;  // of the configuration's methods
-  MethodValues values;  // as configured, to be resolved for a budget
+  size_t instance = 0;  // index in the configuration's methods
+  MethodValues values;  // as configured; to be resolved for a budget
   CommonOptions options;
-  std::string params;    // canonical JSON of all parameters, resolved, and options: what results show, a file of
-                         // lists by its name
-  std::string given;     // of those that are not the method's defaults
-  std::string uniforms;  // file, or ""
-  std::string kept;      // file of lists that the method is given, or ""
+  std::string params;    // canonical JSON of all resolved parameters and options, as shown in results; a file of
+                         // lists is its name
+  std::string given;     // JSON of those that differ from the defaults
+  std::string uniforms;  // path of the file, or ""
+  std::string kept;      // path of the file of kept lists, or ""
   FileDigests digests;
-  std::vector<CalibrationPrompt> calibration;  // by which a rule that shares a budget knows heads, where by others
-  bool prompt_streams = false;                 // convention C5
-  HeadShape shape{};                           // of what decides together (gqa.level)
-  double scale = 1;                            // of the layer's logits
+  // Prompts from which a rule that shares a budget learns the heads, if it uses other prompts.
+  std::vector<CalibrationPrompt> calibration;
+  bool prompt_streams = false;  // convention C5
+  HeadShape shape{};            // shape of the heads that decide together (gqa.level)
+  double scale = 1;             // factor of the layer's logits
 
   explicit Variant(MethodValues v) : values(std::move(v)) {}
 };
-// Variant::params of a method that is resolved from its values.
+// Computes Variant::params for a resolved method.
 std::string shown_params(const BoundMethod& method, const Variant& variant);
 
 struct Cell {
   std::string key;  // k and 16 hex digits of SHA-256 over everything that determines the numbers
   Place place;
-  uint32_t prompt_rank = 0;  // of the prompt id among the trace's sorted ids
+  uint32_t prompt_rank = 0;  // rank of the prompt id among the trace's sorted ids
   Extent extent;
   Budget budget;
-  std::optional<uint32_t> seed;  // randomised instances only
-  // What each cut leaves that its heads make together, where they do.
+  std::optional<uint32_t> seed;  // only for randomised instances
+  // The tokens that remain after each cut that the heads made together; null if they cut separately.
   std::shared_ptr<const TokenLists> common_cuts = nullptr;
-  // What the rule says that shared the budget, for the column `extras`.
+  // Numbers from the rule that shared the budget, for the column `extras`.
   std::map<std::string, double> allocator_says = {};
-  // Shares of the full cache's bytes for which the budget was asked; ascending. They are no part of what the cell is.
+  // Budgets as shares of the full cache's bytes, ascending, as the user asked for them. They do not identify the cell.
   std::vector<double> shares = {};
   std::shared_ptr<const Variant> variant;
-  // Where this cell is replayed by another method than its own (a head that streams, whatever cuts the others): the
-  // cell as results name it.
+  // Set if another method than the cell's own replays it (e.g. a head that streams whatever method cuts the others):
+  // the cell as the results name it.
   std::shared_ptr<const Cell> named = nullptr;
 
   const Method& method() const { return variant->values.method(); }
   const CommonOptions& options() const { return variant->options; }
-  // The situation that the method is resolved for.
+  // The context for which the method is resolved.
   MethodContext context() const;
 };
 
-// Whose heads share a budget with a method's cell.
+// Which heads share a budget with a method's cell.
 SharedOver shared_over(const MethodValues& values, const CommonOptions& options);
 SharedOver shared_over(const Cell& cell);
-// Whether an allocator looks at what other heads of the prompt say.
+// Whether an allocator reads the scores of other heads of the prompt.
 bool compares_heads(Allocator rule);
-// Whether a head's share follows from the configuration alone.
-bool needs_no_other_head(const Cell& cell);
-// Whether its share depends on heads of all layers.
+// Whether the configuration alone determines a head's share.
+bool has_fixed_share(const Cell& cell);
+// Whether a head's share depends on heads of all layers.
 bool needs_all_layers(const Cell& cell);
-// Whether its heads cut together while they decode.
+// Whether the cell's heads cut together during decoding.
 bool cuts_together(const Cell& cell);
-// Whose text a rule that shares a budget over heads learns them from; null where it learns none.
-const Calibration* heads_learnt_from(const MethodValues& values, const CommonOptions& options);
-// Whether it looks at other prompts of its trace.
+// The text from which a rule that shares a budget over heads learns the heads; null if it learns nothing.
+const Calibration* calibration_heads(const MethodValues& values, const CommonOptions& options);
+// Whether the method uses other prompts of its trace.
 bool needs_other_prompts(const Cell& cell);
-// Gives a cell its share of the budget: from here on what followed from the whole one follows from it. Throws
-// ParameterError.
+// Sets a cell's share of the budget and recomputes everything that depended on the whole budget. Throws ParameterError.
 void set_share(Cell& cell, int32_t tokens);
-// Tells a cell's method what the heads said by which each of them decides.
+// Passes the scores of all heads to a cell's method (hook hear).
 void tell(Cell& cell, const std::vector<HeadScores>& heads);
 
 }  // namespace kvreplay

@@ -4,18 +4,18 @@
 
 namespace kvreplay {
 
-// Starts blocks of a device that replay caches by a method's text, one cache a block
-// (device/kernels/policy_kernel.hpp says what the pointers are).
+// Arguments for device blocks that replay caches with one method, one cache per block (device/kernels/policy_kernel.hpp
+// documents the pointers).
 struct DeviceLaunch {
   const void* tasks;
   void* policies;
-  size_t policy_bytes;  // of one; as the method's own compilation knows it
+  size_t policy_bytes;  // size of one policy, from the method's own compilation
   int64_t count;
-  size_t shared_bytes;  // of a block
-  const void* queue;    // the device's
+  size_t shared_bytes;  // shared memory of one block
+  const void* queue;    // the device's queue
 };
 
-// The programs of one method, for each kind of device; null where it was not built.
+// The device programs of one method; null for a kind of device that was not built.
 struct DevicePrograms {
   using Start = void (*)(const DeviceLaunch&);
   Start emulated = nullptr, cuda = nullptr;

@@ -2,12 +2,12 @@
 #include "catalog/policy_table.hpp"
 #include "parameters/describe.hpp"
 
-// The one place where a policy's type is lost. CMake generates one call of policy_table() for each line of
+// The only place where a policy loses its type. CMake generates one call of policy_table() for each line of
 // methods.list.
 
 namespace kvreplay {
 
-// A hook as the engine would find it on a policy.
+// A concept for each hook: whether a policy has it in a form that the engine can call.
 #define KVR_FOUND(name, ...) \
   template <class P>         \
   concept Finds_##name = __VA_ARGS__;
@@ -112,9 +112,9 @@ KVR_FOUND(
     heads_differ, requires(const P p) { p.heads_differ(); })
 #undef KVR_FOUND
 
-// The hooks that a policy has are those that it names, so that none is passed over for its spelling.
+// A policy's hooks must be exactly those that `hooks` names. Otherwise a misspelt hook would never be called.
 template <class P>
-constexpr bool names_its_hooks() {
+constexpr bool hooks_match() {
 #define KVR_AGREES(name)                                                                           \
   static_assert(!P::hooks.has(Hook::name) || Finds_##name<P>,                                      \
                 "`hooks` names " #name ", which the policy lacks or which takes other arguments"); \
@@ -257,7 +257,7 @@ PolicyTable policy_table() {
   static_assert(Policy<P>,
                 "a policy is a trivially copyable struct with `info` and resolve(); see lib/methods/README.md");
   static_assert(alignof(P) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
-  static_assert(names_its_hooks<P>());
+  static_assert(hooks_match<P>());
   PolicyTable t;
   t.info = P::info, t.hooks = P::hooks;
   if constexpr (P::hooks.has(Hook::shared_over)) t.shared_over = P::shared_over;

@@ -6,12 +6,12 @@
 #include "catalog/policy_table.hpp"
 #include "parameters/parameter.hpp"
 
-// What the rest of the program knows of a method: one entry of the registry, made from the method's file by the
-// line in lib/methods/methods.list.
+// A method as the rest of the program sees it: one entry of the registry, made from the method's file by its line in
+// lib/methods/methods.list.
 
 namespace kvreplay {
 
-// The words of configurations, and of results.
+// Words used in configurations and results.
 const char* word(Phase phase);
 const char* word(GqaLevel level);
 const char* word(Aggregate how);
@@ -28,23 +28,23 @@ const char* word(Merge::Rule rule);
 struct Method : PolicyTable {
   std::vector<ParameterSpec> parameters;
   std::vector<std::byte> defaults;  // a policy with every parameter at its default
-  // The parameter that names a file of kept lists; "": it decides itself.
+  // The parameter that names a file of kept lists; "" if the method decides itself.
   std::string lists_in;
-  // Looks at probabilities, or may have been decided by them; what looks only at keys and values decides the
-  // same for every query head, and apart for every kv head.
+  // True if the method may depend on probabilities. A method that depends only on keys and values decides the same for
+  // every query head, and separately for every kv head.
   bool looks_at_queries = false;
-  bool scores_prompt = false;  // takes allocators and reweighting
-  bool shares_budget = false;  // by a rule of its own: a head's tokens depend on its layer or on other heads
-  DevicePrograms programs;     // by which devices replay a cache
+  bool scores_prompt = false;  // accepts allocators and reweighting
+  bool shares_budget = false;  // by the method's rule: a head's tokens depend on its layer or on other heads
+  DevicePrograms programs;     // for replays on a device
 
   Method(const PolicyTable& table, DevicePrograms on_devices);
-  // Whose defaults are not those of its type; no device replays it.
+  // A method with defaults other than those of its type. No device replays it.
   Method(std::vector<std::byte> defaults, const PolicyTable& table);
-  const ParameterSpec* parameter(const std::string& name) const;  // null: it has none of that name
+  const ParameterSpec* parameter(const std::string& name) const;  // null if there is none of that name
 };
 
 using Registry = std::vector<Method>;
-const Registry& registry();  // generated from methods.list; in its order
+const Registry& registry();  // generated from methods.list, in its order
 const Method* find_method(const Registry& methods, const std::string& name_or_alias);
 
 }  // namespace kvreplay

@@ -10,14 +10,14 @@
 #include "core/policy_calls.hpp"
 #include "core/share.hpp"
 
-// A policy without its type: its bytes, and a table of its hooks made by its own translation unit. That unit holds
-// the hooks for float and for double and nothing else; the replay is compiled once for all methods.
+// A policy without its type: its bytes, and a table of its hooks. The policy's own translation unit compiles the hooks
+// for float and for double and nothing else; the replay is compiled once for all methods.
 
 namespace kvreplay {
 
 class Describer;  // parameters/describe.hpp
 
-// What a policy is asked outside of the steps. Null where it has no such hook. self: its bytes.
+// Hooks called outside of the steps. self: the policy's bytes. A hook that the policy lacks is null.
 struct HostHooks {
   void (*resolve)(void* self, const MethodContext&) = nullptr;
   Layout (*layout)(const void* self, const MethodContext&) = nullptr;
@@ -58,7 +58,7 @@ struct HostHooks {
   std::shared_ptr<void> (*open_session)(void* self, const MethodContext&, int32_t first_head, bool audit) = nullptr;
 };
 
-// What it does with a cache.
+// Hooks that work on a cache.
 template <class Real>
 struct CacheHooks {
   void (*read_prompt)(void* self, const Prompt<Real>&, BasicCache<Real>&) = nullptr;
@@ -67,7 +67,7 @@ struct CacheHooks {
   void (*observe_queries)(void* self, const StepQueries<Real>&) = nullptr;
   void (*choose_by_mass)(void* self, const BasicCache<Real>&, const HeadProbabilities&, uint8_t*) = nullptr;
   void (*choose_by_query)(void* self, const BasicCache<Real>&, const StepQueries<Real>&, uint8_t*, double*) = nullptr;
-  bool samples = false;  // choose_by_query gives weights
+  bool samples = false;  // choose_by_query returns weights
   void (*observe_group)(void* self, BasicCache<Real>&, std::span<const double>) = nullptr;
   void (*observe_heads)(void* self, BasicCache<Real>&, const HeadProbabilities&) = nullptr;
   void (*extra_bytes)(const void* self, ExtraBytes&, const BasicCache<Real>&) = nullptr;
@@ -78,9 +78,9 @@ struct PolicyTable {
   MethodInfo info{};
   Hooks hooks;
   SharedOver shared_over = SharedOver::none;
-  size_t bytes = 0;                                     // of a policy
-  void (*make)(void* to) = nullptr;                     // one with every parameter at its default
-  void (*describe)(Describer&, const void*) = nullptr;  // declare() of such a one
+  size_t bytes = 0;                                     // size of a policy
+  void (*make)(void* to) = nullptr;                     // constructs a policy with default parameters
+  void (*describe)(Describer&, const void*) = nullptr;  // its declare(), for such a policy
   HostHooks host;
   CacheHooks<float> single;
   CacheHooks<double> wide;
@@ -91,7 +91,7 @@ struct PolicyTable {
   }
 };
 
-// The steps' hooks through the table (core/policy_calls.hpp says what each does).
+// Calls the hooks of a step through the table (core/policy_calls.hpp documents each).
 template <class Real>
 struct TableCalls {
   void* self;

@@ -4,11 +4,11 @@
 
 namespace kvreplay {
 
-// Lists of tokens, one behind the other: list i = flat[off[i] .. off[i + 1]).
+// Lists of tokens stored one after another: list i = flat[off[i] .. off[i + 1]).
 struct TokenLists {
   std::vector<int32_t> flat;
   std::vector<int64_t> off{0};
-  void close() { off.push_back(int64_t(flat.size())); }  // a list ends
+  void close() { off.push_back(int64_t(flat.size())); }  // ends a list
   void append(const TokenLists& others) {
     for (size_t i = 1; i < others.off.size(); ++i) off.push_back(int64_t(flat.size()) + others.off[i]);
     flat.insert(flat.end(), others.flat.begin(), others.flat.end());
@@ -16,7 +16,7 @@ struct TokenLists {
   bool operator==(const TokenLists&) const = default;
 };
 
-// What a run keeps of a cell besides its measures.
+// What a run saves of a cell besides its metrics.
 struct SaveOptions {
   bool curves = false, kept = false, outputs = false, projections = false;
 };

@@ -6,8 +6,8 @@
 #include "core/cache.hpp"
 #include "core/softmax.hpp"
 
-// One attention for every family of methods. Weights e_i = exp(l_i - shift) come in one of two ways (OwnDots,
-// StripGather: a policy cannot tell them apart); a writer takes the coefficients of the output.
+// One attention for every family of methods. Weights e_i = exp(l_i - shift) are computed by one of two sources
+// (OwnDots, StripGather); a policy cannot see which. A writer applies the coefficients to the output.
 
 namespace kvreplay {
 
@@ -15,7 +15,7 @@ namespace kvreplay {
 template <class Real>
 struct LogitRule {
   Real scale = 1, softcap = 0;
-  Real factor = 1;  // of a method that changes the temperature
+  Real factor = 1;  // set by methods that change the temperature
   KVR_FN Real operator()(Real dot) const {
     const Real l = scale * dot;
     return factor * (softcap > 0 ? softcap * std::tanh(l / softcap) : l);
@@ -31,8 +31,8 @@ KVR_FN Real dot_product(std::span<const Real> a, std::span<const Real> b) {
   return s;
 }
 
-// Re-assigned positions (convention C14): row j of L live rows stands at position j and the query at
-// L-1, so key j is rotated forward by the distance that it lost, always from the stored original.
+// Re-assigned positions (convention C14): row j of L live rows is placed at position j and the query at L-1. Key j is
+// rotated forward by as many positions as it moved closer to the query, always from the stored original.
 template <class Real>
 struct Rotation {
   const Real *cosines = nullptr, *sines = nullptr;  // [offset, pairs]; null: positions as recorded
@@ -58,7 +58,7 @@ struct Rotation {
   }
 };
 
-// What one query sees of one cache.
+// One query's view of one cache.
 template <class Real>
 struct QueryView {
   std::span<const Real> query;
@@ -66,9 +66,9 @@ struct QueryView {
   Rotation<Real> rotation;
   int32_t token;                    // index of the query's token
   const uint8_t* chosen = nullptr;  // query-time methods: rows that are read; null: all
-  Real sink_logit = -INFINITY;      // joins the denominator only
+  Real sink_logit = -INFINITY;      // added to the denominator only
   int32_t block = 0;                // kv head of the query, in a cache that spans a layer
-  const double* weights = nullptr;  // of the rows that are read, in both sums; null: all 1
+  const double* weights = nullptr;  // [rows] factors of the rows that are read, in both sums; null: all 1
 
   template <Cache C>
   KVR_FN int32_t offset(const C& cache, int32_t row) const {
@@ -83,7 +83,7 @@ struct QueryView {
   }
 };
 
-// e_i from the logits logit(i) of the rows, against their own maximum; returns it.
+// Computes e_i from the logits logit(i) of the rows, relative to their maximum; returns the maximum.
 template <Team T, Cache C, class Real = typename C::real, class L>
 KVR_FN Real exponentiate_rows(const T& team, const QueryView<Real>& view, const C& cache, std::span<Real> e, L logit) {
   const auto weight = [&](int32_t i) {
@@ -94,7 +94,7 @@ KVR_FN Real exponentiate_rows(const T& team, const QueryView<Real>& view, const 
   return exponentiate(team, cache.size(), double(view.sink_logit), logit, weight, counts, e);
 }
 
-// Any row: rotated, quantised, merged or verbatim.
+// For any row: rotated, quantised, merged or verbatim.
 template <class Real>
 struct OwnDots {
   QueryView<Real> view;
@@ -104,15 +104,15 @@ struct OwnDots {
   }
 };
 
-// Rows that hold unmodified keys of the trace are columns of the shared strip exp(l - shift) that the
-// exact pass left behind; every other row takes its own dot product against the same shift. If the kept
-// rows underflow against the shared maximum, the step falls back to OwnDots.
+// Rows that hold unmodified keys of the trace are columns of the shared strip exp(l - shift) that the exact pass left
+// behind. Every other row computes its own dot product and uses that shift. If the kept rows underflow against the
+// shared maximum, the step falls back to OwnDots.
 template <class Real>
 struct StripGather {
-  const Real* strip;  // [tokens] of this query; null: it has none
+  const Real* strip;  // [tokens] strip of this query; null: none
   Real shift;
   OwnDots<Real> own;
-  bool coded = false;  // the strip is one over coded keys, and has the rows whose keys are such
+  bool coded = false;  // the strip was computed from coded keys and covers the rows whose keys are coded
   template <Team T, Cache C>
   KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
     const int32_t n = cache.size();
@@ -138,8 +138,8 @@ struct StripGather {
   KVR_FN static bool counts(const auto& cache, int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; }
 };
 
-// Fills e with the attention probabilities of the rows (den_i e_i / tau) and hands the writer num_i e_i / tau,
-// for which `coefficients` is scratch.
+// Fills e with the attention probabilities of the rows (den_i e_i / tau) and passes num_i e_i / tau to the writer;
+// `coefficients` [rows] is scratch for it.
 template <Team T, Cache C, class Real = typename C::real, class Source, class Writer>
 KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache,
                          std::span<Real> e, std::span<Real> coefficients, const Writer& writer) {

@@ -3,13 +3,13 @@
 #include "core/linear.hpp"
 #include "core/rotary.hpp"
 
-// A few keys whose masses and values do what attention over many keys did, for a set of training queries.
+// A few keys whose masses and values are fitted to reproduce attention over many keys, for a set of training queries.
 
 namespace kvreplay {
 
 enum class TrainOn { reroped, prompt, future };
 
-// The queries to match, head after head; of more than `most` every ceil-th.
+// The queries to match, head after head. If there are more than `most`, every n-th one, n = ceil(all / most).
 template <class Real>
 struct TrainingQueries {
   const Prompt<Real>& prompt;
@@ -29,24 +29,24 @@ struct TrainingQueries {
     const auto q = which == TrainOn::future ? prompt.future_query(head, prompt.size() + row) : prompt.query(head, row);
     team.each(int32_t(q.size()), [&](int32_t c) { to[size_t(c)] = double(q[size_t(c)]); });
     if (which != TrainOn::reroped) return;
-    // From its own position to one of the 512 behind the prompt: both rotations in one.
+    // Rotates from its recorded position to one of the 512 after the prompt: both rotations in one.
     const int32_t behind = prompt.position(prompt.size() - 1) + 1 + row % 512;
     rotate(team, prompt.rope(), behind - prompt.position(row), to.data());
   }
 };
 
-// The rows of the cache as the training queries see them; after watch() the cache is cut to `kept` rows,
-// which are then fitted.
+// The rows of the cache as the training queries see them. After watch() the cache is cut to `kept` rows, which are then
+// fitted.
 template <class Real>
 struct AttentionFit {
   TrainingQueries<Real> queries;
   const BasicCache<Real>& cache;
   int32_t kept, N, dv;
-  std::span<double> top, sum, targets;       // of each query: maximum, sum, exact output
-  std::span<double> query, e, out, scratch;  // of one query; of the descent
+  std::span<double> top, sum, targets;       // [N] largest logit, [N] sum, [N, dv] exact output of each query
+  std::span<double> query, e, out, scratch;  // scratch for one query (the first three) and for the descent
   LeastSquares masses, values;
 
-  // Doubles for N queries over `keys` rows.
+  // Doubles needed for N queries over `keys` rows.
   static int64_t doubles(int64_t N, int64_t keys, int64_t kept, int64_t d, int64_t dv) {
     return N * (dv + 2) + d + keys + dv + 2 * kept * kept + kept * (2 * dv + 4);
   }
@@ -56,14 +56,15 @@ struct AttentionFit {
     const int64_t rows = kept, numbers = rows * dv;
     top = cut(N), sum = cut(N), targets = cut(int64_t(N) * dv);
     query = cut(c.shape().dim), e = cut(c.size()), out = cut(dv), scratch = cut(2 * rows);
-    const auto gram = cut(rows * rows), factor = cut(rows * rows);  // of one fit after the other
+    const auto gram = cut(rows * rows), factor = cut(rows * rows);  // shared by the two fits, which run one after the
+                                                                    // other
     masses = {kept, 1, gram, factor, cut(rows), cut(rows)};
     values = {kept, dv, gram, factor, cut(numbers), cut(numbers)};
   }
   KVR_FN double mass(int32_t j) const { return masses.solution[size_t(j)]; }
   KVR_FN std::span<double> value(int32_t j) const { return part(values.solution, j); }
 
-  // Exact attention of every query; score(j, p) for each of its probabilities.
+  // Computes the exact attention of every query; calls score(j, p) with each probability p of row j.
   template <class S>
   KVR_FN void watch(const Team auto& team, S score) const {
     const int32_t n = cache.size();
@@ -78,7 +79,7 @@ struct AttentionFit {
           team, n, [&](int32_t j) { return cache.value(j); }, part(targets, i));
     }
   }
-  // Masses between exp(-clip) and exp(clip): clipped least squares, then steps of projected gradient descent.
+  // Fits masses between exp(-clip) and exp(clip): clipped least squares, then steps of projected gradient descent.
   KVR_FN bool fit_masses(const Team auto& team, double ridge, double clip, int32_t steps) const {
     masses.clear(team);
     for (int32_t i = 0; i < N; ++i) {
@@ -131,7 +132,7 @@ struct AttentionFit {
       e[size_t(j)] = queries.prompt.scale() * wide_dot(cache.key(j), std::span<const double>(query));
     });
   }
-  // Over the rows with their masses.
+  // Attention probabilities over the kept rows with their masses.
   KVR_FN void probabilities(const Team auto& team, int32_t i) const {
     logits(team, i);
     team.each(kept, [&](int32_t j) { e[size_t(j)] += std::log(mass(j)); });

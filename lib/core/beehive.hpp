@@ -5,16 +5,15 @@
 
 namespace kvreplay {
 
-// One pass of BUZZ over a list of tokens, wherever it is held: `first` sinks, a middle, and a recent window.
-// What a pass kept of the middle is old in the next one.
+// One pass of BUZZ over a list of tokens, however it is stored: `first` sinks, a middle, and a recent window. Tokens of
+// the middle that a pass keeps are old in the next pass.
 struct Beehive {
-  int32_t window = 0, fires_at = 1;    // the middle that starts a pass
-  int32_t old_step = 1, new_step = 1;  // old tokens: every old_step-th stays; new ones: one of each new_step
-  bool heaviest = true;                // of a segment; else its first
-  int32_t first_new = 0;               // tokens before it have been through a pass
+  int32_t window = 0, fires_at = 1;    // fires_at: length of the middle that triggers a pass
+  int32_t old_step = 1, new_step = 1;  // keeps every old_step-th old token and one of each new_step new tokens
+  bool heaviest = true;                // keeps the highest score of a segment; false: its first token
+  int32_t first_new = 0;               // tokens below this index have been through a pass
 
-  // Marks what stays of the list, stays(i) = 1 or 0, by token(i) and score(i); false if there is nothing to
-  // do.
+  // Marks which tokens of the list stay, stays(i) = 1 or 0, by token(i) and score(i); false if there is nothing to do.
   KVR_FN bool pass(const Team auto& team, int32_t size, int32_t first, auto token, auto score, auto stays) {
     const int32_t middle = size - first - window, end = first + middle;
     if (middle < fires_at) return false;
@@ -32,8 +31,8 @@ struct Beehive {
     first_new = token(end);
     return true;
   }
-  // One pass over a list of token numbers with a score for each token; returns how many stay. `stays` is
-  // scratch.
+  // Runs one pass over a list of token numbers; `score` has one number per token of the trace. Returns how many stay.
+  // `stays` [size] is scratch.
   KVR_FN int32_t thin(const Team auto& team, double* list, int32_t size, int32_t sinks, const double* score,
                       double* stays) {
     const auto token = [&](int32_t i) { return int32_t(list[i]); };
@@ -45,7 +44,7 @@ struct Beehive {
         size, [&](int32_t i) { return stays[i] != 0; }, [&](int32_t i) { return list[i]; },
         [&](int32_t to, double kept) { list[to] = kept; });
   }
-  // One pass over a cache by its scores; false if no token left.
+  // Runs one pass over a cache by its scores; false if it evicted no token.
   KVR_FN bool thin(const Team auto& team, Cache auto& cache, int32_t sinks) {
     const int32_t before = cache.size();
     const bool fired = pass(

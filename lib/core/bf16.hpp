@@ -5,8 +5,8 @@
 
 namespace kvreplay {
 
-// Numbers of 16 bits with the exponent of a float (bfloat16), as bits. Written on integers, so that no compiler
-// flag can change a value; always inlined, so that files for other instruction sets share no function.
+// Numbers of 16 bits with the exponent of a float (bfloat16), as bits. The code uses integers, so that no compiler flag
+// can change a value. It is always inlined, so that files for other instruction sets share no function.
 
 [[gnu::always_inline]] KVR_FN inline uint32_t float_bits(float x) {
 #if defined(__CUDA_ARCH__)
@@ -24,7 +24,7 @@ namespace kvreplay {
 }
 
 [[gnu::always_inline]] KVR_FN inline float from_bf16(uint16_t x) { return bits_float(uint32_t(x) << 16); }
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 [[gnu::always_inline]] KVR_FN inline uint16_t to_bf16(float x) {
   const uint32_t b = float_bits(x);
   const bool nan = (b & 0x7fffffffu) > 0x7f800000u;  // stays NaN

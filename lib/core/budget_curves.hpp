@@ -9,19 +9,24 @@
 
 namespace kvreplay {
 
-// LU-KV, arXiv 2602.08585: what a head gains by its next token, in the order in which its scorer would keep them
+// LU-KV, arXiv 2602.08585: the gain of a head by its next token, in the order in which its scorer would keep tokens
 // (allocator lu_kv).
 struct LuKv {
-  enum class Weight { mass, contrib };  // attention, or attention times the value's norm behind the output projection
-  // Whose decode rows say what a head gains: self sees the future. No file says it.
+  enum class Weight {
+    mass,
+    contrib
+  };  // attention, or attention times the norm of the value after the output
+      // projection
+  // The prompts whose decode rows measure the gains. self uses the future of the replayed prompt; a file is not
+  // possible.
   Calibration calibration{Calibration::Source::others, ""};
   Weight weight = Weight::mass;
-  int32_t lo = 0;  // tokens that every head starts with; 0: those that its method protects, at least 1
+  int32_t lo = 0;  // tokens that every head starts with; 0: as many as its method protects, at least 1
   bool operator==(const LuKv&) const = default;
 };
 
-// Slopes of the upper concave hull of the running sums of `gains` [n], with their end points: what each token is worth,
-// falling.
+// Slopes of the upper concave hull of the running sums of `gains` [n], end points included: the worth of each token, in
+// descending order.
 inline std::vector<double> hull_slopes(const std::vector<double>& gains) {
   struct Run {
     double sum;
@@ -30,7 +35,7 @@ inline std::vector<double> hull_slopes(const std::vector<double>& gains) {
   std::vector<Run> runs;
   for (const double gain : gains) {
     runs.push_back({gain, 1});
-    // A run that rises above the one before it joins it.
+    // A run whose mean is not below that of the run before it is merged into it.
     while (runs.size() > 1) {
       const Run last = runs.back(), before = runs[runs.size() - 2];
       if (before.sum * double(last.count) > last.sum * double(before.count)) break;
@@ -44,9 +49,9 @@ inline std::vector<double> hull_slopes(const std::vector<double>& gains) {
   return slopes;
 }
 
-// Tokens of each head: `least` of each first, then always the steepest slope until `total` are spent. Ties: head, rank.
-inline std::vector<int32_t> by_slopes(const std::vector<std::vector<double>>& slopes, const std::vector<int32_t>& least,
-                                      int64_t total) {
+// Tokens of each head: first `least` of each, then always the steepest slope until `total` are spent. Ties: head, rank.
+inline std::vector<int32_t> tokens_by_slopes(const std::vector<std::vector<double>>& slopes,
+                                             const std::vector<int32_t>& least, int64_t total) {
   std::vector<std::vector<double>> open(slopes.size());
   std::vector<int32_t> tokens(slopes.size());
   for (size_t h = 0; h < slopes.size(); ++h) {

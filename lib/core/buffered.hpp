@@ -5,13 +5,14 @@
 
 namespace kvreplay {
 
-// How evictors of long decodes cut: the prompt at its end, and then once in `buffer` tokens. Between two cuts every new
-// token stays, so that B + buffer are attended to at most; with buffer_in_budget no more than B. A method derives from
-// it, calls declare_buffer() in declare(), comes() for every token, and cuts to `target` where is_due().
+// How evictors for long decodes cut: once at the end of the prompt, then once every `buffer` tokens. Between two cuts
+// every new token stays, so at most B + buffer tokens are attended to (at most B with buffer_in_budget). A method
+// derives from it, calls declare_buffer() in declare(), calls comes() for every token, and cuts to `target` when
+// is_due() returns true.
 struct Buffered {
   int32_t buffer = 128;
   bool buffer_in_budget = false;
-  int32_t target = 0;  // tokens that a cut leaves
+  int32_t target = 0;  // tokens left by a cut
   int32_t since = 0;   // tokens since the last point at which a cut was due
 
   template <class M>
@@ -20,7 +21,7 @@ struct Buffered {
     d.boolean("buffer_in_budget", static_cast<bool M::*>(&M::buffer_in_budget),
               "whether the tokens that wait for a cut count inside the budget");
   }
-  // least: tokens that every cut leaves, whatever the scores.
+  // least: tokens that every cut keeps, whatever their scores. Throws ParameterError if they leave no choice.
   void resolve(const MethodContext& context, int32_t least) {
     target = context.budget.tokens - (buffer_in_budget ? buffer : 0);
     if (target > least) return;
@@ -34,12 +35,12 @@ struct Buffered {
                                  " to choose; protect fewer or make the budget larger");
   }
   int64_t max_rows(const MethodContext&) const { return int64_t(target) + buffer; }
-  // Rows that a cut may look at.
+  // The most rows that a cut may look at.
   int64_t most_rows(const MethodContext& context) const {
     return std::min<int64_t>(context.tokens, std::max<int64_t>(context.prompt_tokens, max_rows(context)) + 1);
   }
-  KVR_FN void comes() { ++since; }
-  // At the end of the prompt, and after the step that completes the buffer.
+  KVR_FN void on_new_token() { ++since; }
+  // True at the end of the prompt and after the step that fills the buffer.
   KVR_FN bool is_due() {
     if (since != 0 && since < buffer) return false;
     since = 0;

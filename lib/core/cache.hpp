@@ -7,29 +7,27 @@
 #include "core/team.hpp"
 #include "core/token.hpp"
 
-// A cache is a list of rows (key, value, num, den), and every method's output is
+// A cache is a list of rows (key, value, num, den). Every method's output is
 //   o(q) = sum_i num_i exp(l_i) v_i / sum_i den_i exp(l_i),   l_i = scale <q, key_i>   (convention C7).
-// Rows stay in the order in which they were pushed. A row that holds an unmodified token of the trace
-// is verbatim: it refers to the token instead of copying it, and its logit can be looked up. A row that
-// was written (merged, re-estimated, quantised) is stored here; it may still stand for one token.
-// A row with num = 0 counts for the denominator only and stores no value; one with num = den = 0 is a key
-// that the policy remembers.
+// Rows stay in the order in which they were pushed. A verbatim row holds an unmodified token of the trace: it refers to
+// the token instead of copying it, and its logit can be looked up. A row that was written (merged, re-estimated,
+// quantised) is stored here; it may still represent one token. A row with num = 0 counts in the denominator only and
+// stores no value. A row with num = den = 0 is a key that the policy remembers.
 
 namespace kvreplay {
 
-// What a policy asks for. Allocated before the first token.
+// Storage that a policy asks for. Allocated before the first token.
 struct Layout {
-  int64_t state_doubles = 0;  // the policy's own numbers, bound to its `state`
-  bool scores = false;        // one double a row, which lives and dies with the row
+  int64_t state_doubles = 0;  // size of the policy's `state`
+  bool scores = false;        // one double per row, removed with the row
   bool weights = false;       // num and den other than 1
-  bool split = false;         // rows may count for the numerator or the denominator alone
-  int32_t own_rows = 0;       // rows that are written
-  int64_t extra_rows = 0;     // rows beyond one a token, for caches that hold a token several times
+  bool split = false;         // rows may count in the numerator or the denominator alone
+  int32_t own_rows = 0;       // rows that the policy writes
+  int64_t extra_rows = 0;     // rows beyond one per token, for caches that hold a token several times
   bool coded = false;         // a row format writes rows
 };
 
-// What a row format (formats/) did to a row: where its key and its value were coded. Written by a policy, a
-// row is exact again.
+// Where a row format (formats/) coded the key and the value of a row. A row that a policy writes is exact again.
 struct Coding {
   static constexpr int32_t kExact = -1;
   int32_t key = kExact, value = kExact;
@@ -37,35 +35,35 @@ struct Coding {
   KVR_FN bool value_exact() const { return value == kExact; }
 };
 
-// Of a row in the numerator and in the denominator.
+// Weights of a row in the numerator and in the denominator.
 struct RowWeights {
   double num, den;
 };
 
 constexpr int32_t kSynthetic = -1;
 constexpr int32_t kEvicted = -1;
-// What a query-time method does with a row. A weighed row counts in the denominator, but its value is not
-// read.
+// How a query-time method uses a row. A weighed row counts in the denominator, but its value is not read.
 constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2;
 
 template <class Real>
 struct CacheStorage {
-  const Real *keys = nullptr, *values = nullptr;  // of the trace, never given to a policy
-  // The same as a row format reads them back, where caches share them; null: coded rows are written here.
+  const Real *keys = nullptr, *values = nullptr;  // the trace's; policies never get them
+  // Keys and values as a row format reads them back, where caches share them; null: coded rows are written here.
   const Real *coded_keys = nullptr, *coded_values = nullptr;
   int32_t* token = nullptr;             // [capacity] token index, or kSynthetic
   double* score = nullptr;              // [capacity] or null
   Real *num = nullptr, *den = nullptr;  // [capacity] or null: all 1
-  uint8_t* mark = nullptr;              // [capacity] scratch of selections
-  int32_t* slot = nullptr;              // [capacity] own row, if there are any
+  uint8_t* mark = nullptr;              // [capacity] scratch for selections
+  int32_t* slot = nullptr;              // [capacity] index of the row's numbers stored here, or negative; null: none
+                                        // are stored
   Coding* coding = nullptr;             // [capacity] or null: no row format
   int32_t* free_slots = nullptr;        // [own_rows]
   Real *own_keys = nullptr, *own_values = nullptr;
-  int32_t* copies = nullptr;   // [tokens] rows that hold a token; kEvicted for good once there is none
-  int32_t* evicted = nullptr;  // [tokens] or null: evicted tokens in the order of their evictions
+  int32_t* copies = nullptr;   // [tokens] number of rows that hold a token; kEvicted for ever once it falls to 0
+  int32_t* evicted = nullptr;  // [tokens] or null: evicted tokens in the order of eviction
   int32_t* counts = nullptr;   // [kCounts], see Count
   int32_t capacity = 0, own_rows = 0;
-  int64_t key_block = 0, value_block = 0;  // of the trace: elements from one kv head to the next
+  int64_t key_block = 0, value_block = 0;  // elements from one kv head of the trace to the next
   HeadShape shape{};
 };
 
@@ -84,21 +82,21 @@ class BasicCache {
   KVR_FN int32_t capacity() const { return s_.capacity; }
   KVR_FN HeadShape shape() const { return s_.shape; }
   KVR_FN int32_t token(int32_t row) const { return s_.token[row]; }
-  // It stands for a token and stores nothing of its own.
+  // Whether the row refers to a token and stores no numbers here.
   KVR_FN bool refers(int32_t row) const { return s_.slot == nullptr || s_.slot[row] < 0; }
-  // Its numbers are those of its token, as they were recorded.
+  // Whether the row's numbers are those recorded for its token.
   KVR_FN bool verbatim(int32_t row) const {
     return refers(row) && coding(row).key_exact() && coding(row).value_exact();
   }
   KVR_FN bool verbatim_key(int32_t row) const { return refers(row) && coding(row).key_exact(); }
-  // Its key, or its value, is what a row format reads back of its token, whoever holds it.
+  // Whether the row's key (or value) is what a row format reads back for its token; all caches read the same one.
   KVR_FN bool shares_coded_key(int32_t row) const { return refers(row) && !coding(row).key_exact(); }
   KVR_FN bool shares_coded_value(int32_t row) const { return refers(row) && !coding(row).value_exact(); }
-  KVR_FN bool shares_coded_rows() const { return s_.coded_keys != nullptr; }
+  KVR_FN bool has_shared_codes() const { return s_.coded_keys != nullptr; }
   KVR_FN Real num(int32_t row) const { return s_.num != nullptr ? s_.num[row] : Real(1); }
   KVR_FN Real den(int32_t row) const { return s_.den != nullptr ? s_.den[row] : Real(1); }
   KVR_FN bool weighted() const { return s_.num != nullptr; }
-  // Some row may be other than it was recorded.
+  // Whether any row may differ from what was recorded.
   KVR_FN bool has_changed_rows() const { return s_.own_rows > 0 || s_.coding != nullptr; }
   KVR_FN double score(int32_t row) const { return s_.score[row]; }
   KVR_FN double& score(int32_t row) { return s_.score[row]; }
@@ -106,26 +104,26 @@ class BasicCache {
   KVR_FN Coding coding(int32_t row) const { return s_.coding != nullptr ? s_.coding[row] : Coding{}; }
   KVR_FN int32_t coded_keys() const { return s_.counts[Count::coded_keys]; }
   KVR_FN int32_t coded_values() const { return s_.counts[Count::coded_values]; }
-  // Rows whose numbers a policy has written, so far.
+  // Number of rows that a policy has written so far.
   KVR_FN int32_t written() const { return s_.counts[Count::written]; }
   KVR_FN int32_t evictions() const { return s_.counts[Count::evicted]; }
-  // Tokens that were evicted after the first `since` ones, where the storage lists them.
+  // Tokens evicted after the first `since` evictions, where the storage lists them.
   KVR_FN std::span<const int32_t> evicted_since(int32_t since) const {
     return {s_.evicted + since, size_t(evictions() - since)};
   }
-  KVR_FN int32_t broken_promises() const { return s_.counts[Count::returned]; }
+  KVR_FN int32_t returned_tokens() const { return s_.counts[Count::returned]; }
   KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
   // Weights of the rows; empty: all 1.
   KVR_FN std::span<const Real> nums() const { return {s_.num, weighted() ? size_t(size()) : 0}; }
   KVR_FN std::span<const Real> dens() const { return {s_.den, weighted() ? size_t(size()) : 0}; }
-  // Of one kv head; `block` is 0 unless the cache spans a layer.
+  // Key and value of one kv head; `block` is 0 unless the cache spans a layer.
   KVR_FN std::span<const Real> key(int32_t row, int32_t block = 0) const {
-    const Real* const shared = shares_coded_rows() && !coding(row).key_exact() ? s_.coded_keys : s_.keys;
+    const Real* const shared = has_shared_codes() && !coding(row).key_exact() ? s_.coded_keys : s_.keys;
     return refers(row) ? at(shared + block * s_.key_block, s_.token[row], s_.shape.dim)
                        : at(s_.own_keys, s_.slot[row] * s_.shape.blocks + block, s_.shape.dim);
   }
   KVR_FN std::span<const Real> value(int32_t row, int32_t block = 0) const {
-    const Real* const shared = shares_coded_rows() && !coding(row).value_exact() ? s_.coded_values : s_.values;
+    const Real* const shared = has_shared_codes() && !coding(row).value_exact() ? s_.coded_values : s_.values;
     return refers(row) ? at(shared + block * s_.value_block, s_.token[row], s_.shape.v_dim)
                        : at(s_.own_values, s_.slot[row] * s_.shape.blocks + block, s_.shape.v_dim);
   }
@@ -148,7 +146,7 @@ class BasicCache {
     if (team.rank() == 0) s_.counts[Count::rows] = row + count, s_.counts[Count::returned] += returned;
     team.sync();
   }
-  // Appends a row that is no token: key(c) and value(c) give its numbers and may read the cache.
+  // Appends a row that is no token; key(c) and value(c) return its numbers and may read the cache.
   template <Team T, class K, class V>
   KVR_FN void push_own(const T& team, K key, V value, Real num, Real den) {
     const int32_t slot = take_slot(team);
@@ -156,14 +154,14 @@ class BasicCache {
     append_row(team, kSynthetic, num, den, slot);
     count_written(team);
   }
-  // Stores a row's numbers here instead of referring to the trace; it keeps its token. key(block, c) and
+  // Stores a row's numbers here instead of referring to the trace; the row keeps its token. key(block, c) and
   // value(block, c) may read the row as it was.
   template <Team T, class K, class V>
   KVR_FN void rewrite(const T& team, int32_t row, K key, V value) {
     recode(team, row, key, value);
     count_written(team);
   }
-  // Rewrites a row for a row format, which says with set_coding() what it has done.
+  // Rewrites a row for a row format, which records with set_coding() what it has done.
   template <Team T, class K, class V>
   KVR_FN void recode(const T& team, int32_t row, K key, V value) {
     const int32_t slot = refers(row) ? take_slot(team) : s_.slot[row];
@@ -174,7 +172,7 @@ class BasicCache {
     if (team.rank() == 0) s_.slot[row] = slot, forget_coding(row);
     team.sync();
   }
-  // For a row format, after what it rewrote.
+  // For a row format, after recode().
   template <Team T>
   KVR_FN void set_coding(const T& team, int32_t row, Coding coding) {
     if (team.rank() == 0) {
@@ -184,7 +182,7 @@ class BasicCache {
     }
     team.sync();
   }
-  // Puts a token in the place of what the row held.
+  // Puts a token in place of what the row held.
   template <Team T>
   KVR_FN void replace(const T& team, int32_t row, const Token<Real>& token, Real num, Real den) {
     team.sync();
@@ -231,7 +229,7 @@ class BasicCache {
     if (team.rank() == 0) s_.num[row] = Real(num), s_.den[row] = Real(den);
     team.sync();
   }
-  // weights(row), a RowWeights, of rows first .. first + count - 1.
+  // Sets the weights of rows first .. first + count - 1 to weights(row), a RowWeights.
   template <Team T, class W>
   KVR_FN void weigh_rows(const T& team, int32_t first, int32_t count, W weights) {
     assert(s_.num != nullptr);
@@ -241,7 +239,7 @@ class BasicCache {
       s_.num[first + i] = Real(w.num), s_.den[first + i] = Real(w.den);
     });
   }
-  // The method cannot go on (its run is recorded as failed): `code` is the policy's own, > 0.
+  // Records that the method cannot go on (its run is recorded as failed). `code` is the policy's, > 0.
   template <Team T>
   KVR_FN void fail(const T& team, int32_t code, int32_t at) {
     team.sync();
@@ -311,7 +309,7 @@ class BasicCache {
     count_coding(row, -1);
     s_.coding[row] = {};
   }
-  // What one thread does when a row leaves; counts and neighbours are its caller's.
+  // Releases a row on one thread; the caller updates the number of rows and moves the later ones.
   KVR_FN void release(int32_t row) {
     const int32_t token = s_.token[row];
     forget_coding(row);
@@ -322,8 +320,8 @@ class BasicCache {
       s_.counts[Count::evicted] += 1;
     }
   }
-  // Of n rows those that do not stay, in order. Many threads share the work where each row is the only one of
-  // its token and stores nothing here.
+  // Releases those of n rows that do not stay, in order. Many threads share the work if each released row is the only
+  // one of its token and stores nothing here.
   template <Team T, class F>
   KVR_FN void release_unless(const T& team, int32_t n, F stays) {
     const auto alone = [&](int32_t i) { return s_.token[i] >= 0 && s_.copies[s_.token[i]] == 1; };
@@ -345,7 +343,7 @@ class BasicCache {
     if (team.rank() == 0) s_.counts[Count::evicted] = before + more;
     team.sync();
   }
-  // What stands in a row.
+  // Contents of a row.
   struct Row {
     int32_t from, token, slot;
     double score;

@@ -4,21 +4,21 @@
 
 namespace kvreplay {
 
-// Whose text a method or an allocator learns from what it decides by (`calibration`).
+// The text that a method or an allocator is calibrated on (`calibration`).
 struct Calibration {
   enum class Source { self, others, prompt, file };
-  Source source = Source::self;  // self: those of the prompt that is replayed
-  std::string name;              // of the prompt, or of the file
-  // From other text than the prompt that is replayed.
+  Source source = Source::self;  // self: the prompt that is replayed
+  std::string name;              // prompt id, or path of the file
+  // Calibrated on other text than the prompt that is replayed.
   bool is_offline() const { return source != Source::self; }
-  // Of the same trace.
-  bool is_of_other_prompts() const { return source == Source::others || source == Source::prompt; }
+  // Calibrated on other prompts of the same trace.
+  bool uses_other_prompts() const { return source == Source::others || source == Source::prompt; }
   auto operator<=>(const Calibration&) const = default;
 };
 
 constexpr const char *kCalibrationPrompt = "prompt:", *kCalibrationFile = "file:";
 
-// As configurations write it: self, others, prompt:ID, file:PATH.
+// The word in configurations: self, others, prompt:ID, file:PATH.
 inline std::string word(const Calibration& c) {
   switch (c.source) {
     case Calibration::Source::self:
@@ -32,8 +32,8 @@ inline std::string word(const Calibration& c) {
   }
   return "";
 }
-// Whether `text` is one of these words, and which.
-inline bool read_calibration(const std::string& text, Calibration& c) {
+// Parses such a word; false if `text` is none of them.
+inline bool parse_calibration(const std::string& text, Calibration& c) {
   using Source = Calibration::Source;
   const auto behind = [&](const std::string& prefix) { return text.substr(prefix.size()); };
   if (text == "self") c = {};

@@ -4,15 +4,16 @@
 
 namespace kvreplay {
 
-// What tokens receive when their neighbours may look ahead: consecutive rows of a cache make chunks, and a shorter last
-// chunk is its own.
-//  1. Inside a chunk softmax over j of <q_i, k_j> for every i, without mask and without scale.
-//  2. Column sums over i, times ||v_j||, over the group.  3. Mean of three neighbours (zeros outside, divisor 3).
+// The attention that tokens receive if their neighbours may look ahead. Consecutive rows of a cache form chunks; the
+// last chunk may be shorter.
+//  1. Inside a chunk, softmax over j of <q_i, k_j> for every i, without mask and without scale.
+//  2. Column sums over i, times ||v_j||, aggregated over the group.  3. Mean of three neighbours (zeros outside,
+//     divisor 3).
 struct ChunkAttention {
   std::span<double> received;  // [heads, rows]
   std::span<double> row;       // [chunk]
 
-  // put(j, what row begin + j receives).
+  // Calls put(j, x) with the attention x that row begin + j receives.
   template <class Real>
   KVR_FN void find(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache, int32_t begin,
                    int32_t rows, auto put) const {

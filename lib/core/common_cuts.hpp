@@ -7,33 +7,36 @@
 
 namespace kvreplay {
 
-// Cuts in time that kv heads make together, so that all of them hold the same tokens. Where one is due, every head is
-// asked for its scores, and in the replay each knows what stays (allocation/common_cuts.hpp). A method derives from it,
-// cuts as it is told where it knows the cut, and before it cuts by its own scores asks whether it must wait.
+// Cuts in time that kv heads make together, so that all of them hold the same tokens. When a cut is due, every head is
+// asked for its scores, and the replay passes each head the tokens that stay (allocation/common_cuts.hpp). A method
+// derives from it. Where the cut is known, the method follows it; before it cuts by its own scores, it asks whether it
+// must wait.
 struct CommonCuts {
   static constexpr SharedOver shared_over = SharedOver::model;
-  // head: kv head h of every layer holds what the mean of their scores says; all: every head of the model holds what
-  // the largest of its scores by any head says.
+  // head: kv head h of every layer keeps the tokens with the best mean score over these heads. all: every head of the
+  // model keeps the tokens with the largest score of any head.
   enum class Level { layer_head, head, all };
   Level level = Level::layer_head;
-  GivenLists given;    // list i: the tokens that the i-th common cut leaves
-  int32_t cuts = 0;    // common ones, so far
-  int32_t leaves = 0;  // rows that nothing protects, by a cut for which the others are to be heard; 0: none is due
+  GivenLists given;    // list i: tokens left by the i-th common cut
+  int32_t cuts = 0;    // common cuts so far
+  int32_t leaves = 0;  // unprotected rows that remain after a cut that waits for the other heads' scores; 0: no cut is
+                       // due
 
   static constexpr Hooks cut_hooks{"given shared_over shares head_scores waits_for_heads cut_together"};
   template <class M>
   static void declare_level(auto& d) {
     d.choice("level", static_cast<Level M::*>(&M::level), {"layer_head", "head", "union"},
-             "who holds the same tokens: no two kv heads, kv head h of all recorded layers, or all of their heads");
+             "which kv heads hold the same tokens: none, kv head h of all recorded layers, or all of their heads");
   }
   SharedOver shares() const { return level == Level::layer_head ? SharedOver::none : SharedOver::model; }
   bool waits_for_heads() const { return leaves > 0; }
   void head_scores(std::vector<double>& says) const { says.push_back(leaves); }
 
-  KVR_FN bool knows_cut() const { return cuts < given.count; }
-  KVR_FN void cut_as_known(const Team auto& team, Cache auto& cache) { given.keep(team, cache, cuts++); }
-  // Scores stand on the rows, of which the first `sinks` and the last `recent` are protected.
-  KVR_FN bool must_wait(const Team auto& team, Cache auto& cache, Protect rows, int32_t count) {
+  KVR_FN bool has_known_cut() const { return cuts < given.count; }
+  KVR_FN void apply_known_cut(const Team auto& team, Cache auto& cache) { given.keep(team, cache, cuts++); }
+  // The rows have their scores; the first `rows.sinks` and the last `rows.recent` are protected. Returns whether the
+  // cut must wait for the other heads' scores.
+  KVR_FN bool waits_for_other_heads(const Team auto& team, Cache auto& cache, Protect rows, int32_t count) {
     if (level == Level::layer_head) return false;
     team.each(cache.size(), [&](int32_t i) {
       if (i < rows.sinks || i >= cache.size() - rows.recent) cache.score(i) = double(INFINITY);
@@ -42,9 +45,9 @@ struct CommonCuts {
     return true;
   }
 
-  // Rows that stay of each head, ascending, where they have scores, infinite if a row is protected. Throws
-  // ParameterError where those who cut together hold other tokens. With level all nothing need be proposed first: what
-  // is among the largest of all scores is among the largest of some head's own.
+  // Rows that stay in each head, ascending. `heads` has a score for every row, infinite if the row is protected. Throws
+  // ParameterError if heads that cut together hold different tokens. With level all nothing needs to be proposed first:
+  // a row among the largest of all scores is among the largest of some head's scores.
   std::vector<std::vector<int32_t>> cut_together(const std::vector<HeadScores>& heads) const {
     std::map<int32_t, Sum> together;
     for (const HeadScores& h : heads) together[group_of(h)].add(h, level == Level::head);
@@ -56,7 +59,7 @@ struct CommonCuts {
   }
 
  private:
-  // What the heads of one group say of their rows: sums or maxima of scores, the order of which is that of their means.
+  // Scores of the heads of one group, combined: sums or maxima. Sums rank the rows as means do.
   struct Sum {
     const HeadScores* first = nullptr;
     std::vector<double> scores = {};
@@ -65,7 +68,7 @@ struct CommonCuts {
       if (head.tokens != first->tokens)
         throw ParameterError("level", "heads of layers " + std::to_string(first->layer) + " and " +
                                           std::to_string(head.layer) +
-                                          " hold other tokens when they are to cut together, as a sliding window takes "
+                                          " hold different tokens at a common cut, because a sliding window evicts "
                                           "some from one of them: write level: layer_head");
       for (size_t i = 0; i < scores.size(); ++i)
         scores[i] = sums ? scores[i] + head.scores[i] : std::max(scores[i], head.scores[i]);

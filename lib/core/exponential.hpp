@@ -7,12 +7,12 @@
 
 namespace kvreplay {
 
-// x[l] = exp(x[l]) in double, within 2 units in the last place: 2^n exp(r), |r| <= ln(2)/2, exp(r) by its
-// Taylor series. A loop of plain arithmetic, so that neighbours are computed together.
+// x[l] = exp(x[l]) in double, within 2 units in the last place: 2^n exp(r), |r| <= ln(2)/2, exp(r) by its Taylor
+// series. The loop is plain arithmetic, so that the compiler computes neighbours together.
 template <int32_t n>
 KVR_FN void exponentiate(double (&x)[n]) {
   constexpr double kLog2E = 1.4426950408889634, kLn2High = 0x1.62e42fee00000p-1, kLn2Low = 0x1.a39ef35793c76p-33;
-  constexpr double kShift = 0x1.8p52;  // x + kShift has the nearest integer to x in its last bits
+  constexpr double kShift = 0x1.8p52;  // the last bits of x + kShift hold the integer nearest to x
   constexpr double kLeast = -708, kMost = 709;
   constexpr double kInverse[] = {
       1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
@@ -20,11 +20,12 @@ KVR_FN void exponentiate(double (&x)[n]) {
   double outside = 0;
   KVR_SIMD_SUM(outside)
   for (int32_t l = 0; l < n; ++l) outside += x[l] >= kLeast && x[l] <= kMost ? 0.0 : 1.0;
-  if (outside > 0) {  // infinite, tiny, or no number
+  if (outside > 0) {  // infinite, tiny or NaN
     for (int32_t l = 0; l < n; ++l) x[l] = std::exp(x[l]);
     return;
   }
-  constexpr int32_t kAtOnce = n % 16 == 0 ? 16 : n;  // series side by side, as each term waits for the last
+  constexpr int32_t kAtOnce = n % 16 == 0 ? 16 : n;  // series computed side by side, because each term waits for the
+                                                     // one before
   for (int32_t first = 0; first < n; first += kAtOnce) {
     double shifted[kAtOnce], r[kAtOnce], s[kAtOnce];
     KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) {

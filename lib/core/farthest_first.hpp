@@ -7,25 +7,25 @@
 
 namespace kvreplay {
 
-// Farthest-first traversal (Gonzalez 1985) of the first `rows` keys of a cache: after a given first centre
-// always the row that is farthest from its nearest centre (Euclidean; ties: lowest row), a centre never
-// again. Distances that cannot decide are not computed:
-//  - They only shrink. A row whose last known distance is below that of another waits, and is compared with
-//    the centres that it has missed when its turn may have come.
-//  - (|x|^2 + |c|^2)/2 - <x, c> is half of a distance but for rounding. Where even so it cannot be the
-//    nearest, the sum of squared differences, which decides, is left out.
+// Farthest-first traversal (Gonzalez 1985) of the first `rows` keys of a cache. After a given first centre, each next
+// centre is the row farthest from its nearest centre (Euclidean; ties: lowest row). No row is a centre twice. Distances
+// that cannot change the result are not computed:
+//  - Distances only shrink. A row whose last known distance is below that of another waits. It is compared with the
+//    centres that it has missed once it may be the farthest.
+//  - (|x|^2 + |c|^2)/2 - <x, c> is half of a squared distance, up to rounding. If a centre cannot be the nearest even
+//    so, the sum of squared differences, which decides, is skipped.
 template <Cache C>
 class FarthestFirst {
   using Real = typename C::real;
-  // Centres that a row is compared with at once, neighbouring sums of each product, rows with one top.
+  // Centres compared with a row at once, partial sums of each product, rows that share one top.
   static constexpr int32_t kAtOnce = 2 * KVR_LANES, kChains = 2, kBlock = 16;
-  static constexpr double kChosen = -1;  // stands for the distance of a centre
+  static constexpr double kChosen = -1;  // marks a centre in place of its distance
 
  public:
   static int64_t doubles(int64_t rows, int64_t centres, int64_t dim) {
     return 4 * rows + rows / kBlock + 1 + 2 * centres + (centres + kAtOnce) * (dim + 1);
   }
-  // state: doubles(rows, centres, dim) or more.
+  // state: at least doubles(rows, centres, dim) numbers.
   KVR_FN FarthestFirst(const C& cache, int32_t rows, int32_t centres, std::span<double> state)
       : cache_(cache), rows_(rows), count_(centres) {
     Carver cut{state.data()};
@@ -36,7 +36,7 @@ class FarthestFirst {
     centre_keys_ = reinterpret_cast<Real*>(cut((centres + kAtOnce) * cache.shape().dim).data());
   }
   KVR_FN int32_t row(int32_t centre) const { return int32_t(order_[size_t(centre)]); }
-  // Rows whose nearest centre this is, after assign_rest(). Ties: the earlier centre.
+  // Number of rows whose nearest centre this is, after assign_rest(). Ties: the earlier centre.
   KVR_FN double members(int32_t centre) const { return members_[size_t(centre)]; }
 
   KVR_FN void choose(const Team auto& team, int32_t first) {
@@ -49,8 +49,8 @@ class FarthestFirst {
       if (++chosen_ == count_) return;
     }
   }
-  // The first centres of a longer traversal from the same start.
-  KVR_FN void take_order(const Team auto& team, const FarthestFirst& longer) {
+  // Takes the first centres of a longer traversal from the same start.
+  KVR_FN void copy_order(const Team auto& team, const FarthestFirst& longer) {
     team.each(count_, [&](int32_t c) { order_[size_t(c)] = longer.order_[size_t(c)]; });
   }
   // Brings every row up to date and counts members.
@@ -63,7 +63,7 @@ class FarthestFirst {
   }
 
  private:
-  // The estimates err by less than slack_, be they made of numbers of any size.
+  // slack_ bounds the error of the estimates, for numbers of any size.
   KVR_FN void open(const Team auto& team) {
     team.each(rows_, [&](int32_t i) {
       distance_[size_t(i)] = INFINITY, nearest_[size_t(i)] = 0, seen_[size_t(i)] = 0;
@@ -76,7 +76,7 @@ class FarthestFirst {
     const double relative = 8.0 * (cache_.shape().dim + 8) * double(Limits::epsilon());
     slack_ = 2 * most < double(Limits::max()) ? relative * most + double(Limits::min()) : INFINITY;
   }
-  // Every earlier centre has been compared with it.
+  // Adds a centre that has been compared with every earlier centre.
   KVR_FN void add(int32_t row) {
     order_[size_t(chosen_)] = row, centre_half_[size_t(chosen_)] = half_[size_t(row)];
     if (distance_[size_t(row)] > 0) nearest_[size_t(row)] = chosen_;
@@ -89,7 +89,7 @@ class FarthestFirst {
     team.sync();
     if (team.rank() == 0) catch_up(candidate, 0);
     team.sync();
-    double most = distance_[size_t(candidate)];  // of the rows that this thread has seen
+    double most = distance_[size_t(candidate)];  // largest distance among the rows that this thread has seen
     team.each(blocks(), [&](int32_t b) {
       if (top(b) >= most) catch_up_block(b, most);
     });
@@ -118,7 +118,7 @@ class FarthestFirst {
     while (i + 1 < end_of(block) && distance_[size_t(i)] != top_[size_t(block)]) ++i;
     return i;
   }
-  // Until the row is known to be nearer than `least` to a centre.
+  // Compares until the row is known to be nearer than `least` to a centre.
   KVR_FN void catch_up(int32_t i, double least) {
     while (distance_[size_t(i)] >= least && seen_[size_t(i)] < chosen_) compare(i);
   }
@@ -131,19 +131,19 @@ class FarthestFirst {
     const double s = squared_distance(cache_.key(i), cache_.key(row(centre)));
     if (s < distance_[size_t(i)]) distance_[size_t(i)] = s, nearest_[size_t(i)] = centre;
   }
-  // The first centre from `next` on that may be nearer to row i than what is known, or chosen_.
+  // The first centre from `next` on that may be nearer to row i than its nearest so far, or chosen_.
   KVR_FN int32_t first_near(int32_t i, int32_t next) const {
-    // Below <x, c> - |c|^2/2 for every such centre; NaN and infinity exclude none.
+    // Lower bound of <x, c> - |c|^2/2 for every such centre; NaN and infinity exclude none.
     const double unreached = half_[size_t(i)] - slack_ - distance_[size_t(i)] / 2;
     int32_t found = chosen_;
     wide([&] {
       for (int32_t c = next - next % kAtOnce; c < chosen_ && found == chosen_; c += kAtOnce)
-        found = first_near_of(cache_.key(i), c, next > c ? next : c, unreached);
+        found = first_near_in_block(cache_.key(i), c, next > c ? next : c, unreached);
     });
     return found;
   }
-  // Of kAtOnce centres from `first` on.
-  KVR_FN int32_t first_near_of(std::span<const Real> x, int32_t first, int32_t next, double unreached) const {
+  // As first_near(), among kAtOnce centres from `first` on.
+  KVR_FN int32_t first_near_in_block(std::span<const Real> x, int32_t first, int32_t next, double unreached) const {
     Real products[kAtOnce];
     multiply(x, first, products);
     const double* const half = centre_half_.data() + first;
@@ -154,7 +154,7 @@ class FarthestFirst {
       if (near(c - first) > 0) return c;
     return chosen_;
   }
-  // Of x with kAtOnce centres from `first` on.
+  // Inner products of x with kAtOnce centres from `first` on.
   KVR_FN void multiply(std::span<const Real> x, int32_t first, Real (&products)[kAtOnce]) const {
     const Real* const keys = centre_number(first, 0);
     const int32_t n = int32_t(x.size()), whole = n - n % kChains;
@@ -175,11 +175,11 @@ class FarthestFirst {
   const C& cache_;
   int32_t rows_, count_, chosen_ = 0;
   double slack_ = 0;
-  // Of the rows: squared distance to the nearest centre that each has seen, which one, |x|^2/2, centres seen.
+  // [rows] squared distance to the nearest centre seen so far, that centre, |x|^2/2, number of centres seen.
   std::span<double> distance_, nearest_, half_, seen_;
-  std::span<double> top_;                            // [blocks] largest distance of kBlock rows, or more
-  std::span<double> order_, centre_half_, members_;  // [centres] row, |c|^2/2
-  // [groups of kAtOnce centres, dim, kAtOnce]; numbers behind the last centre are not used.
+  std::span<double> top_;                            // [blocks] upper bound of the distances of kBlock rows
+  std::span<double> order_, centre_half_, members_;  // [centres] row, |c|^2/2, number of rows
+  // [groups of kAtOnce centres, dim, kAtOnce]; numbers after the last centre are not used.
   Real* centre_keys_;
 };
 

@@ -2,14 +2,14 @@
 #include "core/thinning.hpp"
 #include "core/walk.hpp"
 
-// Which of the signed rows stay. Signs stand in the scores, and become what a row's weight is multiplied by:
-// 0, where it is dropped, 1 or 2.
+// Selects which of the signed rows stay. The scores hold the signs; they are replaced by the factor for the row's
+// weight: 0 (evicted), 1 or 2.
 
 namespace kvreplay {
 
-// The released code of BalanceKV: h = floor(m/2); cut = the later of the first indices at which the count of
-// -1, and of +1, reaches h (0 if never). What has sign -e_cut up to the cut doubles, everything after it
-// stays as it is; the first h of these.
+// The released code of BalanceKV: h = floor(m/2); cut = the later of the first indices at which the count of -1, and of
+// +1, reaches h (0 if never). Rows up to the cut that have sign -e_cut double; rows after the cut keep their weight.
+// The first h of these rows stay.
 template <Team T, Cache C>
 KVR_FN void truncate_at_cut(const T& team, C& cache, Middle m) {
   const auto score = [&](int32_t i) -> double& { return cache.score(m.first + i); };
@@ -28,7 +28,7 @@ KVR_FN void truncate_at_cut(const T& team, C& cache, Middle m) {
   team.sync();
 }
 
-// Exactly floor(m/2): the smaller class (equal: +), topped up with the lowest indices of the other; they
+// Keeps exactly floor(m/2) rows: the smaller class (if equal: +), topped up with the lowest indices of the other. They
 // double.
 template <Team T, Cache C>
 KVR_FN void smaller_half(const T& team, C& cache, Middle m) {

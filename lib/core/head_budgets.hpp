@@ -5,12 +5,12 @@
 #include <numeric>
 #include <vector>
 
-// Budgets of heads from numbers of heads: what allocators do once every head has said its own. Host text.
+// Budgets of heads, which allocators compute from one number per head. Host code.
 
 namespace kvreplay {
 
-// Whole numbers of tokens that sum to `total`, none above `most`: shares rounded down, and one more for the largest
-// remainders. Those that differ by rounding errors alone are ties. Ties: head.
+// Whole numbers of tokens that sum to `total`, none above `most`: shares rounded down, plus one for the largest
+// remainders. Remainders that differ by rounding errors alone are ties. Ties: head.
 inline std::vector<int32_t> largest_remainder(const std::vector<double>& shares, int64_t total, int32_t most) {
   constexpr double kRounding = 1e-9;
   std::vector<int32_t> tokens(shares.size());
@@ -30,8 +30,8 @@ inline std::vector<int32_t> largest_remainder(const std::vector<double>& shares,
   return tokens;
 }
 
-// DuoAttention, arXiv 2410.10819, as an allocator: heads that stream hold `ends` tokens, the others share the rest of
-// budget * heads equally. Empty where that leaves one of them nothing.
+// DuoAttention, arXiv 2410.10819, as an allocator: streaming heads hold `ends` tokens, the others share the rest of
+// budget * heads equally. Empty if that leaves one of them nothing.
 inline std::vector<int32_t> duo_tokens(const std::vector<bool>& streams, int32_t budget, int32_t ends, int32_t most) {
   const int64_t heads = int64_t(streams.size()), streaming = std::count(streams.begin(), streams.end(), true);
   const int64_t rest = budget * heads - streaming * ends, others = heads - streaming;
@@ -44,8 +44,8 @@ inline std::vector<int32_t> duo_tokens(const std::vector<bool>& streams, int32_t
   return tokens;
 }
 
-// KVzip, arXiv 2505.23416, by heads: in descending order of their worth heads hold `most` tokens while budget * heads
-// lasts, and the others `ends`. What is left where a head cannot have everything stays unspent. Ties: head.
+// KVzip, arXiv 2505.23416, by heads: in descending order of worth, heads hold `most` tokens while budget * heads lasts;
+// the others hold `ends`. A rest that is too small for a whole head stays unspent. Ties: head.
 inline std::vector<int32_t> whole_heads(const std::vector<double>& worth, int32_t budget, int32_t ends, int32_t most) {
   std::vector<size_t> order(worth.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -56,9 +56,9 @@ inline std::vector<int32_t> whole_heads(const std::vector<double>& worth, int32_
   return tokens;
 }
 
-// HeadKV, arXiv 2410.19258: with b = budget - window, floor(b / beta) * heads tokens are a pool that goes by the heads'
-// share of importance^temp, and the rest of b is every head's alike. Rounded half to even, so that the sum may miss
-// budget * heads by a few tokens.
+// HeadKV, arXiv 2410.19258: with b = budget - window, a pool of floor(b / beta) * heads tokens is shared in proportion
+// to importance^temp. The rest of b is shared equally. Numbers are rounded half to even, so the sum may miss budget *
+// heads by a few tokens.
 inline std::vector<int32_t> headkv_tokens(const std::vector<double>& importance, int32_t budget, int32_t window,
                                           double beta, double temp) {
   std::vector<double> weights;

@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <string_view>
 
-// Every hook that a policy may have; lib/methods/README.md says what each is for. A policy names those it has
-// (`static constexpr Hooks hooks{"layout read_prompt evict"}`), and its registration compares the list with what
-// the compiler finds (catalog/policy_table.hpp): a hook with a misspelt name, or with arguments that the engine
-// would not call it with, does not compile instead of being passed over.
+// Every hook that a policy may have; lib/methods/README.md explains each. A policy names its hooks (`static constexpr
+// Hooks hooks{"layout read_prompt evict"}`), and its registration compares the list with what the compiler finds
+// (catalog/policy_table.hpp). A hook with a misspelt name, or with arguments that the engine does not pass, fails to
+// compile instead of being ignored.
 
 namespace kvreplay {
 
@@ -19,7 +19,7 @@ namespace kvreplay {
   X(error_bound) X(voters) X(shared_over) X(shares) X(share) X(head_scores) X(hear) X(learns_heads)        \
   X(waits_for_heads) X(cut_together)                                                                       \
   X(failure_text) X(set_options) X(warning) X(random) X(budgetless) X(rng_arrays)                          \
-  /* What an instance says of itself. */                                                                   \
+  /* Properties of an instance. */                                                                         \
   X(streams_prompt) X(observes) X(chooses) X(changes_logits) X(holds_all) X(implied_layout) X(heads_differ) \
   /* Members that the engine binds. */                                                                     \
   X(state) X(rng) X(given) X(larger) X(open_session)
@@ -43,7 +43,7 @@ struct Hooks {
   uint64_t bits = 0;
 
   constexpr Hooks() = default;
-  // Names with spaces between them. A word that is no hook does not compile.
+  // Names separated by spaces. A word that is no hook does not compile.
   consteval explicit Hooks(std::string_view words) {
     while (!words.empty()) {
       const size_t end = words.find(' ') < words.size() ? words.find(' ') : words.size();

@@ -3,14 +3,14 @@
 
 namespace kvreplay {
 
-// How far each of n points x_i [m] stands out among all of them, x_i^T (ridge I + sum_j w_j x_j x_j^T)^-1 x_i.
+// Leverage of each of n points x_i [m], i.e. how far it stands out: x_i^T (ridge I + sum_j w_j x_j x_j^T)^-1 x_i.
 struct Leverage {
   std::span<double> point, gram, inverse;  // [m], [m, m], [m, m]
 
   KVR_FN static constexpr int64_t doubles(int64_t m) { return m + 2 * m * m; }
   KVR_FN static Leverage carve(Carver& cut, int64_t m) { return {cut(m), cut(m * m), cut(m * m)}; }
 
-  // take(i) writes x_i to `point`, by the whole team; weight(i) = w_i >= 0; put(i, leverage), by one thread.
+  // The whole team calls take(i), which writes x_i to `point`; weight(i) = w_i >= 0; one thread calls put(i, leverage).
   KVR_FN void find(const Team auto& team, int32_t n, double ridge, auto weight, auto take, auto put) const {
     const int32_t m = int32_t(point.size());
     team.each(m * m, [&](int32_t i) { gram[size_t(i)] = i % (m + 1) == 0 ? ridge : 0; });

@@ -33,8 +33,7 @@ struct Carver {
   }
 };
 
-// out[c] = sum_i weight(i) row(i)[c]. A thread takes a few neighbouring columns, so that rows are read in
-// lines.
+// out[c] = sum_i weight(i) row(i)[c]. A thread takes a few neighbouring columns, so that rows are read in cache lines.
 template <class W, class R>
 KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std::span<double> out) {
   constexpr int32_t kColumns = 8;
@@ -70,7 +69,7 @@ KVR_FN inline void add_outer(const Team auto& team, std::span<double> a, std::sp
     });
   });
 }
-// The upper triangle of a symmetric a [n, n], from the lower one, and `ridge` times its mean diagonal on the
+// Fills the upper triangle of a symmetric a [n, n] from the lower one, and adds `ridge` times the mean diagonal to the
 // diagonal.
 KVR_FN inline void complete(const Team auto& team, std::span<double> a, int32_t n, double ridge) {
   const double shift = n == 0 ? 0 : ridge / n * team.sum(n, [&](int32_t i) { return a[size_t(i) * size_t(n + 1)]; });
@@ -80,7 +79,7 @@ KVR_FN inline void complete(const Team auto& team, std::span<double> a, int32_t 
   });
 }
 
-// a = L L^T in place, L in the lower triangle. False: a is not positive definite.
+// a = L L^T in place, L in the lower triangle. Returns false if a is not positive definite.
 KVR_FN inline bool cholesky(const Team auto& team, std::span<double> a, int32_t n) {
   const auto row = [&](int32_t i) { return a.data() + int64_t(i) * n; };
   for (int32_t j = 0; j < n; ++j) {
@@ -115,15 +114,15 @@ KVR_FN inline void cholesky_solve(const Team auto& team, std::span<const double>
   });
 }
 
-// inverse = a^-1 of a symmetric a [n, n], of which the lower triangle is read and which becomes its factor. False: a is
-// not positive definite.
+// inverse = a^-1 for a symmetric a [n, n]. Only the lower triangle is read; it is replaced by the Cholesky factor.
+// Returns false if a is not positive definite.
 KVR_FN inline bool invert(const Team auto& team, std::span<double> a, int32_t n, std::span<double> inverse) {
   if (!cholesky(team, a, n)) return false;
   team.each(n * n, [&](int32_t i) { inverse[size_t(i)] = i % (n + 1) == 0 ? 1 : 0; });
   cholesky_solve(team, a, n, inverse, n);
   return true;
 }
-// x^T a x of a symmetric a, of which the lower triangle is read.
+// x^T a x for a symmetric a; only the lower triangle is read.
 KVR_FN inline double quadratic_form(const Team auto& team, std::span<const double> a, std::span<const double> x) {
   const int32_t n = int32_t(x.size());
   return team.sum(n, [&](int32_t i) {
@@ -132,12 +131,13 @@ KVR_FN inline double quadratic_form(const Team auto& team, std::span<const doubl
   });
 }
 
-// First eigenvector x of a symmetric a [n, n] without negative eigenvalues, whose powers a, a^2, a^4, ... of trace 1 it
-// is alone in before long; its largest number is positive. Zero if a is. a becomes the last power. power: [n, n].
+// First eigenvector x of a symmetric a [n, n] without negative eigenvalues; its largest number is positive. Computed by
+// squaring: in a, a^2, a^4, ..., scaled to trace 1, soon only x remains. Zero if a is zero. a becomes the last power.
+// power: [n, n] scratch.
 KVR_FN inline void first_eigenvector(const Team auto& team, std::span<double> a, int32_t n, std::span<double> power,
                                      std::span<double> x) {
   constexpr int32_t kMostSquarings = 60;
-  constexpr double kOthers = 1e-13;  // share of the trace
+  constexpr double kOthers = 1e-13;  // share of the trace that the other eigenvectors may have
   const auto row = [&](int32_t i) { return a.subspan(size_t(i) * size_t(n), size_t(n)); };
   const auto diagonal = [&](int32_t i) { return a[size_t(i) * size_t(n + 1)]; };
   for (int32_t squaring = 0; squaring < kMostSquarings; ++squaring) {
@@ -155,9 +155,8 @@ KVR_FN inline void first_eigenvector(const Team auto& team, std::span<double> a,
   team.each(n, [&](int32_t i) { x[size_t(i)] = length > 0 ? best[size_t(i)] / length : 0; });
 }
 
-// Largest eigenvalue of a symmetric a [n, n] without negative numbers, by power iteration: the first
-// eigenvector has no negative number either, so a constant start is never orthogonal to it. scratch: 2 n
-// doubles.
+// Largest eigenvalue of a symmetric a [n, n] without negative numbers, by power iteration. The first eigenvector has no
+// negative number either, so a constant start is never orthogonal to it. scratch: 2 n doubles.
 KVR_FN inline double largest_eigenvalue(const Team auto& team, std::span<const double> a, int32_t n,
                                         std::span<double> scratch) {
   constexpr int32_t kMostRounds = 2000;
@@ -192,7 +191,7 @@ KVR_FN inline void orthonormalise(const Team auto& team, std::span<double> a, in
   }
 }
 
-// Ridge least squares: rows x with targets y come one by one.
+// Ridge least squares; add() takes the rows x and their targets y one by one.
 struct LeastSquares {
   int32_t n, columns;
   std::span<double> gram, factor, right, solution;  // [n, n], [n, n], [n, columns], [n, columns]
@@ -207,7 +206,7 @@ struct LeastSquares {
       for (int32_t c = 0; c < columns; ++c) right[size_t(j * columns + c)] += x[size_t(j)] * y[size_t(c)];
     });
   }
-  // gram then holds the whole matrix, the ridge included. False: there is no unique solution.
+  // Afterwards gram holds the whole matrix, the ridge included. Returns false if there is no unique solution.
   KVR_FN bool solve(const Team auto& team, double ridge) const {
     complete(team, gram, n, ridge);
     team.each(n * n, [&](int32_t i) { factor[size_t(i)] = gram[size_t(i)]; });
@@ -218,9 +217,9 @@ struct LeastSquares {
   }
 };
 
-// Randomly pivoted Cholesky of a positive semidefinite entry(i, j), i, j < n: pivots are drawn in proportion
-// to what is left of the diagonal, pivot j with uniform(j), by the running sum. residual [n], factor [n,
-// most], pivots [most]. Returns how many were found: fewer than `most` where nothing is left.
+// Randomly pivoted Cholesky of a positive semidefinite entry(i, j), i, j < n. Pivots are drawn in proportion to the
+// residual of the diagonal: pivot j with uniform(j), by the running sum. residual [n], factor [n, most], pivots [most].
+// Returns the number of pivots, fewer than `most` once the residual is zero.
 template <class E, class U>
 KVR_FN int32_t pivoted_cholesky(const Team auto& team, int32_t n, int32_t most, E entry, U uniform,
                                 std::span<double> residual, std::span<double> factor, std::span<double> pivots) {

@@ -6,9 +6,8 @@
 
 namespace kvreplay {
 
-// BUZZ multiplies all logits of a step by ln L / ln 512, so that attention over a longer cache does not
-// flatten: live counts the tokens that the step attends to, context those that it would attend to without
-// eviction.
+// BUZZ multiplies all logits of a step by ln L / ln 512, so that attention over a longer cache does not flatten. live:
+// L counts the tokens that the step attends to; context: those that it would attend to without eviction.
 enum class LogN { off, live, context };
 constexpr const char* kLogNHelp = "factor ln(L)/ln(512) on all logits, L = attended tokens or the whole context";
 

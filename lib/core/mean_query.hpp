@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// What is known of the queries of one head before rotation (methods/triattention.hpp, steps 1 and 2).
+// Mean of the queries of one head before rotation (methods/triattention.hpp, steps 1 and 2).
 struct MeanQuery {
   std::span<double> mean;   // [dim]
   std::span<double> sizes;  // [pairs] mean modulus of each pair of channels
@@ -15,8 +15,9 @@ struct MeanQuery {
     team.each(int32_t(mean.size()), [&](int32_t c) { mean[size_t(c)] = of[size_t(c)]; });
     team.each(int32_t(sizes.size()), [&](int32_t f) { sizes[size_t(f)] = lengths[size_t(f)]; });
   }
-  // to = the mean query at position `next` + D; for D = first, 2 first, ... up to `last` the mean of those. Its product
-  // with a stored key is the sum over all pairs, and over the channels that do not rotate. Times `weight` the pairs.
+  // Writes to `to` the mean query, rotated to position `next` + D and averaged over D = first, 2 first, ... up to
+  // `last`. Its product with a stored key is the sum over all pairs of channels, times `weight`, plus the sum over the
+  // channels that do not rotate.
   KVR_FN void look_ahead(const Team auto& team, const RopeView& rope, int32_t next, int32_t first, int32_t last,
                          double weight, std::span<double> to) const {
     team.each(int32_t(mean.size()), [&](int32_t c) { to[size_t(c)] = mean[size_t(c)]; });
@@ -27,7 +28,7 @@ struct MeanQuery {
         const double angle = (double(next) + ahead) * rope.inv_freq[f];
         c += std::cos(angle), s += std::sin(angle);
       }
-      turn_pair(rope, f, weight * c / count, weight * s / count, to.data());
+      rotate_pair(rope, f, weight * c / count, weight * s / count, to.data());
     });
   }
 };

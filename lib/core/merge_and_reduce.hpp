@@ -6,13 +6,13 @@
 
 namespace kvreplay {
 
-// MergeAndReduce (BalanceKV, Algorithm 3), several structures over the rows of one cache: the denominator and
-// one for each bucket of values. A row counts with `den` in the denominator and with `num` in the bucket that
-// its score names; its weight 2^l there says that it stands in C^l, and 0 that it has left.
+// MergeAndReduce (BalanceKV, Algorithm 3): several structures over the rows of one cache, one for the denominator and
+// one for each bucket of values. A row counts with `den` in the denominator and with `num` in the bucket that its score
+// names. A weight 2^l means that the row is in C^l; 0 means that it was removed.
 struct MergeAndReduce {
   static constexpr int32_t kDenominator = 0, kSlots = 4096;
   int32_t batch = 256, levels = 0;  // t, T
-  std::span<double> state;          // tokens that each slot was fed [kSlots]; rows [t] and signs [t] of a level
+  std::span<double> state;          // number of tokens fed to each slot [kSlots]; rows [t] and signs [t] of a level
 
   KVR_FN static int64_t doubles(int32_t most) { return kSlots + 2 * int64_t(most); }
   KVR_FN double& fed(int32_t slot) const { return state[size_t(slot)]; }
@@ -30,9 +30,9 @@ struct MergeAndReduce {
     else cache.weigh(team, row, w, double(cache.den(row)));
   }
 
-  // A token has joined C^0. If t divides the counter j: p = j/t, l = 0; while p is an integer and l < T:
-  // C^(l+1) gains what `balance` leaves of C^l, C^l is emptied, l += 1, p /= 2. balance(n, level) sets
-  // sign(i) of row(i), i < n; where it returns false the method has failed.
+  // Adds a token to C^0. If t divides the counter j: p = j/t, l = 0; while p is an integer and l < T: C^(l+1) gains the
+  // rows of C^l that `balance` keeps, C^l is emptied, l += 1, p /= 2. balance(n, level) sets sign(i) of row(i), i < n;
+  // it returns false if the method failed.
   template <Team T, class C, class B>
   KVR_FN void append(const T& team, C& cache, int32_t slot, B balance) const {
     const int64_t j = int64_t(fed(slot)) + 1;
@@ -59,7 +59,7 @@ struct MergeAndReduce {
   }
 
  private:
-  // The smaller class moves up, the other leaves.
+  // The smaller class moves up one level; the other is removed.
   template <Team T, class C, class B>
   KVR_FN void reduce(const T& team, C& cache, int32_t slot, int32_t level, B balance) const {
     const double w = std::ldexp(1.0, level);
@@ -75,21 +75,21 @@ struct MergeAndReduce {
   }
 };
 
-// A numerator in buckets of ||v||, 2^(i-1) < ||v|| <= 2^i, and a denominator of pairs (k, 1); their levels
-// are halved by SoftmaxBalance.
+// A numerator in buckets of ||v||, 2^(i-1) < ||v|| <= 2^i, and a denominator of pairs (k, 1). SoftmaxBalance halves
+// their levels.
 struct BalancedSums : MergeAndReduce {
   static constexpr int32_t kBucketZero = 2048,
-                           kSmallest = -1074;  // slot of bucket i: i + 2048; of the least double
+                           kSmallest = -1074;  // slot of bucket i: i + 2048; exponent of the least double
   double scale = 1;
   SelfBalancing rule;
-  std::span<double> centre;  // subtracted from the keys in the walks, which softmax does not see [dim]
+  std::span<double> centre;  // [dim] subtracted from the keys in the walks; it does not change the softmax
   std::span<double> packed;  // rows of a walk
   Rng rng;
 
   static int64_t doubles(int32_t rows, int32_t dim, int32_t v_dim) {
     return dim + MergeAndReduce::doubles(rows) + PackedRows::doubles(rows, dim, v_dim);
   }
-  // all: doubles(rows, dim, v_dim), of which the centre is the first [dim].
+  // all: doubles(rows, dim, v_dim); the first [dim] are the centre.
   KVR_FN void bind(std::span<double> all, int32_t rows, int32_t dim) {
     const auto own = size_t(MergeAndReduce::doubles(rows));
     centre = all.first(size_t(dim)), state = all.subspan(size_t(dim), own);
@@ -103,7 +103,7 @@ struct BalancedSums : MergeAndReduce {
     const double mantissa = std::frexp(norm, &exponent);
     return kBucketZero + (mantissa == 0.5 ? exponent - 1 : exponent);
   }
-  // The token of a row joins the denominator and, unless its value is zero, its bucket. Returns ||v||.
+  // Adds the token of a row to the denominator and, unless its value is zero, to its bucket. Returns ||v||.
   KVR_FN double feed(const Team auto& team, auto& cache, int32_t row) const {
     const double norm = std::sqrt(wide_dot(cache.value(row), cache.value(row)));
     const int32_t slot = norm > 0 ? slot_of(norm) : kDenominator;
@@ -116,7 +116,7 @@ struct BalancedSums : MergeAndReduce {
       append(team, cache, slot, [&](int32_t n, int32_t level) { return balance(team, cache, slot, n, level); });
     return norm;
   }
-  // Buckets i <= most.
+  // Erases the buckets i <= most.
   KVR_FN void erase_buckets(const Team auto& team, auto& cache, double most) const {
     const int32_t buckets = most >= kSmallest ? int32_t(std::floor(most)) - kSmallest + 1 : 0;
     const auto slot = [](int32_t i) { return kBucketZero + kSmallest + i; };
@@ -125,7 +125,7 @@ struct BalancedSums : MergeAndReduce {
   }
 
  private:
-  // SoftmaxBalance of n rows; false if it fails.
+  // SoftmaxBalance of n rows; false if it failed.
   KVR_FN bool balance(const Team auto& team, auto& cache, int32_t slot, int32_t n, int32_t level) const {
     const bool ones = slot == kDenominator;
     const auto key2 = [&](int32_t i) { return key_product(cache, row(i), row(i)); };

@@ -6,14 +6,15 @@
 
 namespace kvreplay {
 
-// What a row gives to a token in place of its attention probability: the loss of the output if the token's value, its
-// key, or both are pruned, to first order. OBCache, Gu et al. 2025, sections 3 and 4 (the closed forms are derived anew
-// from its premise: pruning a key sends its logit to 0). With p the probability, l the logit and o the row's output:
+// The score that a row adds to a token in place of its attention probability: to first order, the error of the output
+// if the token's value, its key, or both are pruned. OBCache, Gu et al. 2025, sections 3 and 4. The closed forms are
+// derived anew from its premise: pruning a key sends its logit to 0. With p the probability, l the logit and o the
+// row's output:
 //   value: p^2 ||v||^2    key: p^2 l^2 ||v - o||^2    joint: p^2 ||v + l (v - o)||^2
 enum class TokenScore { attention, obc_value, obc_key, obc_joint };
 constexpr const char* kTokenScores[] = {"attention", "obc_value", "obc_key", "obc_joint"};
 
-// Of a token that is attended to; for `attention` p itself.
+// Score of an attended token; for `attention` it is p.
 template <class V, class O>
 KVR_FN double token_score(TokenScore which, double p, double logit, std::span<V> value, std::span<O> output) {
   if (which == TokenScore::attention) return p;

@@ -3,11 +3,11 @@
 
 namespace kvreplay {
 
-// A sparse pattern over absolute token indices, in the manner of the sparse transformers: M says which tokens
-// stand in it, what lies outside is evicted. With `with_h2o` half of the budget goes to heavy hitters
-// outside.
-//  M::inside(j, t)    is token j < = t in the pattern of row t?
-//  M::shape(B', n)    parameters that follow from the pattern's budget B' and the length of the trace
+// A sparse pattern over absolute token indices, in the manner of the sparse transformers. M defines which tokens are in
+// the pattern; tokens outside are evicted. With `with_h2o` half of the budget goes to heavy hitters outside the
+// pattern.
+//  M::inside(j, t)    whether token j <= t is in the pattern of row t
+//  M::shape(B', n)    derives parameters from the pattern's budget B' and the length of the trace
 template <class M>
 struct SparsePattern {
   bool with_h2o = false;

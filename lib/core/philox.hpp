@@ -4,8 +4,8 @@
 
 #include "core/platform.hpp"
 
-// Counter-based random numbers (convention C13): a draw is a function of what it is for, never of
-// the order in which draws are made, so threads, shards and devices agree.
+// Counter-based random numbers (convention C13): a draw depends on its purpose, never on the order in which draws are
+// made. Threads, shards and devices therefore agree.
 
 namespace kvreplay {
 
@@ -30,7 +30,7 @@ struct Philox4x32 {
   KVR_FN double uniform() const { return (double(x[0] >> 5) * 67108864.0 + double(x[1] >> 6)) / 9007199254740992.0; }
 };
 
-// What a draw is for. The numbers are part of the reproducibility contract.
+// Purposes of draws. The numbers are part of the reproducibility contract.
 enum class RngStream : uint32_t {
   subgen_clusters = 1,
   subgen_reservoir = 2,
@@ -51,8 +51,8 @@ enum class RngStream : uint32_t {
   merge_draws = 17,
 };
 
-// An array that tests inject instead of counter-based numbers: draw (round, position, slot) of its
-// stream reads values[(round * positions + position) * slots + slot].
+// An array that tests inject in place of counter-based numbers. Draw (round, position, slot) of its stream reads
+// values[(round * positions + position) * slots + slot].
 struct InjectedArray {
   const double* values = nullptr;
   RngStream stream{};

@@ -1,8 +1,8 @@
 #pragma once
-// The only macros of the core: where a function may run, "this loop has no order", and how many neighbours
-// one thread takes at once where a loop is long enough for either.
-// The same text is compiled for the CPU and, where nvcc is found, as device code. Functions of the host that
-// depend on KVR_LANES must not be called in a .cu file: the linker would keep one of two.
+// The only macros of the core: where a function may run, "this loop has no order", and how many neighbours one thread
+// takes at once in a long loop.
+// The code is compiled for the CPU and, where nvcc is found, also as device code. Host functions that depend on
+// KVR_LANES must not be called in a .cu file: the linker would keep only one of two versions.
 
 #if defined(__CUDACC__)
 #define KVR_FN __host__ __device__

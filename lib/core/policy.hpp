@@ -11,30 +11,30 @@
 #include "core/select.hpp"
 #include "core/vectors.hpp"
 
-// What a method is. A policy is a trivially copyable struct (no heap, no kept Token, the same bytes on a
-// GPU) with any of these hooks, called in this order:
+// A method is a policy: a trivially copyable struct (no heap, no kept Token, the same bytes on a GPU) with any of these
+// hooks, called in this order:
 //
 //   observe_prompt(team, t, probabilities)  every prompt row from needs().rows_from on, in order: p over
 //                                           tokens 0..t, for each query head
 //   read_prompt(team, prompt, cache)        once, with all prompt tokens in the cache: set scores
 //   evict(team, cache)                      after the prompt, and after every decode step when streaming
 //   append(team, token, cache)              decode; default: cache.push(token)
-//   observe_queries(team, queries)          decode, when streaming: the queries of the token that has just come
-//   choose(team, cache, what, chosen)       query-time methods: which rows are read in this step; `what` is
-//                                           HeadProbabilities (oracles) or StepQueries (everyone else)
+//   observe_queries(team, queries)          decode, when streaming: the queries of the newest token
+//   choose(team, cache, what, chosen)       query-time methods: which rows this step reads; `what` is
+//                                           HeadProbabilities (oracles) or StepQueries (all other methods)
 //   observe(team, cache, what)              decode: p_t over the rows; `what` is a span aggregated over the
 //                                           query heads, or HeadProbabilities
 //
-//   extra_bytes(charge, cache)              after every step: what is stored besides rows and scores; with a
-//                                           team as third argument where that takes a look at every row
+//   extra_bytes(charge, cache)              after every step: bytes stored besides rows and scores; takes a
+//                                           team as third argument if it has to look at every row
 //   spread()                                ErrorBound::spread, where it grows with the tokens
 //
-// and hooks on the host, before and after (methods/README.md lists every one). Nothing else reaches a policy:
-// no trace, no future, no token that left the cache.
+// There are also hooks on the host, before and after (methods/README.md lists every one). A policy gets nothing else:
+// no trace, no future, no evicted token.
 //
-// Every thread of a team runs these hooks with a copy of the policy of its own, and all copies stay alike:
-// what decides a branch is a number that every thread has. What changes a cache waits until everybody has
-// seen what stood there, and returns when everybody can see what stands there now.
+// Every thread of a team runs these hooks with its own copy of the policy, and all copies stay equal. Branches must
+// depend only on numbers that every thread has. A function that changes a cache first waits until every thread has read
+// the old contents, and returns when every thread can see the new ones.
 
 namespace kvreplay {
 
@@ -45,15 +45,15 @@ struct HeadProbabilities {
   Aggregate how = Aggregate::sum;
   const double* log_sums = nullptr;  // [heads] logarithms of the denominators, where a step observes
   KVR_FN double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
-  // What stands in the exponent of a probability above 0: soft cap, position and temperature are in it, and the
-  // logarithm of the row's weight.
+  // The exponent of a probability above 0. It includes soft cap, position, temperature and the logarithm of the row's
+  // weight.
   KVR_FN double logit(int32_t head, int32_t row) const { return std::log((*this)(head, row)) + log_sums[head]; }
-  // Of the query heads together (gqa.agg).
+  // Aggregated over the query heads (gqa.agg).
   KVR_FN double group(int32_t row) const { return aggregate(how, values + row, rows, heads); }
   KVR_FN double mean(int32_t row) const { return aggregate(Aggregate::mean, values + row, rows, heads); }
 };
 
-// Softmax of a policy's own logits logit(head, row) over the rows of each head of p. `to`: [heads, rows].
+// Softmax of a policy's logits logit(head, row) over the rows of each head of p. `to`: [heads, rows].
 template <Team T, class F>
 KVR_FN HeadProbabilities softmax(const T& team, const HeadProbabilities& p, double* to, F logit) {
   for (int32_t h = 0; h < p.heads; ++h) {
@@ -70,7 +70,7 @@ struct StepQueries {
   const Real* values;  // [heads, *, dim]
   int64_t head_stride;
   int32_t heads, dim, token;
-  int32_t position;  // of the token, by which its query is rotated
+  int32_t position;  // position of the token, by which its query is rotated
   double scale;
   KVR_FN std::span<const Real> operator()(int32_t head) const { return {values + head * head_stride, size_t(dim)}; }
 };
@@ -105,7 +105,7 @@ concept ChoosesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& 
                                   uint8_t* chosen) {
   p.choose(team, cache, q, chosen);
 };
-// What is read is weighed, too: `weights` of both sums, [heads, rows].
+// Rows that are read also get weights: `weights` [heads, rows] apply to both sums.
 template <class P, class Real>
 concept SamplesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& cache, const StepQueries<Real>& q,
                                   uint8_t* chosen, double* weights) {
@@ -131,14 +131,14 @@ template <class P>
 concept HasRng = requires(P p, Rng rng) {
   p.rng = rng;
 };
-// The policy is told what it keeps.
+// The policy is given lists of the tokens that it keeps.
 template <class P>
 concept HasGiven = requires(P p, GivenLists lists) {
   p.given = lists;
 };
-// The engine may show a policy the same instance at a larger budget that has cut the prompt already, with the
-// same draws: what both decide alike need not be found again. `larger` holds while the prompt is read and cut
-// (read_prompt(), evict()), or is null.
+// The engine may pass a policy the same instance at a larger budget that has already cut the prompt with the same
+// draws, so that common decisions need not be computed again. `larger` is valid while the prompt is read and cut
+// (read_prompt(), evict()), or null.
 template <class P>
 concept SharesSelection = requires(P p, const P* other) {
   p.larger = other;
@@ -151,24 +151,24 @@ template <class P>
 concept HasNeeds = requires(const P p, MethodContext context) {
   { p.needs(context) } -> std::same_as<PromptNeeds>;
 };
-// What of the prompt no selection may drop; a policy that has it leaves its prompt scores on the rows, so
-// that allocators, reweighting and wrappers can use them.
+// Prompt rows that no selection may evict. A policy with this hook leaves its prompt scores on the rows, so that
+// allocators, reweighting and wrappers can use them.
 template <class P>
 concept ScoresPrompt = requires(const P p) {
   { p.protection() } -> std::same_as<Protect>;
 };
-// A variant that chooses is a run-time matter for some methods.
+// Whether the instance chooses rows; for some methods this depends on the variant.
 template <class P>
 KVR_FN bool chooses_now(const P& policy) {
   if constexpr (requires { policy.chooses(); }) return policy.chooses();
   else return true;
 }
 
-// The rule of methods whose rows add up what the heads give them and which then drop the lowest
-// unprotected row: score = carry * score + p, with p summed (or averaged) over the group. The engine may run
-// it without the policy (evaluate/score_slots); the policy's text stays the definition.
+// The rule of methods whose rows add up the attention from the heads and which then evict the lowest unprotected row:
+// score = carry * score + p, with p summed (or averaged) over the group. The engine may run this rule without the
+// policy (evaluate/score_slots); the policy's code remains the definition.
 struct ScoreRule {
-  double carry;  // 1: accumulated; 0: the present row alone
+  double carry;  // 1: accumulated; 0: only the present row
   Protect protect;
   int32_t budget;
 };

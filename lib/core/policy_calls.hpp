@@ -3,9 +3,9 @@
 
 namespace kvreplay {
 
-// The hooks of a policy, as core/step.hpp calls them: a hook that the policy lacks does what the engine does
-// without it. Two forms exist: this one, where the policy's type is known (a block of a device), and a table of
-// functions (catalog/policy_table.hpp), through which the CPU's replay is compiled once for all methods.
+// The hooks of a policy, as core/step.hpp calls them. Where the policy lacks a hook, the engine's default runs. There
+// are two forms: this one, where the policy's type is known (a block of a device), and a table of functions
+// (catalog/policy_table.hpp), which lets the CPU's replay be compiled once for all methods.
 template <Policy P, class Real>
 struct DirectCalls {
   P& policy;

@@ -6,7 +6,7 @@
 
 namespace kvreplay {
 
-// Keys by the nearest centroids in parts of their channels (methods/pqcache.hpp).
+// Product quantisation of keys: the nearest centroid in each part of the channels (methods/pqcache.hpp).
 struct ProductCodes {
   double* centroids;  // [count, dim]
   double* codes;      // [parts, tokens]
@@ -34,7 +34,8 @@ struct ProductCodes {
     }
     return best;
   }
-  // Lloyd's k-means of rows first .. first + n - 1 from keys at equal distances; an empty cluster keeps its centroid.
+  // Lloyd's k-means over rows first .. first + n - 1, starting from keys at equal distances; an empty cluster keeps its
+  // centroid.
   KVR_FN void learn(const Team auto& team, const auto& cache, int32_t part, int32_t first, int32_t n,
                     int32_t rounds) const {
     const auto channel = [&](int32_t row, int32_t i) {
@@ -64,7 +65,7 @@ struct ProductCodes {
     }
     assign();
   }
-  // Of a query and what stands for a row's key.
+  // Inner product of a query and the centroids that represent a row's key.
   KVR_FN double product(auto query, int32_t row) const {
     double s = 0;
     for (int32_t part = 0; part < parts; ++part) {

@@ -6,12 +6,12 @@
 #include "core/bf16.hpp"
 #include "core/small_float.hpp"
 
-// Rounding to fewer bits (methods.md, "row formats"): 16-bit floating point, and groups of numbers that share
-// an offset and a step. Numbers go in and come back as they are read from storage.
+// Rounding to fewer bits (methods.md, "row formats"): 16-bit floating point, and groups of numbers that share an offset
+// and a step. The functions return numbers as they are read back from storage.
 
 namespace kvreplay {
 
-// To the nearest number of `digits` significant bits that is a multiple of 2^lowest; ties to even.
+// Rounds to the nearest number of `digits` significant bits that is a multiple of 2^lowest; ties to even.
 KVR_FN inline double round_to_digits(double x, int32_t digits, int32_t lowest) {
   const int32_t last_digit = exponent_of(x) + 1 - digits, last = last_digit > lowest ? last_digit : lowest;
   return std::rint(x * power_of_two(-last)) * power_of_two(last);
@@ -21,11 +21,11 @@ KVR_FN inline double to_float16(double x) {
   return std::fabs(rounded) > 65504 ? std::copysign(double(INFINITY), x) : rounded;
 }
 KVR_FN inline double to_float32(double x) { return double(float(x)); }
-// Through float32, as the dump tools do.
+// Through float32, as the recorder does.
 KVR_FN inline double to_bfloat16(double x) { return double(from_bf16(to_bf16(float(x)))); }
 
-// Codes 0..levels over the range of one group. They are computed from the exact extremes, and read back with
-// the offset and the step as they are stored, in float16.
+// Codes 0..levels over the range of one group. Codes are computed from the exact extremes and read back with the offset
+// and the step stored in float16.
 struct GroupScale {
   double low = 0, high = 0;
   int32_t levels = 1;
@@ -41,7 +41,8 @@ struct GroupScale {
 };
 KVR_FN constexpr int32_t levels_of(int32_t bits) { return (1 << bits) - 1; }
 
-// Groups of n numbers, number(i) replaced by store(i, read back). False: offset or step exceed float16.
+// Quantises a group of n numbers: calls store(i, x) with number(i) as it is read back. False: offset or step exceed
+// float16.
 template <class F, class S>
 KVR_FN bool quantise_group(int32_t n, int32_t levels, F number, S store) {
   GroupScale scale{double(number(0)), double(number(0)), levels};
@@ -55,7 +56,7 @@ KVR_FN bool quantise_group(int32_t n, int32_t levels, F number, S store) {
   return scale.fits();
 }
 
-// A row in groups of `group` neighbours, in place; the last group may be shorter.
+// Quantises a row in place, in groups of `group` neighbours; the last group may be shorter.
 template <class Real>
 KVR_FN bool quantise_row(std::span<Real> row, int32_t group, int32_t levels) {
   bool fits = true;

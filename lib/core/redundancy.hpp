@@ -3,7 +3,7 @@
 
 namespace kvreplay {
 
-// Which of the keys that repeat one is not counted among what makes it redundant.
+// Which of the keys similar to a key is not counted towards its redundancy.
 enum class Retain { last, first, none };
 
 // Steps 2 to 4 of R-KV (methods/rkv.hpp), with room for n rows.
@@ -24,8 +24,8 @@ struct Redundancy {
     const auto cosine = [&](int32_t i, int32_t j) {
       return i == j ? 0.0 : wide_dot(cache.key(i), cache.key(j)) * length[size_t(i)] * length[size_t(j)];
     };
-    // Which entry of row i is set to 0. `first` is the smallest of indices in which keys that are not similar count as
-    // 0, in the release as here: it is always token 0.
+    // The entry of row i that is set to 0. `first` is the smallest index when keys that are not similar count as index
+    // 0, as in the release: it is always token 0.
     const auto repeated = [&](int32_t i) {
       for (int32_t j = n - 1; j > 0 && retain == Retain::last; --j)
         if (cosine(i, j) > threshold) return j;

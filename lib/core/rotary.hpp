@@ -9,8 +9,9 @@
 
 namespace kvreplay {
 
-// (x, y) <- (c x - s y, s x + c y) for pair i of a vector whose coordinates stand `stride` apart.
-KVR_FN inline void turn_pair(const RopeView& rope, int32_t i, double c, double s, double* vector, int64_t stride = 1) {
+// (x, y) <- (c x - s y, s x + c y) for pair i of a vector whose coordinates are `stride` apart.
+KVR_FN inline void rotate_pair(const RopeView& rope, int32_t i, double c, double s, double* vector,
+                               int64_t stride = 1) {
   double& x = vector[(rope.interleaved ? 2 * i : i) * stride];
   double& y = vector[(rope.interleaved ? 2 * i + 1 : i + rope.pairs) * stride];
   const double turned = c * x - s * y;
@@ -18,11 +19,11 @@ KVR_FN inline void turn_pair(const RopeView& rope, int32_t i, double c, double s
   x = turned;
 }
 
-// The average rotation over some positions, of each pair.
+// The rotation of each pair, averaged over some positions.
 struct AverageRotation {
   std::span<double> cosines, sines;
 
-  // Over positions next .. next + count - 1.
+  // Averages over positions next .. next + count - 1.
   KVR_FN void find(const Team auto& team, const RopeView& rope, int32_t next, int32_t count) const {
     team.each(rope.pairs, [&](int32_t i) {
       double c = 0, s = 0;
@@ -35,26 +36,26 @@ struct AverageRotation {
     });
   }
   KVR_FN void turn(const RopeView& rope, int32_t i, double* vector, int64_t stride = 1) const {
-    turn_pair(rope, i, cosines[size_t(i)], sines[size_t(i)], vector, stride);
+    rotate_pair(rope, i, cosines[size_t(i)], sines[size_t(i)], vector, stride);
   }
 };
 
-// Of pair f of a vector as a complex number.
+// Modulus of pair f of a vector as a complex number.
 KVR_FN double modulus(const RopeView& rope, auto vector, int32_t f) {
   const double x = double(vector[size_t(rope.interleaved ? 2 * f : f)]);
   const double y = double(vector[size_t(rope.interleaved ? 2 * f + 1 : f + rope.pairs)]);
   return std::sqrt(x * x + y * y);
 }
 
-// Forward by `positions`; back if they are negative. An attention factor is left in.
+// Rotates forward by `positions`, or back if negative. An attention factor is left in.
 KVR_FN inline void rotate(const Team auto& team, const RopeView& rope, double positions, double* vector) {
   team.each(rope.pairs, [&](int32_t i) {
     const double angle = positions * rope.inv_freq[i];
-    turn_pair(rope, i, std::cos(angle), std::sin(angle), vector);
+    rotate_pair(rope, i, std::cos(angle), std::sin(angle), vector);
   });
 }
 
-// vector: a recorded key or query as it was before the rotation by its position, without the attention factor.
+// Writes to `vector` a recorded key or query before the rotation by its position, without the attention factor.
 template <class Real>
 KVR_FN void unrotate(const Team auto& team, const RopeView& rope, int32_t position, std::span<const Real> recorded,
                      std::span<double> vector) {

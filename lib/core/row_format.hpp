@@ -7,14 +7,14 @@
 
 #include "core/platform.hpp"
 
-// How stored entries are written (rows of a cache; docs/configuration.md, "Row formats"). What a format is stands in
-// formats/; this is the choice of one, small enough to travel to a device.
+// How stored entries are written (rows of a cache; docs/configuration.md, "Row formats"). The formats are defined in
+// formats/; this is the choice of one, small enough to copy to a device.
 
 namespace kvreplay {
 
 enum class RowPart : int32_t { key, value };
 
-// A row is multiplied by a matrix M before it is coded, and by its transpose when it is read back.
+// A row is multiplied by a matrix M before coding, and by its transpose when it is read back.
 enum class RowRotation : int32_t {
   none,
   hadamard,         // H: Walsh-Hadamard in Sylvester order / sqrt(size), in blocks on the diagonal
@@ -22,17 +22,17 @@ enum class RowRotation : int32_t {
   haar,             // Q of the QR decomposition of a Gaussian matrix
 };
 
-// As configurations name them, in this order.
+// Words in configurations, in this order.
 inline constexpr const char* kRowRotationWords[] = {"none", "hadamard", "hadamard_signed", "haar"};
 
-// A format of the registry (formats/registry.hpp) with its parameters, for one part of a row.
+// A format of the registry (formats/registry.hpp) with its parameters, for one part of a row (key or value).
 struct PartFormat {
   static constexpr size_t kMostBytes = 48;
   static constexpr int32_t kDerivedBlock = 0;  // the largest power of two that divides the width
 
-  int32_t which = 0;  // place in the registry; 0: source, numbers as the trace has them
+  int32_t which = 0;  // index in the registry; 0: source, numbers as in the trace
   alignas(8) std::byte parameters[kMostBytes] = {};
-  RowRotation rotate = RowRotation::none;  // asked for by the configuration; formats may have one of their own
+  RowRotation rotate = RowRotation::none;  // set by the configuration; formats may rotate on their own
   int32_t rotate_block = kDerivedBlock;
   bool pre_rope = false;  // keys are coded without their rotary embedding
 
@@ -49,17 +49,17 @@ struct PartFormat {
   }
 };
 
-// Which rows stay exact for a while or for good.
+// Rows that stay exact, for a while or permanently.
 struct RowProtection {
   int32_t sinks = 0;   // rows of tokens 0 .. sinks - 1 are never coded
-  int32_t recent = 1;  // newest rows that are exact while a step attends, its own included
+  int32_t recent = 1;  // newest rows that are exact during a step, the step's own row included
 };
 
 struct RowFormat {
   PartFormat key, value;
   RowProtection full_precision;
-  bool own_row_coded = false;        // a row is coded before it is attended in its own step
-  std::vector<int32_t> skip_layers;  // stay at source; negative ones count from the model's end
+  bool own_row_coded = false;        // a row is coded before it is attended to in its own step
+  std::vector<int32_t> skip_layers;  // layers that stay at source; negative numbers count from the model's end
 
   bool is_source() const { return key.is_source() && value.is_source(); }
   const PartFormat& part(RowPart p) const { return p == RowPart::key ? key : value; }

@@ -4,12 +4,12 @@
 
 namespace kvreplay {
 
-// Random numbers of row formats: given ones, or the counter's (docs/configuration.md, "uniforms").
+// Random numbers for row formats: read from a file, or drawn (docs/configuration.md, "uniforms").
 struct RowUniforms {
   uint32_t seed = 0;
   std::vector<double> signs, rotation, sketch;  // in [0, 1), from a file; empty: drawn
 };
-// How many of each a format reads; 0: none.
+// How many of each array a format reads; 0: none.
 struct RowUniformCounts {
   int64_t signs = 0, rotation = 0, sketch = 0;
   bool any() const { return signs + rotation + sketch > 0; }

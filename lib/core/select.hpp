@@ -4,8 +4,8 @@
 
 #include "core/cache.hpp"
 
-// The selections that methods are made of. Order is convention C8 everywhere: higher score first,
-// then lower index. Nothing here allocates, and the same text runs on a CUDA block.
+// The selections that methods are made of. The order is convention C8 everywhere: higher score first, then lower index.
+// Nothing here allocates, and the code also runs on a CUDA block.
 
 namespace kvreplay {
 
@@ -20,8 +20,8 @@ KVR_FN inline double score_of_key(uint64_t key) {
   return std::bit_cast<double>(key >> 63 != 0 ? key & ~(uint64_t{1} << 63) : ~key);
 }
 
-// The largest key of n scores for which surplus(key) >= 0, which falls as the key grows and is not negative
-// for the smallest score. A key with surplus 0 is taken as soon as it is met.
+// The largest key of n scores for which surplus(key) >= 0. surplus decreases with the key and is not negative for the
+// smallest score. A key with surplus 0 is returned at once.
 template <Team T, class F, class S>
 KVR_FN uint64_t highest_key(const T& team, int32_t n, F score, S surplus) {
   uint64_t low = order_key(-team.largest(n, [&](int32_t i) { return -score(i); }).score);
@@ -44,14 +44,14 @@ KVR_FN double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
   }));
 }
 
-// Calls chosen(i, bool) for i in [0, n): true for the `count` first in C8's order.
+// Calls chosen(i, bool) for i in [0, n): true for the first `count` in C8's order.
 template <Team T, class F, class S>
 KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chosen) {
   if (count >= n || count <= 0) {
     team.each(n, [&](int32_t i) { chosen(i, count > 0); });
     return;
   }
-  // A threshold with at least `count` keys at or above it; with exactly so many if there is one.
+  // A threshold with at least `count` keys at or above it, and with exactly `count` if there is one.
   const uint64_t low = highest_key(team, n, score, [&](uint64_t key) {
     return team.count(n, [&](int32_t i) { return order_key(score(i)) >= key; }) - count;
   });
@@ -73,8 +73,8 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
   team.sync();
 }
 
-// Calls chosen(i, bool) for i in [0, n): true for the fewest first in C8's order whose scores (>= 0) add up
-// to `mass`; for all if they do not.
+// Calls chosen(i, bool) for i in [0, n): true for the shortest prefix in C8's order whose scores (>= 0) sum to at least
+// `mass`; true for all if no prefix does.
 template <Team T, class F, class S>
 KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen) {
   if (n <= 0) return;
@@ -94,7 +94,7 @@ KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen
   team.sync();
 }
 
-// Leading rows that hold one of the first `sinks` tokens of the trace; fewer once a layer's sliding window
+// Number of leading rows that hold one of the first `sinks` tokens of the trace. It falls once a layer's sliding window
 // has passed them.
 template <Cache C>
 KVR_FN int32_t held_sinks(const C& cache, int32_t sinks) {
@@ -103,11 +103,11 @@ KVR_FN int32_t held_sinks(const C& cache, int32_t sinks) {
   return held;
 }
 
-// Rows that no selection may drop: the first `sinks` and the last `recent` (convention C16).
+// Rows that no selection may evict: the first `sinks` and the last `recent` (convention C16).
 struct Protect {
   int32_t sinks = 0, recent = 0;
 };
-// What either of two protects.
+// Protects every row that either of the two protects.
 KVR_FN inline Protect both(Protect a, Protect b) {
   return {a.sinks > b.sinks ? a.sinks : b.sinks, a.recent > b.recent ? a.recent : b.recent};
 }
@@ -137,8 +137,8 @@ KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
   else cache.retain(team, [&](int32_t i) { return i < held || i >= held + excess; });
 }
 
-// Cuts to the budget by cache.score(row): the protected rows and the best of the others. An observation
-// window may not fit into the budget: then the sinks stay and the last of the others.
+// Cuts to the budget by cache.score(row): the protected rows and the best of the others stay. If an observation window
+// does not fit into the budget, the sinks and the last of the other rows stay.
 template <Team T, Cache C>
 KVR_FN void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
   if (cache.size() <= budget) return;

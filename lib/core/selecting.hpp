@@ -3,8 +3,8 @@
 
 namespace kvreplay {
 
-// What most methods are: scores decide, the first `sinks` and the last `recent` tokens are safe (convention
-// C16), and the best of the others fill the budget. A method derives from it, sets cache.score(row) in
+// The form of most methods: the first `sinks` and the last `recent` tokens are protected (convention C16), and the
+// tokens with the best scores fill the rest of the budget. A method derives from it, sets cache.score(row) in
 // read_prompt() (and observe()), and calls protect() in declare().
 template <int32_t kSinks = 0, int32_t kRecent = 0>
 struct Selecting {
@@ -19,7 +19,7 @@ struct Selecting {
   }
   void resolve(const MethodContext& context) {
     budget = context.budget.tokens;
-    if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
+    if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
   }
   Layout layout(const MethodContext&) const { return {.scores = true}; }
   KVR_FN Protect protection() const { return {.sinks = sinks, .recent = recent}; }

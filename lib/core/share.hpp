@@ -5,22 +5,23 @@
 #include <functional>
 #include <vector>
 
-// How a budget is shared over kv heads and layers. Host text: allocation happens once, before the replay.
+// How a budget is shared over kv heads and layers. Host code: allocation happens once, before the replay.
 
 namespace kvreplay {
 
-// Whose scores a budget is shared over, or which heads hear each other. head: a formula of the layer and kv head alone.
+// The heads that share a budget or see each other's scores. head: a formula of the layer and kv head alone.
 enum class SharedOver { none, head, layer, model };
 
-// What one kv head says when a budget is shared.
+// Scores and other numbers of one kv head from which a budget is shared.
 struct HeadScores {
   int32_t layer = 0, kv_head = 0;
-  std::vector<double> scores;        // of the prompt tokens it could hold; infinite where protected. Not of a model's
-  std::vector<double> extras;        // of the policy's head_scores()
-  std::vector<int32_t> tokens = {};  // that the scores are of, where heads cut together
+  std::vector<double> scores;        // [prompt tokens it could hold]; infinite where protected. Empty if a model's rule
+                                     // needs no scores
+  std::vector<double> extras;        // numbers from the policy's head_scores()
+  std::vector<int32_t> tokens = {};  // tokens of the scores, where heads cut together
 };
 
-// Adds the mean of x[0..n) and the sum of squared deviations from it to what a head says.
+// Appends the mean of x[0..n) and the sum of squared deviations from it to a head's numbers.
 inline void add_spread(std::vector<double>& says, const double* x, int32_t n) {
   double mean = 0, squares = 0;
   for (int32_t i = 0; i < n; ++i) mean += x[i] / n;
@@ -28,8 +29,9 @@ inline void add_spread(std::vector<double>& says, const double* x, int32_t n) {
   says.push_back(mean), says.push_back(squares);
 }
 
-// Standard deviation (divisor n - 1) of numbers of all heads, of whose own a head says how many at `count`, their mean
-// at `mean`, and the sum of squared deviations from it behind that. 0 for a single one.
+// Standard deviation (divisor n - 1) of numbers of all heads together. In a head's `extras`, index `count` holds how
+// many numbers it has, index `mean` their mean, and the next index the sum of squared deviations from it. 0 for a
+// single number.
 inline double deviation_over(const std::vector<HeadScores>& heads, size_t count, size_t mean) {
   double n = 0, centre = 0, squares = 0;
   for (const HeadScores& h : heads) n += h.extras[count], centre += h.extras[count] * h.extras[mean];
@@ -40,9 +42,8 @@ inline double deviation_over(const std::vector<HeadScores>& heads, size_t count,
   return std::sqrt(squares / (n - 1));
 }
 
-// PyramidKV, Cai et al. 2024: tokens of layer `layer`, window included; `budget` is the mean over layers and
-// may be a real number. Falls back to the same for all where the slope does not fit between window and
-// prompt.
+// PyramidKV, Cai et al. 2024: tokens of layer `layer`, window included; `budget` is the mean over layers and may be a
+// real number. Every layer gets the mean if the slope does not fit between window and prompt.
 struct Pyramid {
   double budget, beta;
   int32_t window, prompt, layers;
@@ -58,12 +59,12 @@ struct Pyramid {
   double least() const { return capped() ? 2 * budget - (prompt - window) : budget / beta; }
 };
 
-// One budget of two kinds of layers (allocator windows): a layer with a sliding window gets a share of it, those
-// without divide equally what that leaves of the whole. `windowed` and `full` are numbers of kv heads.
+// One budget for two kinds of layers (allocator windows): a layer with a sliding window gets a share of it, and the
+// layers without one divide the rest equally. `windowed` and `full` are numbers of kv heads.
 struct WindowBudgets {
   double budget, share;
   int64_t windowed, full;
-  int32_t window, prompt;  // the least window; tokens of the prompt, of which nobody holds more
+  int32_t window, prompt;  // the smallest window; prompt tokens, the most that a head can hold
   int32_t tokens(bool has_window) const {
     if (windowed == 0 || full == 0 || budget >= prompt) return int32_t(budget);
     const int64_t all = int64_t(budget) * (windowed + full);
@@ -73,7 +74,7 @@ struct WindowBudgets {
   }
 };
 
-// Of the `count` largest scores of all heads together, how many each head has. Ties: score, head, token.
+// How many of the `count` largest scores of all heads each head has. Ties: score, head, token.
 inline std::vector<int32_t> winners(const std::vector<std::vector<double>>& scores, int64_t count) {
   struct Entry {
     double score;
@@ -96,8 +97,8 @@ inline int32_t protected_tokens(const HeadScores& t) {
   return int32_t(std::count(t.scores.begin(), t.scores.end(), double(INFINITY)));
 }
 
-// Ada-KV, Feng et al. 2024: over the heads of a layer the largest budget * heads scores stay, and in every
-// head at least the top max(1, floor(budget * alpha)) and what is protected. Returns tokens per head.
+// Ada-KV, Feng et al. 2024: over the heads of a layer the largest budget * heads scores stay. Every head keeps at least
+// its top max(1, floor(budget * alpha)) and its protected tokens. Returns tokens per head.
 inline std::vector<int32_t> ada_tokens(const std::vector<HeadScores>& heads, int32_t budget, double alpha) {
   std::vector<std::vector<double>> scores;
   for (const HeadScores& t : heads) {

@@ -5,12 +5,13 @@
 
 namespace kvreplay {
 
-// Pages of neighbouring rows by few channels, in the direction of a group's queries (methods/rocketkv.hpp, stage 2).
+// Pages of neighbouring rows, scored by a few channels in the direction of a group's queries (methods/rocketkv.hpp,
+// stage 2).
 struct SignedPages {
-  std::span<double> sign;  // [dim] of the group's sum; 0 where a channel does not count
-  int32_t page;            // rows
+  std::span<double> sign;  // [dim] sign of the group's sum; 0 for channels that are not used
+  int32_t page;            // rows per page
 
-  // The `count` channels of largest |q_c|, added up over the group.
+  // Chooses the `count` channels with the largest sum of |q_c| over the group.
   template <class Real>
   KVR_FN void choose_channels(const Team auto& team, const StepQueries<Real>& queries, int32_t count) const {
     const auto sum = [&](int32_t c, bool lengths) {
@@ -27,7 +28,7 @@ struct SignedPages {
                                                      : sum(c, false) > 0 ? 1
                                                                          : -1; });
   }
-  // sqrt(d times the part of |q| that stands in the channels).
+  // sqrt(d times the share of |q| in the chosen channels).
   template <class Real>
   KVR_FN double temperature(std::span<const Real> query) const {
     double counted = 0, all = 0;

@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// Standard normal number i of a stream. Two uniforms make two of them, the cosine first (Box and Muller).
+// Standard normal number i of a stream. Two uniforms make two numbers, the cosine first (Box and Muller).
 KVR_FN inline double gaussian(const Rng& rng, RngStream stream, int64_t i) {
   constexpr double kLeast = 0x1p-53, kTau = 6.283185307179586;
   const double u = rng.uniform(stream, i - i % 2), angle = kTau * rng.uniform(stream, i - i % 2 + 1);

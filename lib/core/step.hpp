@@ -2,28 +2,28 @@
 #include "core/attend.hpp"
 #include "core/policy_calls.hpp"
 
-// One step of the replay, the same text for a CPU thread and a block of a device. `heads` knows where the logits
-// of the query heads come from and where their outputs go; the policy sees neither. `calls` are the policy's
-// hooks (core/policy_calls.hpp).
+// One step of the replay; the same code runs on a CPU thread and on a block of a device. `heads` provides the logits of
+// the query heads and takes their outputs; the policy sees neither. `calls` are the policy's hooks
+// (core/policy_calls.hpp).
 
 namespace kvreplay {
 
 struct StepRules {
   bool streaming = true;     // the budget is enforced after every step (phase: stream)
   bool evict_first = false;  // order: evict_then_attend
-  int32_t window = 0;        // the layer's sliding window; tokens that left it are evicted for everyone
+  int32_t window = 0;        // the layer's sliding window; tokens outside it are evicted for every method
   Aggregate aggregate = Aggregate::sum;
 };
 
-// Memory of one step, shared by all caches that one team replays. Extents in elements.
+// Scratch memory of one step, shared by all caches that one team replays. Extents in elements.
 template <class Real>
 struct StepScratch {
   Real *e, *coefficients;      // [rows]
   double* group;               // [rows]: probabilities aggregated over the query heads
-  double* by_head;             // [heads, rows]: methods that see every query head
-  uint8_t* chosen;             // [heads, rows]: query-time methods
-  double* weights = nullptr;   // [heads, rows]: those that weigh what they read
-  double* log_sums = nullptr;  // [heads]: logarithms of the denominators, beside by_head
+  double* by_head;             // [heads, rows]: for methods that see every query head
+  uint8_t* chosen;             // [heads, rows]: for query-time methods
+  double* weights = nullptr;   // [heads, rows]: for methods that weigh the rows they read
+  double* log_sums = nullptr;  // [heads]: logarithms of the denominators, to go with by_head
 };
 
 template <class Real, Team T>
@@ -44,7 +44,7 @@ struct NoOutput {
   KVR_FN void add(const T&, const C&, std::span<const typename C::real>) const {}
 };
 
-// Which rows a query-time method reads in this step.
+// Asks a query-time method which rows it reads in this step.
 template <class Calls, Team T, Cache C, class Heads, class Real = typename C::real>
 KVR_FN void choose_rows(const T& team, const Calls& calls, const C& cache, Aggregate how, Heads& heads,
                         const StepScratch<Real>& scratch) {
@@ -60,9 +60,9 @@ KVR_FN void choose_rows(const T& team, const Calls& calls, const C& cache, Aggre
   calls.choose(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows, how}, scratch.chosen);
 }
 
-// Attends with every query head of the cache. `heads.view(h)`, `heads.source(h, view)` and `heads.writer(h)` say
-// how; `heads.done(h, normaliser, cache, chosen)` takes what came out. `e` then holds the probabilities, 0 where a
-// row was not read.
+// Attends with every query head of the cache. `heads.view(h)`, `heads.source(h, view)` and `heads.writer(h)` define
+// how; `heads.done(h, normaliser, cache, chosen)` takes the result. `e` then holds the probabilities, 0 where a row was
+// not read.
 template <class Calls, Team T, Cache C, class Heads, class Real = typename C::real>
 KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const StepRules& rules, Heads& heads,
                          const StepScratch<Real>& scratch) {
@@ -70,7 +70,7 @@ KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const Step
   const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
   const bool chooses = calls.chooses(), by_head = calls.observes_heads();
   if (chooses) choose_rows(team, calls, static_cast<const C&>(cache), rules.aggregate, heads, scratch);
-  const bool observed = calls.observes() && rules.streaming;  // after a one-shot cut scores decide nothing
+  const bool observed = calls.observes() && rules.streaming;  // after a one-shot cut no decision depends on scores
   for (int32_t h = 0; h < n_heads; ++h) {
     auto view = heads.view(h);
     view.rule.factor = Real(calls.logit_factor(rows, view.token));
@@ -92,31 +92,32 @@ KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const Step
   else calls.observe(team, cache, std::span<const double>{scratch.group, size_t(rows)});
 }
 
-// A layer's sliding window: what left it by token `last` is evicted, for every method (convention C3).
+// A layer's sliding window: tokens outside it at token `last` are evicted, for every method (convention C3).
 template <Team T, Cache C>
-KVR_FN void leave_window(const T& team, C& cache, int32_t window, int32_t last) {
+KVR_FN void evict_outside_window(const T& team, C& cache, int32_t window, int32_t last) {
   const int32_t first = last - window + 1;
   if (window <= 0 || cache.size() == 0 || cache.token(0) < 0 || cache.token(0) >= first) return;
   cache.retain(team, [&](int32_t i) { return cache.token(i) < 0 || cache.token(i) >= first; });
 }
 
-// The end of the prompt: the cache holds every prompt token that a query can see, and scores stand on it.
+// The end of the prompt. The cache holds every prompt token that a query can see; the policy then sets the rows'
+// scores.
 template <class Calls, Team T, Cache C, class Real = typename C::real>
 KVR_FN void read_prompt(const T& team, const Calls& calls, C& cache, const Prompt<Real>& prompt,
                         const StepRules& rules) {
   cache.push_run(team, 0, prompt.size());
-  leave_window(team, cache, rules.window, prompt.size() - 1);
+  evict_outside_window(team, cache, rules.window, prompt.size() - 1);
   calls.read_prompt(team, prompt, cache);
 }
 
-// At the end of a prompt of `prompt` tokens: a row that no selection may drop (convention C16).
+// Whether, at the end of a prompt of `prompt` tokens, no selection may evict the row (convention C16).
 template <Cache C>
 KVR_FN bool is_protected(Protect protect, const C& cache, int32_t row, int32_t prompt) {
   return cache.token(row) < protect.sinks || cache.token(row) >= prompt - protect.recent;
 }
 
-// It is cut once (convention C5). reweights: kept tokens that nothing protects stand for all such tokens (option
-// `reweight`); returns whether they do.
+// The prompt is cut once (convention C5). With `reweights`, the kept unprotected tokens represent all unprotected
+// tokens (option `reweight`); returns whether their weights changed.
 template <class Calls, Team T, Cache C, class Real = typename C::real>
 KVR_FN bool replay_prompt(const T& team, const Calls& calls, C& cache, const Prompt<Real>& prompt,
                           const StepRules& rules, bool reweights) {
@@ -133,18 +134,18 @@ KVR_FN bool replay_prompt(const T& team, const Calls& calls, C& cache, const Pro
   return true;
 }
 
-// Convention C4. `attends` is false for rows that nobody scores and the policy does not observe; `heads.opens(cache)`
-// is shown every C_t, the rows that are (or would be) attended to.
+// Convention C4. `attends` is false for rows that are not measured and that the policy does not observe.
+// `heads.opens(cache)` is called with every C_t, the rows that are (or would be) attended to.
 template <class Calls, Team T, Cache C, class Heads, class Real = typename C::real>
 KVR_FN void replay_step(const T& team, const Calls& calls, C& cache, const Token<Real>& token, const StepRules& rules,
                         Heads& heads, const StepScratch<Real>& scratch, bool attends) {
   calls.append(team, token, cache);
-  leave_window(team, cache, rules.window, token.index);
+  evict_outside_window(team, cache, rules.window, token.index);
   if constexpr (requires { heads.queries_of_step(); })
     if (rules.streaming && calls.observes_queries()) calls.observe_queries(team, heads.queries_of_step());
   if (rules.streaming && rules.evict_first) calls.evict(team, cache);
   heads.opens(cache);
-  if constexpr (requires { heads.view(0); })  // somebody may attend
+  if constexpr (requires { heads.view(0); })  // false if no row can attend
     if (attends) attend_heads(team, calls, cache, rules, heads, scratch);
   if (rules.streaming && !rules.evict_first) calls.evict(team, cache);
 }

@@ -3,21 +3,21 @@
 
 namespace kvreplay {
 
-// What the present row gives to the rows that it attends to, the query heads together: its probabilities, or what its
-// output loses without a token (token_score()).
+// Scores that the present row gives to the rows it attends to, aggregated over the query heads: its probabilities, or
+// the output error without a token (token_score()).
 struct StepScores {
   TokenScore which;
   HeadProbabilities p;
-  std::span<double> outputs;  // [heads, v_dim], but for attention
+  std::span<double> outputs;  // [heads, v_dim]; empty for attention
 
   static int64_t state_doubles(TokenScore which, const HeadShape& shape) {
     return which == TokenScore::attention ? 0 : int64_t(shape.heads) * shape.v_dim;
   }
-  // Before the first score: the output of each query head.
+  // Call before the first score: computes the output of each query head.
   KVR_FN void open(const Team auto& team, const Cache auto& cache) const {
     if (which == TokenScore::attention) return;
     const HeadShape s = cache.shape();
-    constexpr int32_t kWide = 8;  // channels that are summed together
+    constexpr int32_t kWide = 8;  // channels summed together
     const int32_t runs = (s.v_dim + kWide - 1) / kWide;
     team.each(s.heads * runs, [&](int32_t at) {
       const int32_t head = at / runs, first = at % runs * kWide, block = s.block_of(head);

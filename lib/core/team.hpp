@@ -7,12 +7,12 @@
 #include "core/platform.hpp"
 
 // A team is the set of threads that replay one cache: one CPU thread, or one block of a device
-// (device/kernels/block_team.hpp). Policies are written against the concept; every operation ends with all threads
-// in step, and every reduction gives each thread the same result. What one thread writes between two
-// operations others see behind the next sync(), and what they may still be reading it may write behind one
-// only.
+// (device/kernels/block_team.hpp). Policies are written against the concept. Every operation ends with all threads in
+// step, and every reduction gives each thread the same result. Other threads see what one thread writes between two
+// operations only after the next sync(). A thread must also sync() before it overwrites what others may still be
+// reading.
 //
-// largest() and smallest() take no notice of NaN unless it stands first, and then it is the answer.
+// largest() and smallest() ignore NaN unless it is the first score; then NaN is the result.
 
 namespace kvreplay {
 
@@ -24,7 +24,7 @@ struct Scored {
 template <class T>
 concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t), void (*put)(int32_t, double),
                         int32_t* array) {
-  { T::kAlone } -> std::convertible_to<bool>;  // one thread is all of it
+  { T::kAlone } -> std::convertible_to<bool>;  // the team is a single thread
   { team.rank() } -> std::convertible_to<int>;
   team.sync();
   team.each(1, f);
@@ -61,7 +61,7 @@ struct SerialTeam {
     for (int32_t i = 0; i < n; ++i) c += is(i) ? 1 : 0;
     return c;
   }
-  // Convention C8: among equal scores the largest is the lowest index, the smallest the highest.
+  // Convention C8: among equal scores, largest() returns the lowest index and smallest() the highest.
   template <class F>
   KVR_FN Scored largest(int32_t n, F score) const {
     return best(n, score, [](double s, double so_far) { return s > so_far; });
@@ -70,8 +70,8 @@ struct SerialTeam {
   KVR_FN Scored smallest(int32_t n, F score) const {
     return best(n, score, [](double s, double so_far) { return s <= so_far; });
   }
-  // put(j, take(i)) for the j-th i that stays, in order; returns how many stay. Elements may move to the
-  // front of where they are: none is overwritten before it was taken.
+  // Calls put(j, take(i)) for the j-th i that stays, in order; returns how many stay. Elements may move towards the
+  // front in place: none is overwritten before it was taken.
   template <class F, class G, class P>
   KVR_FN int32_t compact(int32_t n, F stays, G take, P put) const {
     int32_t to = 0;
@@ -91,7 +91,7 @@ struct SerialTeam {
   }
 
  private:
-  // Most of the time no score of a few neighbours replaces what was found before them.
+  // Optimised for the usual case that no score of a few neighbours replaces the best so far.
   template <class F, class B>
   KVR_FN static Scored best(int32_t n, F score, B replaces) {
     constexpr int32_t kAtOnce = 8;

@@ -8,9 +8,8 @@ struct Middle {
   int32_t first, count;
 };
 
-// What the sampling methods share: the first `sinks` and the last `recent` prompt tokens stay, and the M
-// tokens between them are thinned out. If neither is given, both follow from the budget: 4 and floor(B/4)
-// below B = 1024, else 256.
+// Shared by the sampling methods: the first `sinks` and the last `recent` prompt tokens stay, and the M tokens between
+// them are thinned out. If neither is set, both follow from the budget: 4 and floor(B/4) below B = 1024, else 256.
 template <int32_t kSinks = kDerived, int32_t kRecent = kDerived>
 struct Thinning {
   int32_t sinks = kSinks, recent = kRecent;
@@ -28,30 +27,30 @@ struct Thinning {
     const bool small = sinks == kDerived && recent == kDerived && budget < 1024;
     if (sinks == kDerived) sinks = small ? 4 : 256;
     if (recent == kDerived) recent = small ? budget / 4 : 256;
-    if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
+    if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
   }
   KVR_FN int32_t middle_of(int32_t held, int32_t first) const {
     return held > first + recent ? held - first - recent : 0;
   }
   int32_t middle_of(const MethodContext& context) const { return middle_of(context.prompt_tokens, sinks); }
-  // The rows that are thinned out; a layer's sliding window may have left less than the prompt.
+  // The rows that are thinned out. A layer's sliding window may hold fewer rows than the prompt.
   KVR_FN Middle middle(const auto& cache) const {
     const int32_t first = held_sinks(cache, sinks);
     return {first, middle_of(cache.size(), first)};
   }
-  // The smallest T for which the ends and floor(M/2^T) tokens fit into the budget; 0 if everything does.
-  KVR_FN int32_t rounds_that_fit(int32_t held, int32_t first) const {
+  // The smallest T for which the ends and floor(M/2^T) tokens fit into the budget; 0 if all tokens fit.
+  KVR_FN int32_t rounds_to_fit(int32_t held, int32_t first) const {
     int32_t rounds = 0, left = middle_of(held, first);
     if (held <= budget) return 0;
     for (; rounds == 0 || first + recent + left > budget; left /= 2) ++rounds;
     return rounds;
   }
-  // Rows of the middle that stand for others.
+  // Sets both weights of the middle rows to w.
   KVR_FN void weigh_rows(const Team auto& team, auto& cache, Middle m, double w) const {
     cache.weigh_rows(team, m.first, m.count, [&](int32_t) { return RowWeights{w, w}; });
   }
-  // Drops the middle rows that have score 0.
-  KVR_FN void drop_unscored(const Team auto& team, auto& cache, Middle m) const {
+  // Evicts the middle rows that have score 0.
+  KVR_FN void evict_unscored(const Team auto& team, auto& cache, Middle m) const {
     cache.retain(team, [&](int32_t i) { return i < m.first || i >= m.first + m.count || cache.score(i) != 0; });
   }
 };

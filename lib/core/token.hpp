@@ -8,22 +8,22 @@
 #include "core/platform.hpp"
 #include "core/query_statistics.hpp"
 
-// What a policy may see: the present token, and the prompt while it is compressed. Neither can be
-// copied or kept, and neither leads to a pointer beyond its end.
+// All that a policy may see: the present token, and the prompt while it is compressed. Neither can be copied or kept,
+// and neither leads to a pointer beyond its end.
 
 namespace kvreplay {
 
-// What shares one cache (conventions C1, C9): one kv head and its query heads, one query head alone
-// (gqa.level query), or all kv heads of a layer (gqa.level layer), which hold the same tokens.
+// The heads that share one cache (conventions C1, C9): one kv head and its query heads, one query head alone (gqa.level
+// query), or all kv heads of a layer (gqa.level layer), which hold the same tokens.
 struct HeadShape {
-  int32_t dim;         // numbers of a key and of a query
-  int32_t v_dim;       // numbers of a value
+  int32_t dim;         // length of a key and of a query
+  int32_t v_dim;       // length of a value
   int32_t heads;       // query heads that decide together
   int32_t blocks = 1;  // kv heads; query head h reads block h / (heads / blocks)
   KVR_FN int32_t block_of(int32_t head) const { return blocks == 1 ? 0 : head / (heads / blocks); }
 };
 
-// Text class of a token, as traces store it; plain where the trace holds no text.
+// Text class of a token, as traces store it; plain if the trace holds no text.
 enum class TokenClass : uint8_t { plain = 0, punctuation = 1, special = 2 };
 
 // The present: one token, for the duration of one call.
@@ -40,7 +40,7 @@ class Token {
   const TokenClass text_class;
 };
 
-// How the scores of the query heads become one (gqa.agg).
+// How the scores of the query heads are combined (gqa.agg).
 enum class Aggregate : int32_t { sum, mean, max, first };
 
 template <class F>
@@ -65,18 +65,19 @@ struct RopeView {
   double attention_factor = 1;
 };
 
-// A second pass over the prompt's text (kvdump --repeat): rows that repeat it chunk by chunk, behind all of it.
+// A second pass over the prompt's text (`kvreplay record --repeat`): rows after the whole prompt that repeat it chunk
+// by chunk.
 template <class Real>
 struct RepeatView {
   const Real *queries = nullptr, *keys = nullptr;  // [heads, rows, dim], [blocks, rows, dim]
-  const float* input_norms = nullptr;              // [rows] of what the queries are projected from, or null
-  int64_t rows = 0;                                // all of them
+  const float* input_norms = nullptr;              // [rows] norms of the inputs of the query projection, or null
+  int64_t rows = 0;                                // rows of all chunks
   int32_t chunks = 0;
-  const int32_t *first_row = nullptr, *first_token = nullptr;  // [chunks + 1]: where a chunk's begin
+  const int32_t *first_row = nullptr, *first_token = nullptr;  // [chunks + 1]: first row and first token of each chunk
 };
 
-// Tokens 0..size-1 and what the policy declared that it needs of them (PromptNeeds). Valid during
-// read_prompt() only.
+// Tokens 0..size-1, and the data about them that the policy declared it needs (PromptNeeds). Valid during read_prompt()
+// only.
 template <class Real>
 class Prompt {
  public:
@@ -84,7 +85,7 @@ class Prompt {
     const Real *keys, *values;                // [blocks, *, dim], [blocks, *, v_dim]
     int64_t key_block = 0, value_block = 0;   // elements from one block to the next
     const double* column_sums = nullptr;      // [heads, size]
-    const double* column_max_sums = nullptr;  // [size]: of each row's maximum over the heads (Aggregate::max)
+    const double* column_max_sums = nullptr;  // [size]: sums over rows of the maximum over the heads (Aggregate::max)
     const double* future_sums = nullptr;      // [heads, tokens]
     int32_t tokens = 0;                       // n, for oracles
     const Real* queries = nullptr;            // [heads, *, dim]
@@ -110,12 +111,12 @@ class Prompt {
   KVR_FN int32_t size() const { return view_.size; }
   KVR_FN HeadShape shape() const { return view_.shape; }
   KVR_FN double scale() const { return view_.scale; }
-  // Of an inner product of a query and a key.
+  // Logit for an inner product of a query and a key: scale, then soft cap.
   KVR_FN double logit(double product) const {
     const double l = view_.scale * product;
     return view_.softcap > 0 ? view_.softcap * std::tanh(l / view_.softcap) : l;
   }
-  // exp() of it stands in the head's denominator; -infinity: it has none.
+  // A logit whose exp() is added to the head's denominator; -infinity: the head has none.
   KVR_FN double sink_logit(int32_t head) const {
     return view_.sink_logits == nullptr ? -double(INFINITY) : double(view_.sink_logits[head]);
   }
@@ -128,8 +129,8 @@ class Prompt {
   KVR_FN Token<Real> token(int32_t i) const {
     return {key(i), value(i), i, view_.classes == nullptr ? TokenClass::plain : token_class(i)};
   }
-  // What prompt rows column_sums_from..size-1 give token i (attention, or column_sums_of): one query head, or
-  // aggregated.
+  // Sum of the scores (attention, or column_sums_of) that prompt rows column_sums_from..size-1 give to token i, from
+  // one query head or aggregated.
   KVR_FN double column_sum(int32_t i, int32_t head) const {
     assert(view_.column_sums != nullptr && i >= 0 && i < view_.size);
     return view_.column_sums[int64_t(head) * view_.size + i];
@@ -139,8 +140,8 @@ class Prompt {
     if (view_.column_max_sums != nullptr) return view_.column_max_sums[i];
     return kvreplay::aggregate(view_.aggregate, view_.column_sums + i, view_.size, view_.shape.heads);
   }
-  // Column sums over all scored decode rows, for any token of the trace: only for oracles, whose file says that
-  // they see the future.
+  // Column sums over all scored decode rows, for any token of the trace. Only for oracles, whose method file must state
+  // that they see the future.
   KVR_FN int32_t future_tokens() const { return view_.tokens; }
   KVR_FN double future_sum(int32_t i) const {
     assert(view_.future_sums != nullptr && i >= 0 && i < view_.tokens);
@@ -151,7 +152,7 @@ class Prompt {
     assert(view_.queries != nullptr && head < view_.shape.heads);
     return at(view_.queries + head * view_.query_head, row, view_.shape.dim);
   }
-  // Query of a row after the prompt: only for analyses, whose file says that they see the future.
+  // Query of a row after the prompt. Only for analyses, whose method file must state that they see the future.
   KVR_FN std::span<const Real> future_query(int32_t head, int32_t row) const {
     assert(view_.queries != nullptr && head < view_.shape.heads && row >= view_.size && row < view_.tokens);
     return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim, size_t(view_.shape.dim)};
@@ -167,19 +168,20 @@ class Prompt {
     assert(r.keys != nullptr && row < r.rows);
     return {r.keys + row * view_.shape.dim, size_t(view_.shape.dim)};
   }
-  // Query of a row that the model generated behind the prompt, when its cache had been cut (kvdump --lookahead).
+  // Query of a row that the model generated after the prompt, from a cut cache (`kvreplay record --lookahead`).
   KVR_FN std::span<const Real> lookahead_query(int32_t head, int64_t row) const {
     assert(view_.lookahead != nullptr && head < view_.shape.heads && row < view_.lookahead_rows);
     return {view_.lookahead + (head * view_.lookahead_rows + row) * view_.shape.dim, size_t(view_.shape.dim)};
   }
-  // ||v W||_2 of a token's value behind a query head's output projection.
+  // ||v W||_2 of a token's value after a query head's output projection.
   KVR_FN double output_norm(int32_t head, int32_t i) const {
     assert(view_.output_norms != nullptr && i >= 0 && i < view_.size);
     return view_.output_norms[int64_t(head) * view_.size + i];
   }
-  // What is known of queries before they come; whose they are of, says the parameter `calibration`. One query head: the
-  // mean before rotation (an attention factor is left in), the mean modulus of each pair of channels, the main
-  // direction of the rotated ones, and the channels from the one that makes most of the products with keys.
+  // Statistics of queries that have not been seen yet; the parameter `calibration` selects the prompts they come from.
+  // For one query head: the mean before rotation (an attention factor is left in), the mean modulus of each pair of
+  // channels, the main direction of the rotated queries, and the channels in descending order of their part in the
+  // products with keys.
   KVR_FN std::span<const double> mean_query(int32_t head) const { return known(view_.known.means, head, dim()); }
   KVR_FN std::span<const double> query_sizes(int32_t head) const {
     return known(view_.known.sizes, head, view_.rope.pairs);
@@ -194,13 +196,13 @@ class Prompt {
     assert(view_.classes != nullptr);
     return TokenClass(view_.classes[i]);
   }
-  // One query head alone, of a prompt of one kv head.
+  // One query head alone; the prompt must have one kv head.
   KVR_FN Prompt head(int32_t h) const {
     View v = heads_from(h);
     v.shape.heads = 1;
     return Prompt(v);
   }
-  // One kv head of a layer, with its own group of query heads.
+  // One kv head of a layer, with its group of query heads.
   KVR_FN Prompt block(int32_t b) const {
     const int32_t group = view_.shape.heads / view_.shape.blocks;
     View v = heads_from(b * group);
@@ -223,7 +225,7 @@ class Prompt {
     assert((all != nullptr || width == 0) && head >= 0 && head < view_.shape.heads);
     return {all + int64_t(head) * width, size_t(width)};
   }
-  // Everything of a query head from `first` on.
+  // Everything from query head `first` on.
   KVR_FN View heads_from(int32_t first) const {
     View v = view_;
     if (v.column_sums != nullptr) v.column_sums += int64_t(first) * v.size;
@@ -240,25 +242,26 @@ class Prompt {
   View view_;
 };
 
-// What a policy reads of the prompt besides keys and values. Sums are computed once and shared by every
-// cache that asks for the same.
+// The data of the prompt that a policy reads besides keys and values. Sums are computed once and shared by every cache
+// that asks for the same sums.
 struct PromptNeeds {
   static constexpr int32_t kNoRows = -1;
   int32_t column_sums_from = kNoRows;  // first row of Prompt::column_sum
   TokenScore column_sums_of = TokenScore::attention;
-  // Rows after the prompt that are summed too: the policy is an oracle, and is not measured on them.
+  // Number of rows after the prompt that are summed too. The policy is then an oracle and is not measured on these
+  // rows.
   int32_t rows_ahead = 0;
-  int32_t rows_from = kNoRows;  // first row that observe_prompt() is shown
+  int32_t rows_from = kNoRows;  // first row passed to observe_prompt()
   bool queries = false;         // Prompt::query
-  bool future_queries = false;  // and Prompt::future_query: the policy is an oracle
-  bool whole = false;           // the prompt must come in one call: what is learnt of it decides every step
-  bool rotary = false;          // Prompt::rope: the trace must say how its vectors were rotated
+  bool future_queries = false;  // also Prompt::future_query: the policy is an oracle
+  bool whole = false;           // the prompt must arrive in one call: every step depends on what is learnt from it
+  bool rotary = false;          // Prompt::rope: the trace must record how its vectors were rotated
   bool future_sums = false;     // Prompt::future_sum: the policy is an oracle
   bool token_classes = false;   // Prompt::token_class: the trace must hold the text
   bool repeat = false;          // Prompt::repeat: the trace must hold a pass that repeats the prompt
-  bool input_norms = false;     // and the norms of what its queries are projected from
+  bool input_norms = false;     // also the norms of the inputs of its query projection
   bool output_norms = false;    // Prompt::output_norm: the trace must hold the output projection
-  int32_t lookahead = 0;        // rows of Prompt::lookahead_query: the trace must hold as many that were generated
+  int32_t lookahead = 0;        // rows of Prompt::lookahead_query: the trace must hold this many generated rows
   StatisticsNeeds known = {};   // Prompt::mean_query and its neighbours
   bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }
 };

@@ -4,8 +4,8 @@
 
 #include "core/team.hpp"
 
-// Arithmetic of scores: in double whatever the tensors are (convention C11), and in the same order for equal
-// vectors, so that equal tokens tie (C8).
+// Arithmetic of scores. It uses double whatever the tensors are (convention C11), and the same order for equal vectors,
+// so that equal tokens tie (C8).
 
 namespace kvreplay {
 
@@ -23,7 +23,7 @@ KVR_FN double norm(std::span<A> a) {
   return std::sqrt(wide_dot(a, a));
 }
 
-// The largest among `width` neighbours of s[j], j in the middle; what lies outside [0, count) is left out.
+// The largest of `width` neighbours of s[j], centred at j; positions outside [0, count) are left out.
 KVR_FN inline double largest_near(const double* s, int32_t j, int32_t count, int32_t width) {
   const int32_t first = j - width / 2 < 0 ? 0 : j - width / 2;
   const int32_t last = j + width / 2 >= count ? count - 1 : j + width / 2;
@@ -32,7 +32,7 @@ KVR_FN inline double largest_near(const double* s, int32_t j, int32_t count, int
   return most;
 }
 
-// In place: mean 0, divided by the standard deviation (divisor n), which counts as at least `least`.
+// In place: subtracts the mean and divides by the standard deviation (divisor n), or by `least` if that is larger.
 KVR_FN inline void standardise(const Team auto& team, std::span<double> x, double least) {
   const int32_t n = int32_t(x.size());
   const double mean = team.sum(n, [&](int32_t i) { return x[size_t(i)]; }) / n;
@@ -41,7 +41,7 @@ KVR_FN inline void standardise(const Team auto& team, std::span<double> x, doubl
   team.each(n, [&](int32_t i) { x[size_t(i)] = (x[size_t(i)] - mean) / deviation; });
 }
 
-// In place, shifted by the maximum.
+// Softmax in place, shifted by the maximum.
 KVR_FN inline void softmax(const Team auto& team, std::span<double> x) {
   const int32_t n = int32_t(x.size());
   const double top = team.largest(n, [&](int32_t i) { return x[size_t(i)]; }).score;

@@ -8,20 +8,20 @@
 #include "core/linear.hpp"
 #include "core/wide.hpp"
 
-// Walks that choose signs so that a signed sum of vectors stays small. Vectors may be given (W is held) or
-// known through their kernel K(i, j) = <u_i, u_j> alone (W is the sum over the earlier signs).
+// Walks that choose signs so that a signed sum W of vectors u_i stays small. The vectors may be explicit (W is stored),
+// or known only through their kernel K(i, j) = <u_i, u_j> (W is the sum over the earlier signs).
 
 namespace kvreplay {
 
-// Keys and values of the vectors of a walk in double, kLanes vectors side by side, so that the products of a
-// few with many others are vector work.
+// Keys and values of the vectors of a walk in double, kLanes vectors side by side, so that products of a few vectors
+// with many others use vector instructions.
 class PackedRows {
  public:
   static constexpr int32_t kLanes = KVR_LANES, kRows = kLanes < 4 ? kLanes : 4;
-  using Tile = double[kRows * kLanes];  // of kRows vectors with the kLanes of a block
+  using Tile = double[kRows * kLanes];  // products of kRows vectors with the kLanes vectors of a block
 
   static int64_t doubles(int64_t rows, int64_t dim, int64_t v_dim) { return (rows + 8) * (dim + v_dim + 4); }
-  // to: doubles(rows, dim, v_dim) or more. key(i, c) and value(i, c) give the numbers. exact: these are
+  // to: at least doubles(rows, dim, v_dim) numbers. key(i, c) and value(i, c) return the numbers. exact: they are
   // floats, so that their products are exact.
   template <class K, class V>
   KVR_FN PackedRows(const Team auto& team, int32_t rows, int32_t dim, int32_t v_dim, std::span<double> to, K key,
@@ -35,7 +35,7 @@ class PackedRows {
       }
     });
   }
-  // Of vectors i .. i + kRows - 1 with those of block b; i is a multiple of kRows.
+  // Products of vectors i .. i + kRows - 1 with those of block b; i is a multiple of kRows.
   KVR_FN void products(int32_t i, int32_t b, Tile& of_keys, Tile& of_values) const {
     const auto both = [&](auto fused) {
       multiply<decltype(fused)::value>(keys(i / kLanes) + i % kLanes, keys(b), dim_, of_keys);
@@ -44,7 +44,7 @@ class PackedRows {
     if (exact_) wide_fused(both);
     else wide([&] { both(std::false_type{}); });
   }
-  // Place for numbers of kRows vectors with all others, which are as many as the rows at most.
+  // Scratch for numbers of kRows vectors with all others, at most as many as there are rows.
   KVR_FN double* strip(int32_t row) const { return numbers_ + int64_t(blocks_) * kLanes * (dim_ + v_dim_ + row); }
 
  private:
@@ -67,7 +67,7 @@ class PackedRows {
   double* numbers_;  // [blocks, dim + v_dim, kLanes], then the strips
 };
 
-// <a - mean, b - mean>, from the differences.
+// <a - mean, b - mean>, computed from the differences.
 template <class Real>
 KVR_FN double centred_dot(std::span<const Real> a, std::span<const Real> b, std::span<const double> mean) {
   double s = 0;
@@ -78,8 +78,8 @@ KVR_FN double centred_dot(std::span<const Real> a, std::span<const Real> b, std:
   return s;
 }
 
-// For i = 0, 1, ...: sign_i = decide(i, <W, u_i>), then W += sign_i u_i. product(i) is <W, u_i>; add(i, sign)
-// does the update. Returns the index at which decide() gave no sign (0), or -1.
+// For i = 0, 1, ...: sign_i = decide(i, <W, u_i>), then W += sign_i u_i. product(i) returns <W, u_i>; add(i, sign) does
+// the update. Returns the index at which decide() returned no sign (0), or -1.
 template <class Y, class D, class A>
 KVR_FN int32_t sign_walk(int32_t n, Y product, D decide, A add) {
   for (int32_t i = 0; i < n; ++i) {
@@ -89,9 +89,8 @@ KVR_FN int32_t sign_walk(int32_t n, Y product, D decide, A add) {
   }
   return -1;
 }
-// The walk through a kernel; sign(i) is a place for the sign of vector i. kernel(i, j, out) gives K(i + r, j
-// + l) to out[r columns + l] for r < `at_once`, l < `columns`; what lies behind the last vector counts for
-// nothing.
+// The walk through a kernel; sign(i) is a reference to the sign of vector i. kernel(i, j, out) writes K(i + r, j + l)
+// to out[r columns + l] for r < `at_once`, l < `columns`; numbers after the last vector are ignored.
 template <int32_t at_once, int32_t columns, Team T, class K, class D, class S>
 KVR_FN int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K kernel, D decide, S sign) {
   const auto fill = [&](int32_t i) {
@@ -115,8 +114,8 @@ KVR_FN int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K k
         team.sync();
       });
 }
-// K of vectors i, i + 1, ... with j, j + 1, ...: kernel(keys, values) makes it of the products of keys and
-// values, in place of the former.
+// K of vectors i, i + 1, ... with j, j + 1, ...: kernel(keys, values) computes it from the products of keys and values
+// and overwrites the products of keys.
 template <class F>
 KVR_FN void packed_tile(const PackedRows& rows, int32_t i, int32_t j, const F& kernel, PackedRows::Tile& out) {
   PackedRows::Tile values;
@@ -128,7 +127,7 @@ KVR_FN int32_t tile_walk(const T& team, int32_t n, const PackedRows& rows, F til
   const auto kernel = [&](int32_t i, int32_t j, PackedRows::Tile& out) { packed_tile(rows, i, j, tile, out); };
   return kernel_walk<PackedRows::kRows, PackedRows::kLanes>(team, n, rows, kernel, decide, sign);
 }
-// The smaller sign class; equal sizes give +.
+// The smaller sign class; + if both have equal sizes.
 template <Team T, class S>
 KVR_FN double smaller_class(const T& team, int32_t n, S sign) {
   return 2 * team.count(n, [&](int32_t i) { return sign(i) > 0; }) <= n ? 1 : -1;
@@ -143,7 +142,7 @@ struct SelfBalancing {
   OnFail on_fail = OnFail::fail;
 
   KVR_FN bool fails(double y) const { return std::abs(y) > limit; }
-  // Negative: the walk stops.
+  // Probability of sign +; negative: the walk stops.
   KVR_FN double chance(double y) const {
     if (y == 0 || (fails(y) && on_fail == OnFail::coin)) return 0.5;
     if (fails(y)) return on_fail == OnFail::fail ? -1 : y > 0 ? 0 : 1;
@@ -155,18 +154,17 @@ struct SelfBalancing {
   }
 };
 
-// SoftmaxBalance's kernel exp(scale <ki, kj>) <vi, vj> over its r^2 = exp(scale max ||k||^2) r_value^2, so
-// that |y| is compared with c. The raw exponential overflows on real keys; the difference of exponents does
-// not.
+// SoftmaxBalance's kernel exp(scale <ki, kj>) <vi, vj> divided by its r^2 = exp(scale max ||k||^2) r_value^2, so that
+// |y| is compared with c. The raw exponential overflows on real keys; the difference of exponents does not.
 struct SoftmaxKernel {
-  double scale, most_key2, value2;  // max ||k||^2 of the vectors at hand, r_value^2
+  double scale, max_key2, value2;  // max ||k||^2 of the walked vectors, r_value^2
   KVR_FN double operator()(double keys, double values) const {
-    return value2 == 0 ? 0 : std::exp(scale * (keys - most_key2)) * values / value2;
+    return value2 == 0 ? 0 : std::exp(scale * (keys - max_key2)) * values / value2;
   }
-  // keys: in, and what becomes of them.
+  // Replaces `keys`, products of keys, by the kernel.
   KVR_FN void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
     constexpr int32_t n = PackedRows::kRows * PackedRows::kLanes;
-    for (double& x : keys) x = scale * (x - most_key2);
+    for (double& x : keys) x = scale * (x - max_key2);
     exponentiate(keys);
     if (value2 == 0) {
       for (double& x : keys) x = 0;
@@ -176,7 +174,7 @@ struct SoftmaxKernel {
   }
 };
 
-// The rows from `first` on, and SoftmaxBalance's kernel with the largest norms of n of them.
+// The rows from `first` on; softmax_kernel() takes the largest norms of n of them.
 template <Cache C>
 struct RowsFrom {
   const C& cache;
@@ -188,7 +186,7 @@ struct RowsFrom {
     return {scale, team.largest(n, [&](int32_t i) { return keys(i); }).score,
             team.largest(n, [&](int32_t i) { return values(i); }).score};
   }
-  // Sum of n keys / divisor, in the first [dim] of `to`.
+  // Sum of n keys / divisor, written to the first [dim] of `to`.
   template <Team T>
   KVR_FN std::span<double> mean_key(const T& team, int32_t n, int32_t divisor, std::span<double> to) const {
     team.each(cache.shape().dim, [&](int32_t x) {
@@ -198,7 +196,7 @@ struct RowsFrom {
     });
     return to.first(size_t(cache.shape().dim));
   }
-  // Keys minus `centre`, if there is one; values times the rows' weights, if they count.
+  // Keys minus `centre`, if there is one; values times the rows' weights if `weighted`.
   template <Team T>
   KVR_FN PackedRows packed(const T& team, int32_t n, std::span<double> to, std::span<const double> centre = {},
                            bool weighted = false) const {

@@ -6,28 +6,27 @@
 
 namespace kvreplay {
 
-// Rows first .. first + count - 1 of a cache, which are walked together: what stands at `begin` and behind it
-// of all that a round thins out.
+// Rows first .. first + count - 1 of a cache, which are walked together. `begin` is the index of the first one among
+// all rows that a round thins out.
 struct WalkedBlock {
   int32_t round, begin, first, count;
 };
 
-// Which tokens, with which weights, each block of each round of a method held, and the signs that they got: a
-// sign follows from these and the round's draws alone, so that the method at another budget may take them
-// over.
+// The tokens and weights that each block of each round of a method held, and the signs that they got. A sign depends
+// only on these and the round's draws, so the method at another budget may reuse it.
 class WalkRecord {
  public:
   static constexpr int32_t kMostRounds = 32;
-  // rows: of the first round; every round leaves half of them at most.
+  // rows: rows of the first round; every round leaves at most half of them.
   static int64_t doubles(int64_t rows) { return kMostRounds + 4 * rows; }
-  // numbers: doubles(rows) or more.
+  // numbers: at least doubles(rows).
   KVR_FN explicit WalkRecord(std::span<double> numbers) : numbers_(numbers) {}
 
-  // A round begins with so many rows; there is none behind it.
+  // Starts a round with `count` rows and removes all later rounds.
   KVR_FN void open(const Team auto& team, int32_t round, int32_t count) const {
     team.each(kMostRounds - round, [&](int32_t r) { rows(round + r) = r == 0 ? count : 0; });
   }
-  // The signs of a block, which its scores are.
+  // Stores the signs of a block, which are the rows' scores.
   KVR_FN void keep(const Team auto& team, const Cache auto& cache, WalkedBlock b) const {
     double* const kept = at(b);
     team.each(b.count, [&](int32_t i) {
@@ -35,7 +34,7 @@ class WalkRecord {
       kept[2 * i + 1] = double(cache.num(b.first + i));
     });
   }
-  // Whether the same rows were a block; `most`: rows of a block that is full.
+  // Whether a block with the same rows is stored; `most`: rows of a full block.
   KVR_FN bool holds(const Team auto& team, const Cache auto& cache, WalkedBlock b, int32_t most) const {
     const int32_t behind = int32_t(rows(b.round)) - b.begin;
     if (b.count != (behind < most ? behind : most)) return false;
@@ -45,7 +44,7 @@ class WalkRecord {
              kept[2 * i + 1] == double(cache.num(b.first + i));
     });
   }
-  // Its signs become the scores.
+  // Copies the stored signs of a block to the scores.
   KVR_FN void give(const Team auto& team, Cache auto& cache, WalkedBlock b) const {
     const double* const kept = at(b);
     team.each(b.count, [&](int32_t i) { cache.score(b.first + i) = kept[2 * i] > 0 ? 1 : -1; });
@@ -59,7 +58,7 @@ class WalkRecord {
     for (int32_t r = 0; r < b.round; ++r) row += int64_t(rows(r));
     return numbers_.data() + kMostRounds + 2 * row;
   }
-  // [kMostRounds] rows of each, then, of one round after the other, [rows] token with the sign, and weight.
+  // [kMostRounds] number of rows of each round; then, round after round, [rows] token with its sign, and weight.
   std::span<double> numbers_;
 };
 

@@ -5,25 +5,25 @@
 
 namespace kvreplay {
 
-// Whether wide() and its kind may take the machine's wider vectors. Written before threads start
-// (replay/runner.cpp: KVREPLAY_ISA=portable takes none).
+// Whether wide() and wide_fused() may use the machine's wider vectors. Set before threads start (replay/runner.cpp:
+// KVREPLAY_ISA=portable uses none).
 struct WiderVectors {
   static inline bool allowed = true;
 };
 
-// sum + a b. Fused, they are rounded once.
+// sum + a b; fused: rounded once.
 template <bool fused>
 KVR_FN double multiply_add(double a, double b, double sum) {
   if constexpr (fused) return __builtin_fma(a, b, sum);
   else return sum + a * b;
 }
 
-// wide(f): f(), a loop over fixed lanes, in wider vectors where the machine has them. Everything f calls is
-// compiled twice; it holds no sum whose order follows the width of a vector and no fused operation, so its
-// numbers are the same.
-// wide_fused(f): f(std::bool_constant<fused>), which does nothing but multiply_add<fused> of products that
-// are exact in double, as those of two floats are: so its numbers are the same, too. (Where machines fuse, a
-// compiler may fuse what it likes.)
+// wide(f) runs f(), a loop over fixed lanes, in wider vectors where the machine has them. All code that f calls is
+// compiled twice. It has no sum whose order depends on the width of a vector and no fused operation, so the results are
+// equal.
+// wide_fused(f) runs f(std::bool_constant<fused>), which only uses multiply_add<fused> of products that are exact in
+// double, such as products of two floats. The results are therefore equal, too. (Where machines fuse, a compiler may
+// fuse any operation.)
 #if defined(__CUDACC__) || !defined(__x86_64__) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
 template <class F>
 KVR_FN void wide(F f) {

@@ -3,10 +3,9 @@
 
 namespace kvreplay {
 
-// A scorer inside another method: one of the structs of `Scorers`, chosen by `kind`. Its prompt scores, its
-// protection, what it needs and the options that its variant implies are passed on; what is kept is the
-// wrapper's business. Scores that depend on the budget are no scores, so a scorer is resolved for a budget
-// that holds the whole prompt.
+// A scorer inside another method: one of the structs of `Scorers`, chosen by `kind`. The wrapping method uses its
+// prompt scores, its protection, its needs and the options that its variant implies, and selects the kept tokens
+// itself. Scores must not depend on the budget, so a scorer is resolved for a budget that holds the whole prompt.
 template <class Scorers>
 struct Wrapped : Scorers {
   static constexpr int32_t kinds = Scorers::kinds;
@@ -36,11 +35,11 @@ struct Wrapped : Scorers {
       else return PromptNeeds{};
     });
   }
-  // Prompt tokens that no selection may drop.
+  // Prompt tokens that no selection may evict.
   KVR_FN Protect protection() const {
     return visit([](const auto& p) { return p.protection(); });
   }
-  // `state`: as many doubles as state_doubles() said.
+  // `state`: as many doubles as state_doubles() returned.
   KVR_FN void bind(std::span<double> state) {
     visit([&]<class P>(P& p) {
       if constexpr (HasState<P>) p.state = state;

@@ -26,7 +26,7 @@ const DeviceKind* kind_of(const std::string& name) {
   return found == kinds().end() ? nullptr : &*found;
 }
 
-// Runtimes (a queue of work and its buffers each) are opened once and used by one head after the other.
+// Runtimes (each with a queue of work and its buffers) are opened once and used by one head after the other.
 class RuntimePool {
  public:
   explicit RuntimePool(Open open) : open_(std::move(open)) {}
@@ -52,7 +52,7 @@ class RuntimePool {
   std::vector<std::unique_ptr<Runtime>> idle_;
 };
 
-// A runtime of a pool, which goes back with the handle.
+// A runtime of a pool; it returns to the pool with the handle.
 class PoolHandle {
  protected:
   explicit PoolHandle(std::shared_ptr<RuntimePool> pool) : pool_(std::move(pool)), runtime_(pool_->take()) {}
@@ -68,7 +68,7 @@ class PoolHandle {
   std::shared_ptr<RuntimePool> pool_;
   std::unique_ptr<Runtime> runtime_;
 };
-// The order of its parts matters: the head's memory goes before the runtime does.
+// The order of the base classes matters: the head's memory is released before the runtime.
 class PooledHead final : PoolHandle, public DeviceHead {
  public:
   PooledHead(std::shared_ptr<RuntimePool> pool, const HeadStream<float>& stream, Portion most)

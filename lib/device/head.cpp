@@ -15,7 +15,7 @@ bool all_bf16(const std::vector<float>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](float x) { return from_bf16(to_bf16(x)) == x; });
 }
 
-// Every number in 16 bits, of the queries those that are held.
+// Whether every number fits 16 bits; only held queries are checked.
 bool is_bf16(const HeadStream<float>& stream) {
   return stream.stored_bytes == 2 && all_bf16(stream.keys) && all_bf16(stream.values) && all_bf16(stream.queries);
 }
@@ -35,7 +35,7 @@ DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portio
   const DeviceArray<float> values(runtime, std::span(stream.values));
   value_planes_ = pack(values, rows, stream.shape.v_dim);
   if (!stream.sink_logits.empty()) sink_logits_ = DeviceArray<float>(runtime, std::span(stream.sink_logits));
-  runtime.wait();  // `values` goes
+  runtime.wait();  // `values` is freed next
 }
 
 void DeviceHead::require_kernels() const {
@@ -108,7 +108,7 @@ MergeInput DeviceHead::merge_input(const Rows& rows, const Sums& sums) const {
   return {sums.view(), sink_logits_.data(), heads(), int32_t(rows.tokens.size()), width_, stream_.shape.v_dim};
 }
 
-// Sums of the lists, and from them the exact rows.
+// Sums over the lists, and from them the exact rows.
 auto DeviceHead::attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values) -> Exact {
   runtime_.attend(attend_args(rows, keys.parts, sums), width_, grade_, values);
   Exact exact = make_exact(rows.tokens.size(), values);

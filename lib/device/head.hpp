@@ -10,12 +10,12 @@
 
 namespace kvreplay {
 
-// A head in the memory of a device: keys and values stay there as planes of 16-bit numbers. Scored rows come and go
-// in portions, so that memory does not grow with their number; what reads the whole prompt (sums over its rows,
-// methods that take it in one call) has all its queries there.
+// A head in the memory of a device: keys and values stay there as planes of 16-bit numbers. Scored rows are processed
+// in portions, so that memory does not grow with their number. Work that reads the whole prompt (sums over its rows,
+// methods that take it in one call) keeps all queries of the prompt there.
 class DeviceHead : public HeadDevice {
  public:
-  // DeviceError when heads are wider than kernels are compiled for, or there is no room.
+  // Throws DeviceError if the heads are wider than the compiled kernels, or if memory is short.
   DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portion most = {});
   std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) override;
   std::vector<double> future_sums(const std::vector<int32_t>& rows) override;
@@ -28,7 +28,7 @@ class DeviceHead : public HeadDevice {
 
  protected:
   struct Planes {
-    DeviceArray<uint16_t> high, low;  // low: empty where high is all
+    DeviceArray<uint16_t> high, low;  // low: empty if high is the whole number
   };
   // Query rows, [heads, rows].
   struct Rows {
@@ -50,19 +50,19 @@ class DeviceHead : public HeadDevice {
   Exact attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values);
 
  private:
-  // Rows on the device, the caches that are asked about them, and their results on the device.
-  struct RowsInHand {
+  // Rows on the device, the caches that are compared on them, and their results on the device.
+  struct RowsOnDevice {
     const Rows& rows;
     std::vector<MergeCache> caches;
-    std::vector<RecallCache> recalls;  // empty: nobody asks
+    std::vector<RecallCache> recalls;  // empty: recalls are not computed
     DeviceArray<RowResult> results;
-    void add(const MergeCache& cache);  // whose results follow those of the others
+    void add(const MergeCache& cache);  // its results follow those of the others
   };
-  void merge(RowsInHand& in_hand, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
+  void merge(RowsOnDevice& rows_on_device, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
              DeviceRows& rows);
   DeviceArray<uint16_t> gradient_of(const Rows& rows);
-  void find_recalls(RowsInHand& in_hand, const Exact& exact);
-  DeviceArray<RowResult> results_of(const RowsInHand& in_hand);
+  void find_recalls(RowsOnDevice& rows_on_device, const Exact& exact);
+  DeviceArray<RowResult> results_of(const RowsOnDevice& rows_on_device);
   void download_exact(const Exact& exact, DeviceRows& rows);
   PolicyBatch batch_of(std::span<const DevicePolicy> policies, bool recalls);
   void replay_some(std::span<const DevicePolicy> policies, const Asked& asked, const Take& take,

@@ -3,22 +3,22 @@
 
 #include "device/head.hpp"
 
-// Rows of caches on a device: of those that hold tokens as they stand, and of those that it replays itself.
+// Rows of caches on a device: caches that hold tokens unchanged, and caches that the device replays itself.
 
 namespace kvreplay {
 namespace {
 
-constexpr size_t kSumsBytes = size_t{1} << 29;           // of the parts of a portion of rows
-constexpr size_t kPolicyBytes = size_t{2} << 30;         // of policies that are replayed together
-constexpr int64_t kProbabilityBytes = int64_t{1} << 28;  // of the rows that are ranked at a time
+constexpr size_t kSumsBytes = size_t{1} << 29;           // parts of a portion of rows
+constexpr size_t kPolicyBytes = size_t{2} << 30;         // policies that are replayed together
+constexpr int64_t kProbabilityBytes = int64_t{1} << 28;  // rows that are ranked at a time
 constexpr double kLn2 = 0.69314718055994530942;
 
-// As many as there is room for, in whole tiles.
+// As many rows as there is room for, in whole tiles.
 size_t portion_rows(size_t row_bytes, size_t most) {
   return std::max(size_t{64}, std::min(kSumsBytes / row_bytes, most) / 64 * 64);
 }
 
-// take(first, tokens) for `step` rows at a time, in order.
+// Calls take(first, tokens) for `step` rows at a time, in order.
 void in_portions(const std::vector<int32_t>& rows, size_t step,
                  const std::function<void(size_t, std::vector<int32_t>)>& take) {
   for (size_t first = 0; first < rows.size(); first += step) {
@@ -27,7 +27,7 @@ void in_portions(const std::vector<int32_t>& rows, size_t step,
   }
 }
 
-// take(policies) for as many at a time as there is room for, in order.
+// Calls take(policies) for as many policies at a time as there is room for, in order.
 void in_batches(const HeadStream<float>& stream, const std::vector<DevicePolicy>& policies,
                 const std::function<void(std::span<const DevicePolicy>)>& take) {
   for (size_t first = 0; first < policies.size();) {
@@ -41,14 +41,14 @@ void in_batches(const HeadStream<float>& stream, const std::vector<DevicePolicy>
 
 }  // namespace
 
-void DeviceHead::RowsInHand::add(const MergeCache& cache) {
+void DeviceHead::RowsOnDevice::add(const MergeCache& cache) {
   const int64_t first_row =
       caches.empty() ? 0 : caches.back().first_row + int64_t(caches.back().heads) * int64_t(rows.tokens.size());
   caches.push_back(cache);
   caches.back().first_row = first_row;
 }
 
-// What a portion's sums and lists may take, in whole tiles. Lists of one tile tell.
+// Rows whose sums and lists fit into a portion, in whole tiles. The lists of one tile are the sample.
 size_t DeviceHead::rows_at_once(const std::vector<DeviceCache>& caches, const Asked& asked) const {
   const std::vector<int32_t> some(asked.rows.end() - int64_t(std::min<size_t>(64, asked.rows.size())),
                                   asked.rows.end());
@@ -74,56 +74,56 @@ void DeviceHead::evaluate_rows(const std::vector<DeviceCache>& caches, const Ask
   const KeyLists::OnDevice keys = lists.upload(runtime_);
   const Sums sums = make_sums(lists.parts(), result.count, true);
   const Exact exact = attend(rows, keys, sums, true);
-  RowsInHand in_hand{rows, {}, {}, {}};
+  RowsOnDevice rows_on_device{rows, {}, {}, {}};
   for (size_t id = 0; id < caches.size(); ++id) {
     const DeviceCache& cache = caches[id];
     const KeyLists::Lists& of = lists.caches()[id];
-    in_hand.add({of.all, of.set, cache.prefix, false, cache.first_head, cache.heads, 0});
+    rows_on_device.add({of.all, of.set, cache.prefix, false, cache.first_head, cache.heads, 0});
     if (!asked.recalls) continue;
-    RecallCache& recall = in_hand.recalls.emplace_back();
+    RecallCache& recall = rows_on_device.recalls.emplace_back();
     recall.part = keys.wholes[id], recall.later_from = cache.held.later ? stream_.prompt : kNoRun;
-    recall.by_head = cache.by_head ? 1 : 0, recall.first_row = in_hand.caches.back().first_row;
+    recall.by_head = cache.by_head ? 1 : 0, recall.first_row = rows_on_device.caches.back().first_row;
   }
-  in_hand.results = results_of(in_hand);
-  merge(in_hand, keys.refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
+  rows_on_device.results = results_of(rows_on_device);
+  merge(rows_on_device, keys.refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
 }
 
-DeviceArray<RowResult> DeviceHead::results_of(const RowsInHand& in_hand) {
-  if (in_hand.caches.empty()) return {};
-  const MergeCache& last = in_hand.caches.back();
-  return {runtime_, size_t(last.first_row) + size_t(last.heads) * in_hand.rows.tokens.size()};
+DeviceArray<RowResult> DeviceHead::results_of(const RowsOnDevice& rows_on_device) {
+  if (rows_on_device.caches.empty()) return {};
+  const MergeCache& last = rows_on_device.caches.back();
+  return {runtime_, size_t(last.first_row) + size_t(last.heads) * rows_on_device.rows.tokens.size()};
 }
 
-// From the sums of parts to what each cache's rows say.
-void DeviceHead::merge(RowsInHand& in_hand, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
-                       DeviceRows& rows) {
-  const DeviceArray<MergeCache> caches(runtime_, std::span<const MergeCache>(in_hand.caches));
+// Computes the rows of each cache from the sums of parts.
+void DeviceHead::merge(RowsOnDevice& rows_on_device, const PartRef* refs, const MergeInput& in, const Exact& exact,
+                       bool outputs, DeviceRows& rows) {
+  const DeviceArray<MergeCache> caches(runtime_, std::span<const MergeCache>(rows_on_device.caches));
   const size_t v_dim = size_t(stream_.shape.v_dim);
   const size_t samples = size_t(stream_.sensitivity.samples);
   DeviceArray<float> out, projections;
-  if (outputs) out = DeviceArray<float>(runtime_, in_hand.results.size() * v_dim);
-  if (samples > 0) projections = DeviceArray<float>(runtime_, in_hand.results.size() * samples);
-  const DeviceArray<uint16_t> gradient = gradient_of(in_hand.rows);
+  if (outputs) out = DeviceArray<float>(runtime_, rows_on_device.results.size() * v_dim);
+  if (samples > 0) projections = DeviceArray<float>(runtime_, rows_on_device.results.size() * samples);
+  const DeviceArray<uint16_t> gradient = gradient_of(rows_on_device.rows);
   runtime_.run(CacheMergeKernel{in,
                                 exact.view(),
                                 refs,
                                 caches.data(),
                                 int32_t(caches.size()),
                                 PartRef{0, 1, 1},
-                                in_hand.results.data(),
+                                rows_on_device.results.data(),
                                 out.data(),
                                 {gradient.data(), projections.data(), int32_t(samples)}});
-  if (!in_hand.recalls.empty()) find_recalls(in_hand, exact);
-  std::vector<RowResult> results(in_hand.results.size());
+  if (!rows_on_device.recalls.empty()) find_recalls(rows_on_device, exact);
+  std::vector<RowResult> results(rows_on_device.results.size());
   std::vector<float> of_out(out.size()), of_projections(projections.size());
-  in_hand.results.download(results);
+  rows_on_device.results.download(results);
   out.download(of_out);
   projections.download(of_projections);
   runtime_.wait();
   const auto part = [](const std::vector<float>& all, size_t begin, size_t end) {
     return std::vector<float>(all.begin() + int64_t(begin), all.begin() + int64_t(end));
   };
-  for (const MergeCache& cache : in_hand.caches) {
+  for (const MergeCache& cache : rows_on_device.caches) {
     const size_t first = size_t(cache.first_row), count = size_t(cache.heads) * rows.count;
     DeviceRows::OfCache& of = rows.caches.emplace_back();
     of.of.assign(results.begin() + int64_t(first), results.begin() + int64_t(first + count));
@@ -133,7 +133,7 @@ void DeviceHead::merge(RowsInHand& in_hand, const PartRef* refs, const MergeInpu
   download_exact(exact, rows);
 }
 
-// [heads, rows, samples, v_dim], zeros where the stream has no gradient; empty where it has none at all.
+// [heads, rows, samples, v_dim]: zeros for rows without a gradient; empty if the stream has none.
 DeviceArray<uint16_t> DeviceHead::gradient_of(const Rows& rows) {
   const Sensitivity& from = stream_.sensitivity;
   if (from.empty()) return {};
@@ -144,20 +144,20 @@ DeviceArray<uint16_t> DeviceHead::gradient_of(const Rows& rows) {
       if (const uint16_t* const g = from.at(h, rows.tokens[r]); g != nullptr)
         std::copy_n(g, row, numbers.begin() + int64_t((size_t(h) * count + r) * row));
   DeviceArray<uint16_t> uploaded(runtime_, std::span<const uint16_t>(numbers));
-  runtime_.wait();  // `numbers` goes
+  runtime_.wait();  // `numbers` is freed next
   return uploaded;
 }
 
-// Rows a few at a time: the probabilities of a row over the whole trace stand in memory.
-void DeviceHead::find_recalls(RowsInHand& in_hand, const Exact& exact) {
-  const bool by_head = std::any_of(in_hand.recalls.begin(), in_hand.recalls.end(),
+// Ranks a few rows at a time, because the probabilities of a row over the whole trace are held in memory.
+void DeviceHead::find_recalls(RowsOnDevice& rows_on_device, const Exact& exact) {
+  const bool by_head = std::any_of(rows_on_device.recalls.begin(), rows_on_device.recalls.end(),
                                    [](const RecallCache& cache) { return cache.by_head != 0; });
-  const Rows& rows = in_hand.rows;
+  const Rows& rows = rows_on_device.rows;
   const int32_t planes = by_head ? heads() + 1 : 1, pitch = (rows.tokens.back() + 4) / 4 * 4;
   const int32_t count = int32_t(rows.tokens.size());
   const int32_t step =
       int32_t(std::clamp<int64_t>(kProbabilityBytes / (int64_t(planes) * pitch * 4), 1, int64_t(count)));
-  const DeviceArray<RecallCache> caches(runtime_, std::span<const RecallCache>(in_hand.recalls));
+  const DeviceArray<RecallCache> caches(runtime_, std::span<const RecallCache>(rows_on_device.recalls));
   const DeviceArray<float> p(runtime_, size_t(planes) * size_t(step) * size_t(pitch));
   for (int32_t first = 0; first < count; first += step) {
     const int32_t some = std::min(step, count - first);
@@ -165,10 +165,10 @@ void DeviceHead::find_recalls(RowsInHand& in_hand, const Exact& exact) {
         ProbabilityKernel{{rows.numbers.data(), keys_.data(), rows.token.data(), exact.top.data(), exact.z.data(),
                            p.data(), count, stream_.tokens, heads(), heads() / stream_.shape.blocks, stream_.shape.dim,
                            first, some, planes, pitch, stream_.rule.scale, stream_.rule.softcap, stream_.window}});
-    runtime_.run(RecallKernel{{p.data(), rows.token.data(), caches.data(), in_hand.results.data(), count,
+    runtime_.run(RecallKernel{{p.data(), rows.token.data(), caches.data(), rows_on_device.results.data(), count,
                                int32_t(caches.size()), first, some, planes, pitch, stream_.window}});
   }
-  runtime_.wait();  // what was computed in between goes
+  runtime_.wait();  // intermediate arrays are freed next
 }
 
 void DeviceHead::download_exact(const Exact& exact, DeviceRows& rows) {
@@ -229,24 +229,24 @@ void DeviceHead::replay_rows(PolicyBatch& batch, std::span<const DevicePolicy> p
   const KeyLists::OnDevice keys = lists.upload(runtime_);
   int32_t part = int32_t(lists.parts());
   std::vector<PartRef> refs = lists.refs();
-  RowsInHand in_hand{rows, {}, {}, {}};
+  RowsOnDevice rows_on_device{rows, {}, {}, {}};
   for (const DevicePolicy& p : policies) {
     const PartList all{int32_t(refs.size()), p.prefix ? 2 : 1, p.prefix ? 1 : 0};
     const PartList set{all.first + all.count, p.set ? 1 : 0, 0};
     for (int32_t i = 0; i < parts_of(p); ++i) refs.push_back({part++, 1, 1});
-    in_hand.add({all, set, p.prefix, true, p.first_head, p.memory.shape.heads, 0});
+    rows_on_device.add({all, set, p.prefix, true, p.first_head, p.memory.shape.heads, 0});
   }
-  in_hand.results = results_of(in_hand);
+  rows_on_device.results = results_of(rows_on_device);
   const Sums sums = make_sums(size_t(part), result.count, true);
   const Exact exact = attend(rows, keys, sums, true);
   batch.advance(rows.tokens.back() + 1,
-                {&rows.tokens, sums.view(), width_, int32_t(lists.parts()), in_hand.results.data()});
+                {&rows.tokens, sums.view(), width_, int32_t(lists.parts()), rows_on_device.results.data()});
   const DeviceArray<PartRef> all_refs(runtime_, std::span<const PartRef>(refs));
   for (size_t i = 0; i < policies.size() && asked.recalls; ++i) {
-    in_hand.recalls.push_back(batch.recall(i));
-    in_hand.recalls.back().first_row = in_hand.caches[i].first_row;
+    rows_on_device.recalls.push_back(batch.recall(i));
+    rows_on_device.recalls.back().first_row = rows_on_device.caches[i].first_row;
   }
-  merge(in_hand, all_refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
+  merge(rows_on_device, all_refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
   const std::vector<PolicyEnd> ends = batch.ends();
   for (size_t i = 0; i < policies.size(); ++i) result.caches[i].end = ends[i];
 }

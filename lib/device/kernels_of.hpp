@@ -3,7 +3,7 @@
 
 #include "device/runtime.hpp"
 
-// Which kernel a call of Runtime means: the same answer for every implementation. launch(kernel) starts one.
+// Selects the kernel for a call of Runtime, alike for every implementation. launch(kernel) starts one.
 
 namespace kvreplay {
 
@@ -30,7 +30,7 @@ void launch_columns(const ColumnArgs& args, Grade grade, bool maxima, F launch) 
     else launch(ColumnKernel<kWidth, 1>{args});
   }
 }
-// f.template operator()<width>()
+// Calls f.template operator()<width>().
 template <class F>
 void with_width(int32_t width, F f) {
   if (width == 64) f.template operator()<64>();
@@ -38,7 +38,7 @@ void with_width(int32_t width, F f) {
   else f.template operator()<256>();
 }
 
-// Of the kernels that every head needs.
+// Shared memory of the kernels that every head needs.
 inline size_t shared_bytes_needed(int32_t width, Grade grade) {
   size_t bytes = 0;
   with_width(width, [&]<int kWidth> {

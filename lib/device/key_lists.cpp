@@ -8,7 +8,7 @@ namespace kvreplay {
 namespace {
 
 constexpr int32_t kPrompt = 0, kLater = 1;  // parts
-constexpr int32_t kBandCost = 64;           // of a band, in tokens: whole tiles of keys are multiplied
+constexpr int32_t kBandCost = 64;           // cost of a band, in tokens: whole tiles of keys are multiplied
 
 }  // namespace
 
@@ -31,17 +31,17 @@ KeyLists::KeyLists(const std::vector<DeviceCache>& caches, const std::vector<int
   if (wholes) list_wholes(caches);
 }
 
-// A cache whose tokens come and go has its list already.
+// A cache whose tokens change over time already has its list.
 void KeyLists::list_wholes(const std::vector<DeviceCache>& caches) {
   const size_t attended = parts_.size();
   for (size_t id = 0; id < caches.size(); ++id) {
     if (caches[id].held.later) add_set(caches[id], entries_of(caches[id].held), false);
     wholes_.push_back(caches[id].held.later ? parts_.back() : parts_[size_t(refs_[size_t(lists_[id].all.first)].part)]);
   }
-  parts_.resize(attended);  // nobody attends to them
+  parts_.resize(attended);  // no row attends to them
 }
 
-// Tokens first..last, or up to a row's own.
+// Tokens first..last, or up to the row's own token.
 int32_t KeyLists::add_run(int32_t heads, int32_t first, int32_t last) {
   Part part;
   part.run = true, part.spans = spans_.size(), part.heads = heads;
@@ -92,7 +92,7 @@ int32_t KeyLists::add_set(const DeviceCache& cache, const std::vector<Entry>& en
   return int32_t(parts_.size()) - 1;
 }
 
-// Tokens come and go: of each tile, those that some row of it may see.
+// A set that changes over time: for each tile, the tokens that some row of it may see.
 int32_t KeyLists::add_moving(const DeviceCache& cache) {
   Part& part = open_part(cache);
   part.leaves = true, part.weighted = cache.held.weighted();

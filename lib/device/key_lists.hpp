@@ -9,44 +9,44 @@
 
 namespace kvreplay {
 
-// What tiles of rows look at, for all caches together: lists of tokens (AttendPart), and which of them each
-// cache adds up (PartRef). Part 0 is the prompt and part 1 everything after it, for every query head:
-// together they are exact attention, and part 1 belongs to every cache that keeps what comes later. Caches of a
-// family share parts (caches/bands.hpp).
+// The tokens that tiles of rows attend to, for all caches together: lists of tokens (AttendPart), and which of them
+// each cache adds up (PartRef). Part 0 is the prompt and part 1 everything after it, for every query head: together
+// they are exact attention, and part 1 also belongs to every cache that keeps all later tokens. Caches of a family
+// share parts (caches/bands.hpp).
 class KeyLists {
  public:
-  // rows: ascending tokens; the first `prompt` tokens are the prompt. wholes: lists of everything that each
-  // cache holds (but what a run after the prompt covers) are asked for too.
+  // rows: ascending tokens; the first `prompt` tokens are the prompt. wholes: also builds a list of everything that
+  // each cache holds, except a run after the prompt.
   KeyLists(const std::vector<DeviceCache>& caches, const std::vector<int32_t>& rows, int32_t prompt, int32_t heads,
            bool wholes = false);
 
-  // The first of refs(): exact attention.
+  // The first refs() are those of exact attention.
   static constexpr int32_t kExactRefs = 2;
 
   size_t parts() const { return parts_.size(); }
-  size_t entries() const { return tokens_.size(); }  // of all lists
+  size_t entries() const { return tokens_.size(); }  // in all lists
   const std::vector<PartRef>& refs() const { return refs_; }
   struct Lists {
     PartList all, set;
   };
-  const std::vector<Lists>& caches() const { return lists_; }  // of each cache
+  const std::vector<Lists>& caches() const { return lists_; }  // one for each cache
 
-  // In the memory of a device; the pointers live as long as this does.
+  // In the memory of a device; the pointers are valid as long as this object.
   struct OnDevice {
     DeviceArray<int32_t> tokens, until;
     DeviceArray<float> num, den;
     DeviceArray<KeySpan> spans;
     DeviceArray<AttendPart> parts;
     DeviceArray<PartRef> refs;
-    std::vector<AttendPart> wholes;  // of each cache
+    std::vector<AttendPart> wholes;  // one for each cache
   };
   OnDevice upload(Runtime& runtime) const;
 
  private:
   struct Part {
-    bool run = false;  // tokens of the trace, one after the other
+    bool run = false;  // consecutive tokens of the trace
     bool weighted = false, leaves = false;
-    size_t entries = 0, spans = 0;  // first of its entries, of its spans
+    size_t entries = 0, spans = 0;  // index of its first entry and first span
     int32_t first_head = 0, heads = 0;
   };
   struct Entry {
@@ -65,7 +65,7 @@ class KeyLists {
   static std::vector<Entry> entries_of(const Band& band);
   AttendPart on_device(const Part& part, const OnDevice& memory) const;
 
-  static constexpr int32_t kRows = 64;  // of a tile
+  static constexpr int32_t kRows = 64;  // rows of a tile
   const std::vector<int32_t>& rows_;
   std::vector<Part> parts_, wholes_;
   std::vector<KeySpan> spans_;

@@ -7,13 +7,13 @@
 namespace kvreplay {
 namespace {
 
-constexpr size_t kNoteBytes = size_t{256} << 20;  // of the lists of a launch
+constexpr size_t kNoteBytes = size_t{256} << 20;  // size of the lists of one launch
 
 }  // namespace
 
 struct PolicyBatch::Group {
   DevicePrograms programs;
-  std::vector<size_t> members;  // of the batch
+  std::vector<size_t> members;  // indices in the batch
   DeviceArray<std::byte> policies, tasks;
   size_t policy_bytes = 0, shared = 0;
 };
@@ -60,7 +60,7 @@ size_t PolicyBatch::row_bytes() const {
   return bytes;
 }
 
-// Prompts that are taken in one call.
+// Takes the prompts that arrive in one call.
 void PolicyBatch::open() {
   const auto reads = [](const DevicePolicy& p) {
     return !p.streams_prompt && (p.needs.queries || p.needs.rows_from >= 0);
@@ -80,7 +80,7 @@ void PolicyBatch::open() {
   next_ = some ? 0 : stream_.prompt;
 }
 
-// Queries of the tokens first .. end - 1 that have one, all of them or those that are scored.
+// Loads the queries of tokens first .. end - 1: all that exist, or those of scored tokens.
 void PolicyBatch::load_queries(int32_t first, int32_t end, bool all) {
   PolicyStream& s = *shared_;
   std::vector<int32_t> tokens;
@@ -137,7 +137,7 @@ void PolicyBatch::advance(int32_t end, const Target& target) {
     if (lists_attended(policies_[i]) && all_ends[i].why == PolicyEnd::done) list_attended(i);
 }
 
-// Steps of the tokens first .. end - 1, of those that have something to note.
+// Runs the steps of tokens first .. end - 1 for the policies that take them.
 void PolicyBatch::launch(int32_t first, int32_t end, bool opens) {
   for (size_t i = 0; i < tasks_.size(); ++i) {
     PolicyTask& b = tasks_[i];
@@ -182,7 +182,7 @@ void PolicyBatch::take_notes(int32_t first, int32_t end) {
   }
 }
 
-// Every S_t of these steps.
+// Lists every S_t of these steps.
 void PolicyBatch::list_rows(size_t i, const std::vector<StepRecord>& noted) {
   const PolicyNotes& notes = tasks_[i].notes;
   DevicePolicyRecord::Rows& rows = records_[i].rows;
@@ -213,7 +213,7 @@ RecallCache PolicyBatch::recall(size_t i) const {
   return cache;
 }
 
-// Of the rows of this advance(), the tokens that each head attends to.
+// Lists the tokens that each head attends to in the rows of this advance().
 void PolicyBatch::list_attended(size_t i) {
   const PolicyOutput& out = tasks_[i].output;
   std::vector<TokenLists>& of_heads = records_[i].attended;
@@ -248,7 +248,7 @@ std::vector<DevicePolicyRecord> PolicyBatch::finish() {
   for (size_t i = 0; i < tasks_.size(); ++i) {
     records_[i].end = all[i];
     fetch_policy(runtime_, stream_, tasks_[i], policies_[i]);
-    runtime_.wait();  // what copies need in between is that of one policy
+    runtime_.wait();  // buffers for copies are those of one policy
   }
   return std::move(records_);
 }

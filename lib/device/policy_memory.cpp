@@ -12,7 +12,7 @@ size_t rows_of(const HeadStream<float>& stream, const DevicePolicy& policy) {
 size_t weights_pitch(const HeadStream<float>& stream, const DevicePolicy& policy) {
   return policy.split ? std::max(rows_of(stream, policy), size_t(stream.tokens)) : rows_of(stream, policy);
 }
-// Logits of rows with the query as recorded are products of their own.
+// Logits of rows with the recorded query need separate products.
 bool keeps_recorded(const DevicePolicy& policy) { return policy.moves || policy.memory.own_rows > 0; }
 
 }  // namespace
@@ -65,7 +65,7 @@ PolicyTask make_task(const HeadStream<float>& stream, const DevicePolicy& policy
   b.storage.copies = m.take<int32_t>(tokens), b.storage.evicted = m.take<int32_t>(tokens);
   b.storage.counts = m.take<int32_t>(Count::kCounts);
   b.state = {m.take<double>(policy.state.size()), policy.state.size()};
-  const size_t all_rows = std::max(rows, tokens);  // a prompt's row may be looked at head by head
+  const size_t all_rows = std::max(rows, tokens);  // a prompt's row may be read head by head
   b.scratch.rows = int32_t(rows);
   b.scratch.step = {m.take<float>(rows),
                     m.take<float>(rows),

@@ -6,7 +6,7 @@
 
 namespace kvreplay {
 
-// Queries of these tokens, which all have one: [heads, tokens, dim].
+// Queries of these tokens, which must all have one: [heads, tokens, dim].
 inline std::vector<float> queries_of(const HeadStream<float>& stream, const std::vector<int32_t>& tokens) {
   const size_t dim = size_t(stream.shape.dim), count = tokens.size();
   std::vector<float> numbers(size_t(stream.shape.heads) * count * dim);

@@ -14,42 +14,42 @@
 #include "device/kernels/probability_kernel.hpp"
 #include "device/kernels/recall_kernel.hpp"
 
-// A device as the host sees it: memory, copies and the kernels of this room, in order. Nothing here knows
-// CUDA; cuda/ and emulator/ each hold one implementation.
+// A device as the host sees it: memory, copies and the kernels of this folder, executed in order. This file does not
+// depend on CUDA; cuda/ and emulator/ each contain one implementation.
 
 namespace kvreplay {
 
-// How many products of bf16 numbers stand for one of float32 numbers (docs/cuda.md).
+// Number of bf16 products that replace one float32 product (docs/cuda.md).
 enum class Grade {
   bf16,      // one: inputs are rounded to bf16, probabilities too
-  recorded,  // the trace's numbers are bf16 numbers: logits one, values two
+  recorded,  // the trace's numbers are bf16: logits one, values two
   single,    // float32 grade: three
 };
 
-// Kernels that are compiled once, whatever the width.
+// Kernels that are compiled once for all widths.
 using SimpleKernel = std::variant<PackKernel, ExactMergeKernel, CacheMergeKernel, ProbabilityKernel, RecallKernel>;
 
 class Runtime {
  public:
   virtual ~Runtime() = default;
-  // Bytes at least 256-byte aligned. DeviceError when there is no room, naming what is free.
+  // At least 256-byte aligned. Throws DeviceError that names the free memory if there is no room.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;
-  // In order with the kernels. `from` may change at once after the call; `to` holds the bytes after wait().
+  // Executed in order with the kernels. `from` may change right after the call; `to` holds the bytes after wait().
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;
-  // Until everything is done. DeviceError when a kernel failed.
+  // Waits until all work is done. Throws DeviceError if a kernel failed.
   virtual void wait() = 0;
 
-  // Ends what is under way, whose targets may be gone: after an error.
+  // After an error: ends running work and drops pending downloads, whose targets may be freed.
   virtual void forget() noexcept = 0;
-  // Of one block.
+  // Largest shared memory of one block.
   virtual size_t most_shared_bytes() const = 0;
 
   virtual void run(const SimpleKernel& kernel) = 0;
-  // width: of AttendArgs' rows, one of kWidths. values: false: no out.
+  // width: padded width of the rows in AttendArgs, one of kWidths. values: false: writes no `out`.
   virtual void attend(const AttendArgs& args, int32_t width, Grade grade, bool values) = 0;
-  // maxima: of each row's largest head.
+  // maxima: sums the largest head of each row.
   virtual void columns(const ColumnArgs& args, int32_t width, Grade grade, bool maxima) = 0;
   // Whether a method's program was built for this device.
   virtual bool has(const DevicePrograms& programs) const = 0;
@@ -84,7 +84,7 @@ class DeviceArray {
   size_t size() const { return count_; }
   size_t bytes() const { return count_ * sizeof(T); }
   void upload(std::span<const T> from) { runtime_->upload(data_, from.data(), from.size_bytes()); }
-  // After wait(): elements first..first + to.size() - 1.
+  // Copies elements first..first + to.size() - 1; they are valid after wait().
   void download(std::span<T> to, size_t first = 0) const {
     if (!to.empty()) runtime_->download(to.data(), data_ + first, to.size_bytes());
   }

@@ -9,11 +9,11 @@ namespace {
 using Kind = FastPath::Kind;
 
 constexpr EvaluatorInfo kEvaluators[] = {
-    {"resident", "decides before anybody attends: cut once, or streams without looking at a probability",
+    {"resident", "decides before any query attends: cut once, or streams without reading probabilities",
      [](Kind kind) { return kind == Kind::fixed || kind == Kind::sliding; }},
     {"score slots", "streams by a score rule: adds up probabilities, evicts the lowest",
      [](Kind kind) { return kind == Kind::scores; }},
-    {"stepwise", "anything: the policy's own text, step by step", [](Kind) { return true; }},
+    {"stepwise", "any cache: runs the policy's code step by step", [](Kind) { return true; }},
 };
 enum Way { kResident, kScoreSlots, kStepwise };
 

@@ -6,12 +6,12 @@
 
 namespace kvreplay {
 
-// Strips over coded keys, for the caches that store their rows alike: exp(l - shift) as the exact pass finds it, from
-// what is read back of every token.
+// Strips over coded keys, for caches that store their rows alike: exp(l - shift) as in the exact pass, but with the
+// decoded keys of all tokens.
 template <class Real>
 class CodedStrips {
  public:
-  // Of the rows of `tile` that have a strip; valid until the next tile.
+  // Strips for the rows of `tile` that have a strip; valid until the next tile.
   const Tile<Real>& of(CodedTokens<Real>& tokens, const HeadStream<Real>& stream, const Tile<Real>& tile) {
     auto& own = of_[&tokens];
     if (own == nullptr) {

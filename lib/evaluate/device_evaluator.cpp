@@ -18,7 +18,7 @@ class Stopwatch {
 
 template <class Real>
 DeviceEvaluator<Real>::DeviceEvaluator(std::unique_ptr<HeadDevice> device, const HeadStream<Real>& stream,
-                                       const RowsAsked& asked, HeadDevice::Asked rows, ScoredNorms<Real>& norms)
+                                       const RequestedOutputs& asked, HeadDevice::Asked rows, ScoredNorms<Real>& norms)
     : device_(std::move(device)), stream_(stream), asked_(asked), rows_(std::move(rows)), norms_(norms) {}
 
 template <class Real>
@@ -159,7 +159,7 @@ RowResults<Real> DeviceEvaluator<Real>::results_of(const CacheReplay<Real>& cach
   results.projections = from.projections;
   for (size_t at = 0; at < results.of.size(); ++at) {
     const double tau = results.of[at].tau;
-    if (!Normaliser{tau, 0}.any()) throw ReplayError(no_denominator(rows_.rows[rows.first + at % rows.count]));
+    if (!Normaliser{tau, 0}.any()) throw ReplayError(denominator_error(rows_.rows[rows.first + at % rows.count]));
   }
   return results;
 }

@@ -10,33 +10,34 @@
 
 namespace kvreplay {
 
-// Computes the rows of caches on a device, all rows of a cache in a few large portions. Caches that decide before
-// anybody attends do so on the cores, for the whole trace, and leave the device their residency; any other it runs by
-// the text of its policy.
+// Computes the rows of caches on a device, all rows of a cache in a few large portions. Caches that decide before any
+// query attends decide on the CPU for the whole trace and pass their residency to the device. For any other cache the
+// device runs the policy's code.
 template <class Real>
 class DeviceEvaluator {
  public:
-  // How it computes a cache.
+  // How the device computes a cache: not at all, the rows alone, or the policy too.
   enum class Way { none, rows, policy };
-  // norms: of the stream's scored rows.
-  DeviceEvaluator(std::unique_ptr<HeadDevice> device, const HeadStream<Real>& stream, const RowsAsked& asked,
+  // norms: norms for the stream's scored rows.
+  DeviceEvaluator(std::unique_ptr<HeadDevice> device, const HeadStream<Real>& stream, const RequestedOutputs& asked,
                   HeadDevice::Asked rows, ScoredNorms<Real>& norms);
 
   Way accepts(const CacheReplay<Real>& cache) const;
-  bool accepts_cut(const CacheReplay<Real>& cache) const;  // of its prompt, whoever computes its rows
+  bool accepts_cut(
+      const CacheReplay<Real>& cache) const;  // whether the device can cut its prompt, wherever its rows are computed
   HeadDevice& device() { return *device_; }
 
-  // Calls work(), which may throw ReplayError, for a cache by the number that it was added with.
+  // Calls work() for the cache with this number; work() may throw ReplayError.
   using Guard = std::function<void(size_t cache, const std::function<void()>& work)>;
-  // exact: [heads of the stream, rows], as results of the cache.
+  // Receives results of a cache. exact: [heads of the stream, rows], for the same rows.
   using Take = std::function<void(size_t cache, const RowResults<Real>& results, const std::vector<ExactRow>& exact)>;
 
-  // A cache whose rows it computes. Returns its number. family: as DeviceCache.
+  // Adds a cache whose rows the device computes. Returns its number. family: as in DeviceCache.
   size_t add_rows(CacheReplay<Real>& cache, size_t family);
   size_t add_policy(CacheReplay<Real>& cache, const PromptSums& sums);
   void cut(const std::vector<std::pair<CacheReplay<Real>*, PromptSums>>& caches,
            const std::function<void(size_t, const std::function<void()>&)>& guard);
-  // All rows of all caches that were added. scored: [tokens].
+  // Computes all rows of all added caches. scored: [tokens].
   void replay(const std::vector<uint8_t>& scored, const Guard& guard, const Take& take);
 
  private:
@@ -48,7 +49,7 @@ class DeviceEvaluator {
 
   std::unique_ptr<HeadDevice> device_;
   const HeadStream<Real>& stream_;
-  RowsAsked asked_;
+  RequestedOutputs asked_;
   HeadDevice::Asked rows_;
   ScoredNorms<Real>& norms_;
   struct Added {

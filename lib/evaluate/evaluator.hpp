@@ -8,25 +8,25 @@
 
 namespace kvreplay {
 
-// What somebody asks of rows besides their outputs.
-struct RowsAsked {
+// Results requested for rows besides their outputs.
+struct RequestedOutputs {
   bool set = false, prefix = false;  // side outputs (RowResults)
   bool details = false;              // Work::details
   std::vector<TokenSpan> needles;
 };
 
-// Computes the rows of one cache, tile after tile. Several ways to do so exist (evaluate/choice.hpp); the policy's
-// own text, step by step, is what the others are held against.
+// Computes the rows of one cache, tile after tile. There are several ways (evaluate/choice.hpp); all must agree with
+// the step-by-step run of the policy's code.
 template <class Real>
 class Evaluator {
  public:
   virtual ~Evaluator() = default;
-  // Tokens tile.begin..tile.end-1 arrive, where the cache decides before anybody attends. Throws ReplayError.
+  // For caches that decide before any query attends: tokens tile.begin..tile.end-1 arrive. Throws ReplayError.
   virtual void decide(const Tile<Real>&) {}
-  // Results for the scored rows of the tile: everything but how outputs compare with the exact ones. Where decide()
+  // Writes results for the scored rows of the tile, except the comparison of outputs with the exact ones. If decide()
   // does nothing, the tokens arrive here. Throws ReplayError.
   virtual void rows(const Tile<Real>& tile, RowResults<Real>& results) = 0;
-  virtual void leave() {}  // the cache failed, and is of no more interest to those who share work with it
+  virtual void leave() {}  // call when the cache failed: caches that share work ignore it from then on
 };
 
 }  // namespace kvreplay

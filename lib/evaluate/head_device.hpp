@@ -9,10 +9,9 @@
 #include "exact/head_stream.hpp"
 #include "measures/row_result.hpp"
 
-// A device that does the arithmetic of a head: sums over the prompt, the rows of caches that hold tokens of the trace
-// as they stand (it is told what they hold when), and any other cache by the text of its policy. Decisions and accounts
-// stay with CacheReplay, so that what a cell is does not depend on where it was computed. The implementation stands in
-// device/.
+// A device that does the arithmetic of a head: sums over the prompt, rows of caches that hold unmodified tokens of the
+// trace (from their residency), and any other cache by its policy's code. CacheReplay keeps decisions and accounting,
+// so that results do not depend on where they were computed. The implementation is in device/.
 
 namespace kvreplay {
 
@@ -20,23 +19,23 @@ namespace kvreplay {
 struct DeviceCache {
   Residency held;
   int32_t first_head = 0, heads = 0;
-  bool by_head = false;  // each query head is ranked by its own probabilities
-  bool prefix = false;   // compare what the prompt's tokens alone give; only of caches that were cut once
-  bool set = false;      // compare what the same tokens give at weight 1, where some weight differs
-  size_t family = 0;     // caches of one family are of the same heads, and likely to hold the same tokens
+  bool by_head = false;  // each query head has its own ranking
+  bool prefix = false;   // also compute outputs over the prompt's tokens alone; only for caches that were cut once
+  bool set = false;      // also compute outputs of the same tokens at weight 1; if some weight differs from 1
+  size_t family = 0;     // caches of one family have the same heads and probably hold the same tokens
 };
 
-// Some of the rows that were asked for, [first, first + count), of all caches, or of those from first_cache on.
+// The requested rows [first, first + count), for all caches or for those from first_cache on.
 struct DeviceRows {
   size_t first = 0, count = 0, first_cache = 0;
-  std::vector<float> l2;               // [heads of the stream, count], as ExactRow
+  std::vector<float> l2;               // [heads of the stream, count], as in ExactRow
   std::vector<double> log_normaliser;  // likewise
   struct OfCache {
     std::vector<RowResult> of;  // [heads, count]
-    std::vector<float> out;     // [heads, count, v_dim]; empty: not asked for
-    // On the stream's gradient, [heads, count, samples], 0 in rows without one; empty: the stream has none.
+    std::vector<float> out;     // [heads, count, v_dim]; empty: not requested
+    // Projections on the stream's gradient, [heads, count, samples]; 0 for rows without a gradient, empty without any.
     std::vector<float> projections;
-    PolicyEnd end;  // how a policy that the device runs stands
+    PolicyEnd end;  // end state of a policy that the device runs
   };
   std::vector<OfCache> caches;
 };
@@ -44,7 +43,7 @@ struct DeviceRows {
 class HeadDevice {
  public:
   virtual ~HeadDevice() = default;
-  // As prompt_pass() and future_sums() of exact/tile.hpp, without rows.
+  // Same as prompt_pass() and future_sums() in exact/tile.hpp, but without on_row.
   virtual std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) = 0;
   virtual std::vector<double> future_sums(const std::vector<int32_t>& rows) = 0;
   struct Asked {
@@ -52,17 +51,17 @@ class HeadDevice {
     bool recalls = false, outputs = false;
   };
   using Take = std::function<void(const DeviceRows&)>;
-  // take() is given the rows in order, in portions that fit the device.
+  // Passes the rows to take() in order, in portions that fit the device.
   virtual void evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) = 0;
-  // Whether it has the program of a method, and room for a block that runs it.
+  // Whether the device has a method's program, and enough memory for a block that runs it.
   virtual bool runs(const DevicePrograms& programs, const HeadShape& shape) const = 0;
-  // Caches take their prompts, each in one call, and stand as they are then.
+  // Lets caches read their prompts, each in one call, and returns their state after the cut.
   virtual std::vector<DevicePolicyRecord> cut(const std::vector<DevicePolicy>& policies) = 0;
-  // Rows of caches that it replays from the first token on.
+  // Computes rows of caches that the device replays from the first token on.
   virtual std::vector<DevicePolicyRecord> replay(const std::vector<DevicePolicy>& policies, const Asked& asked,
                                                  const Take& take) = 0;
 };
-// For the stream, which outlives it. DeviceError when the device cannot take it.
+// Opens a device for the stream, which must live as long as the device. Throws DeviceError if the stream does not fit.
 using OpenHeadDevice = std::function<std::unique_ptr<HeadDevice>(const HeadStream<float>&)>;
 
 }  // namespace kvreplay

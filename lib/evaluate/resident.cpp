@@ -6,8 +6,8 @@
 namespace kvreplay {
 namespace {
 
-constexpr int32_t kBandCost = 8;  // of a band beside its tokens, in tokens
-constexpr int32_t kRun = 16;      // neighbours from which on the strip is multiplied where it lies
+constexpr int32_t kBandCost = 8;  // fixed cost of a band, in tokens
+constexpr int32_t kRun = 16;      // a run of at least so many tokens is multiplied in place in the strip
 
 }  // namespace
 
@@ -91,7 +91,7 @@ void ResidentFamily<Real>::gather_values(BandSums& b) const {
     for (const int32_t token : b.loose) to = std::copy_n(stream_.block_values(block) + token * width, width, to);
 }
 
-// Parts stand in the order of their bands.
+// Parts are in the order of their bands.
 template <class Real>
 void ResidentFamily<Real>::find_bases() {
   by_parts_.clear();
@@ -112,7 +112,7 @@ void ResidentFamily<Real>::find_bases() {
   }
 }
 
-// Row by row, so that a strip comes from the second-level cache once for all bands.
+// Goes row by row, so that all bands read a strip while it is in the second-level cache.
 template <class Real>
 void ResidentFamily<Real>::gather(const Tile<Real>& tile) {
   size_t tokens = 0;
@@ -135,7 +135,7 @@ void ResidentFamily<Real>::gather(const Tile<Real>& tile) {
     }
 }
 
-// Rows do not see tokens that were evicted before them.
+// Removes evicted tokens from the rows after their eviction, then applies weights.
 template <class Real>
 void ResidentFamily<Real>::weigh(const Tile<Real>& tile, BandSums& b) {
   const size_t n = b.loose.size();
@@ -183,7 +183,7 @@ template <class Real>
 void ResidentFamily<Real>::multiply_run(const Tile<Real>& tile, Band::Tokens run, BandSums& b) {
   const int32_t rows = int32_t(scored_.size()), width = stream_.shape.v_dim, count = run.last - run.first;
   const int32_t group = shape().heads / shape().blocks;
-  const bool all = scored_.size() == tile.rows.size();  // the strips of a group stand below each other
+  const bool all = scored_.size() == tile.rows.size();  // then the strips of a group are stacked
   for (int32_t block = 0; block < shape().blocks; ++block) {
     const int32_t head = first_head() + block * group;
     const Real* const values = stream_.block_values(first_block() + block) + int64_t(run.first) * width;
@@ -199,7 +199,7 @@ void ResidentFamily<Real>::multiply_run(const Tile<Real>& tile, Band::Tokens run
   }
 }
 
-// base: sums to begin with, or null.
+// base: initial sums, or null.
 template <class Real>
 void ResidentFamily<Real>::add_parts(const std::vector<Part>& parts, const std::vector<Real>* base, bool unit,
                                      std::vector<Real>& to) const {
@@ -248,7 +248,7 @@ void ResidentFamily<Real>::rows(size_t member, const Tile<Real>& tile, RowResult
     }
 }
 
-// at: of the member's sums.
+// at: index into the member's sums.
 template <class Real>
 void ResidentFamily<Real>::put_row(const Member& m, const VerbatimRow<Real>& row, size_t at,
                                    const RowRanking* ranking) const {
@@ -257,12 +257,13 @@ void ResidentFamily<Real>::put_row(const Member& m, const VerbatimRow<Real>& row
   const size_t width = size_t(stream_.shape.v_dim), exact = row.in_tile();
   const auto each = [&](auto f) { m.held->each_run(t, stream_.prompt, f); };
   const double sink = row.sink();
-  const double rest = tile.divided ? tile.z_later[exact] : tile.z[exact] - sink;  // of the exact row
+  const double rest =
+      tile.divided ? tile.z_later[exact] : tile.z[exact] - sink;  // the exact row's sum without a sink logit
   const double later = m.held->later ? rest : 0;
   const double own = !m.everything ? m.z[at] : tile.divided ? tile.z_prompt[exact] : 0;
   const double own_den = m.everything ? own : m.z_den[at];
   const RowMass mass{own_den + later + sink, own + later, m.held->attended(t)};
-  if (!in_range(mass.z)) return row.put_own(mass, ranking, m.plain, each);
+  if (!in_range(mass.z)) return row.put_own_softmax(mass, ranking, m.plain, each);
   row.measure(mass, {mass.z, row.shift()}, ranking, m.plain, each);
 
   const Real* const sums = !m.everything  ? m.out.data() + at * width

@@ -7,38 +7,38 @@
 
 namespace kvreplay {
 
-// Rows of caches that decide before anybody attends: those that were cut once (fixed) and those that stream without
-// looking at a probability (sliding). A family is a number of them over the same heads that are likely to hold the
-// same tokens. Bands of a family are summed over the strip once a tile; a cache then adds up its bands, and what the
-// exact pass knows of the later tokens where it holds all of them.
+// Rows of caches that decide before any query attends: those that were cut once (fixed) and those that stream without
+// reading probabilities (sliding). A family groups caches over the same heads that probably hold the same tokens. The
+// family sums its bands over the strip once per tile. A cache then adds up its bands and, if it holds all later tokens,
+// the exact pass's sums over them.
 template <class Real>
 class ResidentFamily {
  public:
-  ResidentFamily(const HeadStream<Real>& stream, const RowsAsked& asked) : stream_(stream), asked_(asked) {}
+  ResidentFamily(const HeadStream<Real>& stream, const RequestedOutputs& asked) : stream_(stream), asked_(asked) {}
   bool is_full() const { return members_.size() == size_t(Band::kMostMembers); }
-  // After its prompt, if that comes in one call. Returns its number.
+  // Call after the prompt, if it arrives in one call. Returns the member's number.
   size_t add(CacheReplay<Real>& cache);
-  // Tokens of the tile arrive at a member. Throws ReplayError.
+  // The tile's tokens arrive at a member. Throws ReplayError.
   void decide(size_t member, const Tile<Real>& tile);
   void leave(size_t member) { members_[member].alive = false; }
-  // After decide() of all members that are alive.
+  // Call after decide() of all members that are alive.
   void rows(size_t member, const Tile<Real>& tile, RowResults<Real>& results);
 
  private:
-  // Sums over a band, or over all of a member's, for the scored rows of the tile at hand: [heads, scored rows].
+  // Sums over a band, or over all bands of a member, for the current tile's scored rows: [heads, scored rows].
   struct Sums {
-    std::vector<Real> out;         // of num_i e_i v_i, [.., v_dim]
-    std::vector<Real> set_out;     // of e_i v_i, where weights differ and somebody asks
-    std::vector<double> z, z_den;  // of e_i, of den_i e_i
+    std::vector<Real> out;         // sum of num_i e_i v_i, [.., v_dim]
+    std::vector<Real> set_out;     // sum of e_i v_i, if weights differ and `set` is requested
+    std::vector<double> z, z_den;  // sums of e_i and of den_i e_i
   };
   struct BandSums : Sums {
     Band band;
-    std::vector<int32_t> loose;      // tokens that are gathered: those without many neighbours
-    std::vector<Band::Tokens> runs;  // and those that are multiplied where they lie in the strip
-    std::vector<Real> num, den;      // of the loose tokens, where they differ inside of the band
-    std::vector<int32_t> until;      // of the loose tokens, where some are evicted
+    std::vector<int32_t> loose;      // tokens in short runs, whose values are gathered
+    std::vector<Band::Tokens> runs;  // long runs, multiplied in place in the strip
+    std::vector<Real> num, den;      // weights of loose tokens, if they differ within the band
+    std::vector<int32_t> until;      // end of residency of loose tokens, if some are evicted
     std::vector<Real> values;        // [blocks, loose, v_dim]
-    size_t first = 0;                // of its coefficients
+    size_t first = 0;                // index of its first coefficient
   };
   struct Part {
     size_t band;
@@ -50,10 +50,10 @@ class ResidentFamily {
     CacheReplay<Real>* cache;
     const Residency* held = nullptr;
     bool alive = true;
-    bool everything = false;  // the exact pass has its sums
+    bool everything = false;  // the exact pass already has its sums
     bool plain = true;        // every weight is 1
     std::vector<Part> parts;
-    // Another member, whose sums are part of this one's, and the parts that it lacks; or kNone, and all parts.
+    // Another member whose sums are part of this one's, and the parts that it lacks; or kNone and all parts.
     size_t base = kNone;
     std::vector<Part> beyond;
   };
@@ -76,13 +76,13 @@ class ResidentFamily {
   void put_row(const Member& member, const VerbatimRow<Real>& row, size_t at, const RowRanking* ranking) const;
 
   const HeadStream<Real>& stream_;
-  RowsAsked asked_;
+  RequestedOutputs asked_;
   std::vector<Member> members_;
   std::vector<BandSums> bands_;
-  std::vector<size_t> by_parts_;  // members, a base before those that add to it
-  bool listed_ = false;           // bands that last: all members were cut once
-  int32_t tile_ = -1;             // begin of the tile that was summed
-  std::vector<int32_t> scored_;   // its rows
+  std::vector<size_t> by_parts_;  // member indices, a base before the members that use it
+  bool listed_ = false;           // bands_ stay valid for all tiles: every member was cut once
+  int32_t tile_ = -1;             // begin of the last tile summed
+  std::vector<int32_t> scored_;   // its scored rows
   std::vector<Real> coefficients_, zeros_;
 };
 

@@ -38,7 +38,7 @@ void RowProducts<Real>::assign_slots(const HeadStream<Real>& stream, const Tile<
   const int32_t most = cache.size() + tile.end - tile.begin;
   if (most > int32_t(token_in_.size())) grow(most);
   free_slots(cache);
-  // key(block): where it stands.
+  // key(block): pointer to the key.
   const auto hold = [&](int32_t token, bool coded, auto key) {
     int32_t slot = slot_of_[size_t(token)];
     if (slot >= 0 && coded_in_[size_t(slot)] == uint8_t(coded)) return;
@@ -54,7 +54,7 @@ void RowProducts<Real>::assign_slots(const HeadStream<Real>& stream, const Tile<
     hold(t, false, [&](int32_t b) { return stream.block_keys(first_block_ + b) + int64_t(t) * shape_.dim; });
 }
 
-// Of tokens that left since the tile before.
+// Frees the slots of tokens that were evicted since the previous tile.
 template <class Real>
 void RowProducts<Real>::free_slots(const BasicCache<Real>& cache) {
   held_.assign(token_in_.size(), 0);
@@ -74,7 +74,7 @@ void RowProducts<Real>::free_slots(const BasicCache<Real>& cache) {
   }
 }
 
-// A cache without a budget grows with the trace. What it holds is packed anew.
+// A cache without a budget grows with the trace. All its keys are packed again.
 template <class Real>
 void RowProducts<Real>::grow(int32_t slots) {
   const int32_t before = int32_t(token_in_.size());

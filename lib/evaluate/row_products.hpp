@@ -10,20 +10,20 @@
 
 namespace kvreplay {
 
-// For a cache that is replayed row by row, and whose keys are those of tokens, as they were recorded or as a row format
-// reads them back: products of a tile's queries with every key that the cache may hold in it, computed together. A key
-// keeps its slot for as long as the cache holds its token so, that a tile packs only what is new.
+// For a cache that is replayed row by row and whose keys are tokens' keys, recorded or decoded by a row format:
+// products of a tile's queries with every key that the cache may hold in the tile, computed together. A key keeps its
+// slot as long as the cache holds its token unchanged, so a tile packs only new keys.
 template <class Real>
 class RowProducts {
  public:
-  // Products for the tokens `queries` of the tile, ascending. `cache` as it stands before token tile.begin arrives, its
-  // query heads from first_head on; each row of it has weight 1. Without such tokens nothing is computed.
+  // Computes products for the tile's tokens `queries`, ascending; does nothing if there are none. cache: state before
+  // token tile.begin arrives, query heads from first_head on, all weights 1.
   void open(const HeadStream<Real>& stream, const Tile<Real>& tile, std::span<const int32_t> queries,
             const BasicCache<Real>& cache, int32_t first_head, Workspace<Real>& w);
   bool has(int32_t token) const { return row_of_[size_t(token - begin_)] >= 0; }
-  // C_t stands, for fill().
+  // Call when C_t is complete, before fill().
   void see(const BasicCache<Real>& cache);
-  // e_i = exp(l_i - shift) for the rows of C_t; returns the shift, the largest logit. head: of the cache.
+  // Writes e_i = exp(l_i - shift) for the rows of C_t; returns the shift, the largest logit. head: index in the cache.
   Real fill(const QueryView<Real>& view, int32_t head, const BasicCache<Real>& cache, const Workspace<Real>& w,
             std::span<Real> e) const;
 
@@ -35,33 +35,34 @@ class RowProducts {
 
   HeadShape shape_{};
   int32_t first_block_ = 0, begin_ = 0, queries_ = 0;
-  int32_t used_ = 0;                              // slots 0..used - 1 may hold a key
+  int32_t used_ = 0;                              // slots 0..used_ - 1 may hold a key
   std::vector<kernels::KeyPanels<Real>> keys_;    // [blocks]
   std::vector<int32_t> slot_of_, token_in_;       // [tokens] -1: none; [slots] -1: none
-  std::vector<uint8_t> coded_in_;                 // [slots] whether the key is one that was read back
-  std::vector<int32_t> free_;                     // slots, the lowest last
+  std::vector<uint8_t> coded_in_;                 // [slots] whether the key was decoded
+  std::vector<int32_t> free_;                     // free slots, the lowest last
   std::vector<uint8_t> held_;                     // [slots] scratch
-  std::vector<int32_t> row_of_;                   // [tile] places among the queries; -1: none
-  std::vector<int32_t> row_slots_, coded_since_;  // of each row of C_t; rows whose keys were coded in the tile
+  std::vector<int32_t> row_of_;                   // [tile] index into the queries; -1: none
+  std::vector<int32_t> row_slots_, coded_since_;  // [rows of C_t]; rows whose keys were coded within the tile
 };
 
-// The strip has every row but some whose keys are exact, where a row format codes keys row by row; each weight is 1.
+// For a row format that codes keys row by row; every weight must be 1. Takes all rows from the strip over coded keys,
+// except the exact rows.
 template <class Real>
 Real fill_from_coded(const StripGather<Real>& strip, std::span<const int32_t> exact_rows, const BasicCache<Real>& cache,
                      std::span<Real> e);
 
-// Where a row's weights come from: the strip, or products of its own.
+// Source of a row's e: the strip, or products computed for the row.
 template <class Real>
 struct TileSource {
   StripGather<Real> strip;
-  const RowProducts<Real>* products;  // null: the strip, or the cache's own dot products where there is none
+  const RowProducts<Real>* products;  // null: use the strip, or the cache's own dot products if there is none
   int32_t head;
   const Workspace<Real>& w;
-  const std::vector<int32_t>* exact_rows = nullptr;  // of a strip over coded keys, where it has all the others
+  const std::vector<int32_t>* exact_rows = nullptr;  // rows that a strip over coded keys lacks; null for other strips
   template <Team T, Cache C>
   Real fill(const T& team, const C& cache, std::span<Real> e) const {
     const QueryView<Real>& view = strip.own.view;
-    // What a query did not choose is no part of the maximum.
+    // The maximum must not include rows that the query did not choose.
     if (view.chosen == nullptr && products != nullptr) return products->fill(view, head, cache, w, e);
     const bool plain = view.chosen == nullptr && view.rule.factor == 1;
     return plain && exact_rows != nullptr ? fill_from_coded(strip, std::span(*exact_rows), cache, e)

@@ -18,7 +18,7 @@ constexpr Real kGone = -std::numeric_limits<Real>::infinity();
 }  // namespace
 
 template <class Real>
-ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real>& cache, const RowsAsked& asked)
+ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real>& cache, const RequestedOutputs& asked)
     : exact_(exact),
       stream_(exact.stream()),
       replay_(cache),
@@ -55,7 +55,8 @@ void ScoreSlots<Real>::fill_slot(int32_t slot, int32_t token, double score) {
     slot_keys_[size_t(b)].put(slot, stream_.block_keys(first + b) + int64_t(token) * shape.dim);
 }
 
-// Takes over what the cache holds: the longest run of neighbours at its end is the window.
+// Loads the tokens of the cache. The longest run of consecutive tokens at its end, at most the protected ones, becomes
+// the window.
 template <class Real>
 void ScoreSlots<Real>::load(int32_t begin) {
   const BasicCache<Real>& cache = replay_.cache();
@@ -67,7 +68,7 @@ void ScoreSlots<Real>::load(int32_t begin) {
   for (int32_t i = first; i < cache.size(); ++i) score_.push_back(cache.score(i));
   alive_.assign(score_.size(), Real(1));
   gone_.assign(score_.size(), Real(0));
-  // Rows that are not neighbours of the newest, beyond what the rule protects.
+  // Rows outside the window, which may be more than the slots made so far.
   if (first > slots_) make_slots(first);
   for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), cache.score(i));
 }
@@ -191,7 +192,7 @@ void ScoreSlots<Real>::attend_without_strip(int32_t head, int32_t t, double carr
   const double sink = stream_.sink_logit(replay_.first_head() + head);
   top = std::max(top, Real(sink));
   const double z = kernels::exponentiate(e, n, scale, top).sum + sink_term(sink, double(top));
-  if (!Normaliser{z, 0}.any()) throw ReplayError(no_denominator(t));
+  if (!Normaliser{z, 0}.any()) throw ReplayError(denominator_error(t));
   add_scores(e, share_ / z, carry, t);
 }
 
@@ -207,7 +208,7 @@ Normaliser ScoreSlots<Real>::attend_alone(const VerbatimRow<Real>& row, Real* e)
   return own.tau;
 }
 
-// C_t, in no particular order.
+// The tokens of C_t, in no particular order.
 template <class Real>
 template <class F>
 void ScoreSlots<Real>::each_run(int32_t t, F f) const {
@@ -217,7 +218,7 @@ void ScoreSlots<Real>::each_run(int32_t t, F f) const {
     if (alive_[size_t(i)] != 0) f(low_ + i, low_ + i + 1, 1.0, 1.0);
 }
 
-// Among slots, and tokens that left the window inside this tile.
+// The token with the lowest score, among the slots and the tokens that left the protected window within this tile.
 template <class Real>
 int32_t ScoreSlots<Real>::lowest(int32_t t) {
   kernels::Lowest best = kernels::lowest(slot_score_.data(), slot_guard_.data(), slot_token_.data(), slots_);
@@ -263,7 +264,7 @@ void ScoreSlots<Real>::close(const Tile<Real>& tile, RowResults<Real>& results) 
     }
 }
 
-// What grew old and is still held takes a free slot.
+// Moves tokens that grew older than the protected window into free slots.
 template <class Real>
 void ScoreSlots<Real>::end_tile(int32_t end) {
   const int32_t next = std::max(low_, end - rule_.protect.recent);

@@ -6,16 +6,16 @@
 
 namespace kvreplay {
 
-// A cache that follows a ScoreRule, row by row but without moving rows: older tokens stand in slots with a
-// copy of their values, recent ones where the trace has them. A token that loses inside a tile is masked;
-// at the tile's end those that grew old take free slots. So a row costs a gather of the slots, sums over the
-// recent window and a look for the lowest score, and the output is one product a tile.
+// Replays a cache that follows a ScoreRule row by row, but without moving rows. Older tokens are in slots with a copy
+// of their values; recent ones are read from the trace. A token evicted within a tile is masked. At the end of the
+// tile, tokens that grew old move into free slots. A row then costs a gather of the slots, sums over the recent window
+// and a search for the lowest score; the output is one product per tile.
 template <class Real>
 class ScoreSlots final : public Evaluator<Real> {
  public:
-  ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real>& cache, const RowsAsked& asked);
-  // Tokens without a strip attend by dot products with what the cache holds, so that a token costs O(budget)
-  // whatever the length of the trace.
+  ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real>& cache, const RequestedOutputs& asked);
+  // Tokens without a strip attend by dot products with the tokens in the cache. So a token costs O(budget), whatever
+  // the length of the trace.
   void rows(const Tile<Real>& tile, RowResults<Real>& results) override;
 
  private:
@@ -24,7 +24,7 @@ class ScoreSlots final : public Evaluator<Real> {
   void open(const Tile<Real>& tile);
   void find_logits(const Tile<Real>& tile);
   void step(const Tile<Real>& tile, int32_t t, int32_t row, RowResults<Real>& results);
-  // Fills coefficients of one head and adds its probabilities to the scores.
+  // Writes the coefficients of one head and adds its probabilities to the scores.
   void attend(const VerbatimRow<Real>& row, int32_t place, double carry);
   void attend_without_strip(int32_t head, int32_t t, double carry);
   void add_scores(const Real* e, double weight, double carry, int32_t t);
@@ -42,27 +42,27 @@ class ScoreSlots final : public Evaluator<Real> {
   const ExactAttention<Real>& exact_;
   const HeadStream<Real>& stream_;
   CacheReplay<Real>& replay_;
-  RowsAsked asked_;
+  RequestedOutputs asked_;
   ScoreRule rule_;
-  double share_;  // of a head's probability in the score
+  double share_;  // factor of a head's probability in the score
   int32_t end_ = -1, low_ = 0, slots_ = 0,
-          width_ = 0;                            // end_: of the tile at hand, a zero column of its strip
-  std::vector<int32_t> slot_token_, column_;     // [slots] token or -1; column of the strip, a zero one if empty
-  std::vector<double> slot_score_, slot_guard_;  // guard: infinite where nothing may be evicted
+          width_ = 0;                            // end_: end of the current tile, a column of zeros in its strip
+  std::vector<int32_t> slot_token_, column_;     // [slots] token or -1; column in the strip, a zero column if empty
+  std::vector<double> slot_score_, slot_guard_;  // guard: infinite for slots that must not be evicted
   std::vector<Real> slot_values_;                // [blocks, slots, v_dim]
-  std::vector<Real> alive_;                      // [window] 1, or 0 once the token lost
-  std::vector<Real> slot_gone_, gone_;           // [slots], [window] added to logits: 0, or -infinity
-  std::vector<double> score_;                    // [window] of tokens low_, low_ + 1, ...
-  std::vector<Real> coefficients_, unscored_;    // [heads, scored rows, slots + window]; of a row nobody scores
+  std::vector<Real> alive_;                      // [window] 1, or 0 after eviction
+  std::vector<Real> slot_gone_, gone_;           // [slots], [window] added to logits: 0, or -infinity after eviction
+  std::vector<double> score_;                    // [window] scores of tokens low_, low_ + 1, ...
+  std::vector<Real> coefficients_, unscored_;    // [heads, scored rows, slots + window]; one unscored row
   std::vector<double> z_;                        // [heads, scored rows]
   std::vector<int32_t> scored_;
   std::vector<Real> product_;
-  // Of tokens without a strip: which they are, the slots' keys packed, and their products with the queries,
-  // [heads, such tokens, slots + window from a whole panel on].
+  // For tokens without a strip: their indices, the packed keys of the slots, and the products with the queries, [heads,
+  // such tokens, slots + window, which starts at a whole panel].
   std::vector<int32_t> without_strip_;
-  std::vector<kernels::KeyPanels<Real>> slot_keys_;  // [blocks]; empty until they are needed
+  std::vector<kernels::KeyPanels<Real>> slot_keys_;  // [blocks]; empty until needed
   std::vector<Real> logits_, queries_;
-  int32_t window_panel_ = 0;  // first token of `logits_`' window part
+  int32_t window_panel_ = 0;  // first token of the window part of logits_
 };
 
 }  // namespace kvreplay

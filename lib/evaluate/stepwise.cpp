@@ -7,13 +7,13 @@
 
 namespace kvreplay {
 
-// How the query heads see one row of the tile: what core/step.hpp asks for.
+// The query heads of one row of the tile, as core/step.hpp requires them.
 template <class Real>
 struct Stepwise<Real>::Heads {
   Stepwise& of;
   const Tile<Real>& tile;
   RowResults<Real>& results;
-  int32_t row, token;  // row: of the tile, or -1: no strip
+  int32_t row, token;  // row: index in the tile, or -1: no strip
 
   int32_t stream_head(int32_t h) const { return of.replay_.first_head() + h; }
   bool is_scored() const { return row >= 0 && tile.scored[size_t(row)] != 0; }
@@ -43,7 +43,7 @@ struct Stepwise<Real>::Heads {
             of.w_,
             gathers() ? &of.exact_rows_ : nullptr};
   }
-  // From a strip over coded keys.
+  // Whether this row gathers its e from a strip over coded keys.
   bool gathers() const { return row >= 0 && of.coded_ != nullptr && of.multiplies_; }
   void opens(const BasicCache<Real>& cache) const {
     of.replay_.open_step(token);
@@ -61,8 +61,8 @@ struct Stepwise<Real>::Heads {
 };
 
 template <class Real>
-Stepwise<Real>::Stepwise(CacheReplay<Real>& cache, const RowsAsked& asked, bool audit, Workspace<Real>& workspace,
-                         CodedStrips<Real>& strips)
+Stepwise<Real>::Stepwise(CacheReplay<Real>& cache, const RequestedOutputs& asked, bool audit,
+                         Workspace<Real>& workspace, CodedStrips<Real>& strips)
     : replay_(cache), stream_(cache.stream()), asked_(asked), audit_(audit), w_(workspace), strips_(strips) {}
 
 template <class Real>
@@ -75,7 +75,7 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
   coded_ = coded_strip(tile);
   multiplies_ = may_multiply();
   if (multiplies_) products_.open(stream_, tile, rows_of_products(tile), cache, replay_.first_head(), w_);
-  // A token that can be held several times may bring more rows than one.
+  // A token that can be held several times may add more than one row.
   reserve(replay_.layout().extra_rows > 0 ? cache.capacity() : cache.size() + tile.end - tile.begin);
   const StepScratch<Real> scratch{w_.e.data(),      w_.coefficients.data(),   w_.group.data(),   w_.by_head.data(),
                                   w_.chosen.data(), w_.choice_weights.data(), w_.log_sums.data()};
@@ -90,8 +90,9 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
   output_.close(stream_, coded != nullptr ? coded->values() : nullptr, w_, results);
 }
 
-// Where the cache holds so many of the tokens that a strip over all of them is less work than its own dot products; as
-// the cache alone says, so that its numbers do not depend on what else is replayed.
+// Strips over coded keys, if the cache holds so many of the tokens that a strip over all of them is cheaper than the
+// cache's own dot products. The decision depends only on the cache, so that its numbers do not depend on what else is
+// replayed.
 template <class Real>
 const Tile<Real>* Stepwise<Real>::coded_strip(const Tile<Real>& tile) {
   constexpr int32_t kLeastShare = 8;
@@ -101,7 +102,7 @@ const Tile<Real>* Stepwise<Real>::coded_strip(const Tile<Real>& tile) {
   return &strips_.of(*tokens, stream_, tile);
 }
 
-// An audit looks at nothing but the cache's own copy.
+// An audit must read only the cache's own copy.
 template <class Real>
 bool Stepwise<Real>::may_multiply() const {
   const BasicCache<Real>& cache = replay_.cache();
@@ -109,11 +110,11 @@ bool Stepwise<Real>::may_multiply() const {
   return !cache.has_changed_rows() || !replay_.method_writes_rows();
 }
 
-// Rows without a strip; and where keys are coded that no strip has, every row that attends.
+// Rows without a strip; if coded keys are in no strip, every row that attends.
 template <class Real>
 std::span<const int32_t> Stepwise<Real>::rows_of_products(const Tile<Real>& tile) {
   const BasicCache<Real>& cache = replay_.cache();
-  const bool verbatim = cache.shares_coded_rows() && replay_.options().row_format.key.is_source();
+  const bool verbatim = cache.has_shared_codes() && replay_.options().row_format.key.is_source();
   const bool all = cache.has_changed_rows() && !verbatim && coded_ == nullptr && stream_.window == 0;
   rows_of_products_.clear();
   size_t row = 0;
@@ -138,10 +139,10 @@ void Stepwise<Real>::reserve(int32_t rows) {
   if (hooks.samples && w_.choice_weights.size() < all) w_.choice_weights.resize(all);
 }
 
-// Before the eviction: the cache is C_t, and the scratch holds the head's probabilities.
+// Called before the eviction: the cache is C_t, and the scratch holds the head's probabilities.
 template <class Real>
 void Stepwise<Real>::measure(const Heads& at, int32_t h, Normaliser tau, const uint8_t* chosen) {
-  if (!tau.any()) throw ReplayError(no_denominator(at.token));
+  if (!tau.any()) throw ReplayError(denominator_error(at.token));
   if (!at.is_scored()) return;
   const BasicCache<Real>& cache = replay_.cache();
   const auto tokens = attended_tokens(chosen);
@@ -182,7 +183,7 @@ void Stepwise<Real>::measure_tokens(const Heads& at, int32_t h, Normaliser tau, 
   r.top_mass = ranking->top_mass[std::min(size_t(r.attended), ranking->top_mass.size()) - 1];
 }
 
-// The tokens that a row of C_t attends to, each once; negative ones are rows that stand for no token.
+// The tokens that a row of C_t attends to, each once; a negative one is a row that represents no single token.
 template <class Real>
 std::span<const int32_t> Stepwise<Real>::attended_tokens(const uint8_t* chosen) {
   const BasicCache<Real>& cache = replay_.cache();
@@ -214,7 +215,7 @@ void Stepwise<Real>::measure_sides(const Heads& at, int32_t h, Normaliser tau, c
                   results.needles.data() + to * (asked_.needles.size() + 1));
 }
 
-// What the prompt's rows have of the denominator. A sink logit stays: it is the layer's, not a token's.
+// The prompt rows' part of the denominator. Includes a sink logit, which belongs to the layer and not to a token.
 template <class Real>
 double Stepwise<Real>::prefix_weight(const QueryView<Real>& view, Normaliser tau) const {
   const BasicCache<Real>& cache = replay_.cache();
@@ -224,7 +225,7 @@ double Stepwise<Real>::prefix_weight(const QueryView<Real>& view, Normaliser tau
   return weight;
 }
 
-// Of exact attention over the attended tokens; returns their sum.
+// Writes the coefficients of exact attention over the attended tokens; returns their sum.
 template <class Real>
 double Stepwise<Real>::set_coefficients(const Heads& at, int32_t h, const QueryView<Real>& view,
                                         std::span<const int32_t> tokens, Real* to) const {
@@ -247,7 +248,7 @@ double Stepwise<Real>::set_coefficients(const Heads& at, int32_t h, const QueryV
   return own.tokens.empty() ? 0 : own.tau.sum;
 }
 
-// A row that one head reads is read.
+// A row counts as read if any head reads it.
 template <class Real>
 void Stepwise<Real>::note_read(int32_t head, const uint8_t* chosen) {
   const size_t rows = size_t(replay_.cache().size());

@@ -6,13 +6,13 @@
 
 namespace kvreplay {
 
-// The reference: a cache is replayed by its policy's own text, step by step (core/step.hpp), with logits from the
-// shared strip and outputs deferred to the end of the tile. Audits, and caches that write rows, weigh them or choose
-// what they read, always take it.
+// The reference: runs the policy's code step by step (core/step.hpp), with logits from the shared strip and outputs
+// deferred to the end of the tile. Audits always use it, and so do caches that write or weigh rows or choose which rows
+// to read.
 template <class Real>
 class Stepwise final : public Evaluator<Real> {
  public:
-  Stepwise(CacheReplay<Real>& cache, const RowsAsked& asked, bool audit, Workspace<Real>& workspace,
+  Stepwise(CacheReplay<Real>& cache, const RequestedOutputs& asked, bool audit, Workspace<Real>& workspace,
            CodedStrips<Real>& strips);
   void rows(const Tile<Real>& tile, RowResults<Real>& results) override;
 
@@ -35,20 +35,20 @@ class Stepwise final : public Evaluator<Real> {
 
   CacheReplay<Real>& replay_;
   const HeadStream<Real>& stream_;
-  RowsAsked asked_;
+  RequestedOutputs asked_;
   bool audit_;
   Workspace<Real>& w_;
   CodedStrips<Real>& strips_;
-  const Tile<Real>* coded_ = nullptr;  // strips over coded keys of the tile at hand, or null
+  const Tile<Real>* coded_ = nullptr;  // strips over coded keys for the current tile, or null
   TileOutput<Real> output_;
   RowProducts<Real> products_;
-  bool multiplies_ = false;  // in the tile at hand
+  bool multiplies_ = false;  // for the current tile
   std::vector<int32_t> column_of_, attended_, rows_of_products_, exact_rows_;
   std::vector<uint8_t> read_;  // by any head so far, in a step of a query-time method
 };
 
-// Whether a row's output renormalises the exact attention over the attended tokens: each of them once, as it is in
-// the trace, with weight 1, where it was recorded, at the layer's temperature.
+// Whether a row's output is the exact attention over the attended tokens, renormalised: each token once, unmodified,
+// with weight 1, at its recorded position and the layer's temperature.
 template <class Real>
 bool is_plain(const BasicCache<Real>& cache, const QueryView<Real>& view, size_t attended);
 

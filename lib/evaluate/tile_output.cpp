@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// Values of a few tokens at a time are gathered, so that products read them from the first-level cache.
+// Gathers the values of few tokens at a time, so that products read them from the first-level cache.
 constexpr int32_t kColumnsAtOnce = 96;
 
 template <class Real>
@@ -12,7 +12,7 @@ void TileOutput<Real>::close(const HeadStream<Real>& stream, const Real* coded, 
                              RowResults<Real>& results) const {
   if (rows_ == 0) return;
   const bool prefix = !results.prefix.out.empty();
-  // Columns from .. to - 1, to all outputs that take them; values_of(first, end): theirs, row after row.
+  // Adds columns from .. to - 1 to all outputs that use them. values_of(first, end): their values, row after row.
   const auto add_columns = [&](const Real* coefficients, auto values_of, int32_t block, int32_t from, int32_t to,
                                const Real* set) {
     const int32_t prefix_to = prefix ? prefix_end(from, to) : from;
@@ -46,7 +46,7 @@ void TileOutput<Real>::close(const HeadStream<Real>& stream, const Real* coded, 
   }
 }
 
-// Values of the columns, row after row: neighbours in the trace stand so already.
+// The values of the columns, row after row. Consecutive tokens need no copy.
 template <class Real>
 const Real* TileOutput<Real>::gather(const Real* values, int32_t first, int32_t end, Workspace<Real>& w) const {
   const auto value = [&](int32_t c) { return values + int64_t(tokens_[size_t(c)]) * v_dim_; };
@@ -59,7 +59,7 @@ const Real* TileOutput<Real>::gather(const Real* values, int32_t first, int32_t 
   return w.tile_values.data();
 }
 
-// values: of the columns that `coefficients` begin with; those of kv head `block`.
+// values: for the columns at which `coefficients` starts; values of kv head `block`.
 template <class Real>
 void TileOutput<Real>::add_product(int32_t block, const Real* coefficients, const Real* values, int32_t columns,
                                    std::vector<Real>& out) const {

@@ -12,15 +12,15 @@
 
 namespace kvreplay {
 
-// Outputs of one cache over a tile, deferred: each step only notes the coefficient of each token, and
-// close() multiplies with the values once. A token's column does not change when its row moves. Side outputs
-// (RowsAsked) are products of their own, so that what is watched changes no bit of the output.
+// Outputs of one cache over a tile, deferred: a step only stores the coefficient of each token, and close() multiplies
+// with the values once. A token's column does not change when its row moves. Side outputs (RequestedOutputs) are
+// separate products, so that requesting them changes no bit of the output.
 template <class Real>
 class TileOutput {
  public:
-  // `cache` as it stands before token tile.begin arrives. `prompt`: its tokens are the prefix. by_format: rows that are
-  // other than their tokens were coded by the row format, once for all, and hold a token each. column_of: empty at
-  // first, and nobody else's.
+  // cache: state before token tile.begin arrives. prompt: length of the prefix. by_format: rows that differ from their
+  // tokens were coded by the row format, once, and hold one token each. column_of: empty before the first call, used by
+  // no other object.
   template <class C>
   void open(const C& cache, const Tile<Real>& tile, int32_t heads, int32_t prompt, bool by_format, Workspace<Real>& w,
             std::vector<int32_t>& column_of, size_t tokens) {
@@ -34,13 +34,13 @@ class TileOutput {
     column_of_ = column_of.data();
     columns_ = 0;
     tokens_.clear();
-    shares_coded_ = cache.shares_coded_rows();
+    shares_coded_ = cache.has_shared_codes();
     by_format_ = by_format && !shares_coded_ && cache.has_changed_rows();
     const auto each_token = [&](auto f) {
       for (int32_t i = 0; i < cache.size(); ++i)
         if (cache.token(i) >= 0) f(i, cache.token(i));
     };
-    // Tokens whose values are coded by now, in every row that holds them, will not be read as they were recorded.
+    // Tokens whose values are coded in every row that holds them: their recorded values will not be read.
     constexpr int32_t kNone = -1, kExact = -2;
     if (shares_coded_ || by_format_) {
       each_token([&](int32_t i, int32_t token) {
@@ -61,7 +61,7 @@ class TileOutput {
     coefficients_ = w.tile_coefficients.data();
     set_coefficients_ = nullptr;
   }
-  // C_t stands, for the writers of a row: where the coefficient of each of its rows goes.
+  // Call when C_t is complete: determines the place of each row's coefficient for the writers.
   template <class C>
   void see(const C& cache) {
     places_.clear(), own_rows_.clear();
@@ -75,12 +75,12 @@ class TileOutput {
     }
   }
 
-  // Where the coefficients of one (head, row) go; rows that have no column are added to `out` at once.
+  // The places of the coefficients of one (head, row). Rows without a column are added to `out` at once.
   struct Writer {
     const TileOutput* of;
-    Real *coefficients, *out;  // of this (head, row): [columns], and `all` further on those of coded values; [v_dim];
-                               // null: nobody looks at it
-    Real* prefix;              // [v_dim] or null: what the prompt's rows add
+    Real *coefficients, *out;  // [columns], and all_ places further on the coefficients of coded values; [v_dim];
+                               // null: the row is not scored
+    Real* prefix;              // [v_dim] or null: the part of the prompt's rows
     int32_t block;
     template <Team T, Cache C>
     void add(const T&, const C& cache, std::span<const Real> c) const {
@@ -111,8 +111,8 @@ class TileOutput {
     return {this, coefficients_ + at * columns_, results.out.data() + at * v_dim_,
             results.prefix.out.empty() ? nullptr : results.prefix.out.data() + at * v_dim_, shape_.block_of(head)};
   }
-  // Coefficients [columns] of one (head, row) of RowResults::set, all 0 at first; they cost memory and a
-  // product from the first call on.
+  // The coefficients [columns] of one (head, row) of RowResults::set, initially 0. They cost memory and a product from
+  // the first call on.
   Real* set_row(int32_t head, int32_t row, Workspace<Real>& w) {
     if (set_coefficients_ == nullptr) {
       w.set_coefficients.assign(size_t(all_), Real(0));
@@ -123,7 +123,7 @@ class TileOutput {
   int32_t column(int32_t token) const { return column_of_[token]; }
 
   // out += coefficients [heads * rows, columns] * values [columns, v_dim], for each kv head.
-  // coded: values as they are read back, [blocks, tokens, v_dim], where caches share them.
+  // coded: decoded values, [blocks, tokens, v_dim], if caches share them.
   void close(const HeadStream<Real>& stream, const Real* coded, Workspace<Real>& w, RowResults<Real>& results) const;
 
  private:
@@ -131,7 +131,8 @@ class TileOutput {
     column_of_[token] = columns_++;
     tokens_.push_back(token);
   }
-  // Values of the columns so far, [blocks, columns, v_dim]: their rows may have left the cache when the tile closes.
+  // Copies the values of the columns so far, [blocks, columns, v_dim]: their rows may have been evicted when the tile
+  // closes.
   template <class C>
   void hold_values(const C& cache, Workspace<Real>& w) {
     w.coded_values.resize(size_t(shape_.blocks) * size_t(columns_) * size_t(v_dim_));
@@ -146,15 +147,15 @@ class TileOutput {
   const Real* gather(const Real* values, int32_t first, int32_t end, Workspace<Real>& w) const;
   void add_product(int32_t block, const Real* coefficients, const Real* values, int32_t columns,
                    std::vector<Real>& out) const;
-  // A cache that is cut once holds the prompt's tokens before those that came later: the end of theirs among columns
-  // first .. last - 1.
+  // In a cache that is cut once, the prompt's tokens come before later tokens. Returns the end of the prompt's columns
+  // among columns first .. last - 1.
   int32_t prefix_end(int32_t first, int32_t last) const {
     const auto later = [&](int32_t token) { return token >= prompt_; };
     const auto end = std::find_if(tokens_.begin() + first, tokens_.begin() + last, later);
     assert(std::all_of(end, tokens_.begin() + last, later));
     return int32_t(end - tokens_.begin());
   }
-  int32_t first_exact_ = 0;  // column; the values of those before it are coded
+  int32_t first_exact_ = 0;  // first column whose value is exact
   bool shares_coded_ = false, by_format_ = false;
   int32_t rows_ = 0, heads_ = 0, v_dim_ = 0, columns_ = 0, prompt_ = 0;
   int32_t* column_of_ = nullptr;
@@ -162,9 +163,10 @@ class TileOutput {
   HeadShape shape_{};
   std::vector<int32_t> tokens_;
   static constexpr int64_t kNowhere = -1;
-  int64_t all_ = 0;  // coefficients of values as they were recorded; as many of coded ones follow, where there are any
-  std::vector<int64_t> places_;    // of the rows of C_t, where some may be changed; or kNowhere
-  std::vector<int32_t> own_rows_;  // those without a column
+  int64_t all_ =
+      0;  // number of coefficients of recorded values; equally many for coded values follow, if there are any
+  std::vector<int64_t> places_;    // place per row of C_t, if some rows may be changed; or kNowhere
+  std::vector<int32_t> own_rows_;  // rows without a column
 };
 
 }  // namespace kvreplay

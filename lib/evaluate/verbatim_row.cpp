@@ -5,7 +5,7 @@
 namespace kvreplay {
 
 namespace {
-// Whether a factor can be rounded to float and multiply sums there without leaving the range of normal numbers.
+// Whether a factor, rounded to float, can multiply sums without leaving the range of normal numbers.
 bool fits_float(double factor) { return factor > 1e-30 && factor < 1e30; }
 }  // namespace
 

@@ -2,19 +2,20 @@
 #include "evaluate/evaluator.hpp"
 #include "kernels/kernels.hpp"
 
-// Rows of a cache that holds tokens of the trace as they stand: their sums come from the shared strip, and what is
-// measured of them does not depend on how the sums were shared.
+// Rows of a cache that holds unmodified tokens of the trace. Their sums come from the shared strip; the measured
+// numbers do not depend on how the sums were shared.
 
 namespace kvreplay {
 
-// Sums of the strip over the tokens that a row attends to, against the row's own shift.
+// Sums of the strip over the tokens that a row attends to, relative to the exact row's shift.
 struct RowMass {
-  double z = 0;       // of den_i e_i, a sink logit included: the denominator
-  double tokens = 0;  // of e_i
+  double z = 0;       // denominator: sum of den_i e_i, including a sink logit
+  double tokens = 0;  // sum of e_i
   int32_t attended = 0;
 };
 
-// Tokens that one row attends to, with weights and e_i = exp(l_i - shift) against the largest of their own logits.
+// Tokens that one row attends to, with weights and e_i = exp(l_i - shift); the shift is the largest of their own
+// logits.
 template <class Real>
 struct OwnSoftmax {
   std::vector<int32_t> tokens;
@@ -27,9 +28,9 @@ template <class Real>
 struct VerbatimRow {
   const HeadStream<Real>& stream;
   const Tile<Real>& tile;
-  const RowsAsked& asked;
+  const RequestedOutputs& asked;
   RowResults<Real>& results;
-  int32_t first_head, head, row;  // of the cache in the stream; of the row in the cache
+  int32_t first_head, head, row;  // first head of the cache in the stream; head in the cache; row in the tile
 
   int32_t stream_head() const { return first_head + head; }
   int32_t token() const { return tile.rows[size_t(row)]; }
@@ -40,8 +41,8 @@ struct VerbatimRow {
   const Real* strip() const { return tile.strip_row(stream_head(), row); }
   Real* out() const { return results.out.data() + in_results() * size_t(results.v_dim); }
 
-  // each(f) calls f(first, last, num, den) for runs of attended tokens. tau: of this row, against any shift; plain:
-  // every weight is 1. Throws ReplayError where there is nothing to attend to.
+  // each(f) calls f(first, last, num, den) for runs of attended tokens. tau: this row's normaliser, with any shift.
+  // plain: every weight is 1. Throws ReplayError if there is no token to attend to.
   template <class V>
   void measure(const RowMass& mass, Normaliser tau, const RowRanking* ranking, bool plain, const V& each) const {
     const double exact = tile.z[in_tile()], off = tau.shift - shift();
@@ -51,7 +52,7 @@ struct VerbatimRow {
     r.kept_mass = mass.tokens / exact;
     r.attended = mass.attended;
     r.plain = plain;
-    if (!tau.any()) throw ReplayError(no_denominator(token()));
+    if (!tau.any()) throw ReplayError(denominator_error(token()));
     if (ranking != nullptr) recall(r, *ranking, each);
     if (!asked.needles.empty()) find_needles(each);
   }
@@ -59,7 +60,7 @@ struct VerbatimRow {
   void put(const Real* a, const Real* b, double z) const;
   void put(const Real* n, double z) const;  // out = n / z
 
-  // For rows whose sums against the whole row's maximum have lost their digits.
+  // For rows whose sums relative to the exact row's maximum have lost precision.
   template <class V>
   OwnSoftmax<Real> own_softmax(const V& each) const {
     OwnSoftmax<Real> own;
@@ -69,9 +70,9 @@ struct VerbatimRow {
     weigh(own);
     return own;
   }
-  // Measures and all outputs from it.
+  // Writes measures and all outputs from own_softmax().
   template <class V>
-  void put_own(const RowMass& mass, const RowRanking* ranking, bool plain, const V& each) const {
+  void put_own_softmax(const RowMass& mass, const RowRanking* ranking, bool plain, const V& each) const {
     const OwnSoftmax<Real> own = own_softmax(each);
     measure(mass, own.tau, ranking, plain, each);
     put_outputs(own, plain);
@@ -103,9 +104,9 @@ struct VerbatimRow {
   }
 };
 
-// Before the rows of a tile: makes room for what is asked besides outputs.
+// Call before the rows of a tile: makes room for requested side outputs.
 template <class Real>
-void open_side_outputs(const RowsAsked& asked, bool prefix, RowResults<Real>& results) {
+void open_side_outputs(const RequestedOutputs& asked, bool prefix, RowResults<Real>& results) {
   if (prefix && asked.prefix) results.prefix.resize(results.cells(), results.v_dim);
   if (!asked.needles.empty()) results.needles.assign(results.cells() * (asked.needles.size() + 1), -1.0);
 }

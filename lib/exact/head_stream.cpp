@@ -29,7 +29,7 @@ namespace {
 
 constexpr int32_t kMostOffsets = 1 << 22;  // 4 million tokens: beyond that a position id is a mistake
 
-// read(into) fills floats; they are widened where Real is double.
+// read(into) writes floats; read_into() widens them if Real is double.
 template <class Real, class F>
 void read_into(std::span<Real> to, F read) {
   if constexpr (std::is_same_v<Real, float>) {
@@ -58,7 +58,7 @@ void load_rows(const Tensors& trace, const HeadRequest& request, int32_t first, 
   }
 }
 
-// The query heads of a request.
+// The range of query heads of a request.
 struct QueryHeads {
   int32_t first, count;
   static QueryHeads of(const LayerInfo& layer, const HeadRequest& request) {
@@ -82,26 +82,25 @@ template <class Real>
 void load_sensitivity(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                       HeadStream<Real>& stream) {
   const std::vector<int32_t> rows = trace.gradient_rows(request.place.prompt, request.place.layer);
-  const std::string missing = why_not_projected(trace, request.place, rows, request.extent);
+  const std::string missing = projection_obstacle(trace, request.place, rows, request.extent);
   const QueryHeads heads = QueryHeads::of(layer, request);
   if (missing.empty()) stream.sensitivity = read_sensitivity(trace, request.place, rows, heads.first, heads.count);
   else if (request.gradient == HeadRequest::Gradient::required)
-    throw TraceError(fmt::format("{}: prompt {}, layer {}: {} (output.save: projections)", trace.info().path.string(),
+    throw TraceError(fmt::format("{}: prompt {}, layer {}: {} (needed to save projections)", trace.info().path.string(),
                                  request.place.prompt, request.place.layer, missing));
 }
 
-// Whose rows saw `context` tokens of the prompt: that these are the prompt that is replayed.
+// The recorded rows saw `context` tokens of the prompt. Throws unless the replay's prompt has the same length.
 void expect_context(const Tensors& trace, const HeadRequest& request, int64_t context, const std::string& what,
                     const char* flag) {
   if (context == request.extent.prompt_tokens) return;
   throw TraceError(
-      fmt::format("{}: prompt {}: {}, and the prompt that is replayed has {}: give replay.prefill {}, or record it "
-                  "with kvdump {} at "
-                  "that length",
+      fmt::format("{}: prompt {}: {}, and the prompt that is replayed has {}: give prefill {}, or record it with "
+                  "`kvreplay record {}` at that length",
                   trace.info().path.string(), request.place.prompt, what, request.extent.prompt_tokens, context, flag));
 }
 
-// The chunks must cover the prompt that is replayed.
+// The chunks must cover exactly the replayed prompt.
 template <class Real>
 void load_repeat(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer, HeadStream<Real>& stream) {
   const std::string& prompt = request.place.prompt;
@@ -152,7 +151,7 @@ void load_output_norms(const Tensors& trace, const HeadRequest& request, const L
   }
 }
 
-// Offsets reach from 0 to the largest distance between two positions.
+// Builds a table for offsets from 0 to the largest distance between two positions.
 template <class Real>
 void prepare_rotation(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                       HeadStream<Real>& stream) {
@@ -161,7 +160,7 @@ void prepare_rotation(const Tensors& trace, const HeadRequest& request, const La
                      std::to_string(layer.layer) +
                      ": no rope_json, so positions cannot be re-assigned; use `positions: original`");
   if (!layer.rope) return;  // a layer without rotary embedding ignores the setting
-  // Offsets are lost distances: they are not negative only where positions ascend.
+  // An offset is the distance that a token's position shrinks by. It is never negative only if positions ascend.
   const auto repeated = std::adjacent_find(stream.positions.begin(), stream.positions.end(), std::greater_equal<>());
   if (repeated != stream.positions.end())
     throw TraceError(trace.info().path.string() + ": /prompts/" + request.place.prompt +
@@ -179,7 +178,7 @@ std::vector<uint8_t> load_classes(const Tensors& trace, const HeadRequest& reque
   if (classes.empty())
     throw TraceError(trace.info().path.string() + ": /prompts/" + request.place.prompt +
                      "/token_class is missing, and a listed method looks at the text of tokens; record it with "
-                     "kvdump --with-text");
+                     "kvreplay record --with-text");
   classes.resize(size_t(request.extent.tokens));
   return classes;
 }
@@ -197,7 +196,7 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 
 }  // namespace
 
-void HeadRequest::ask_for(const PromptNeeds& needs, const Calibration& calibration) {
+void HeadRequest::add_needs(const PromptNeeds& needs, const Calibration& calibration) {
   classes = classes || needs.token_classes;
   output_norms = output_norms || needs.output_norms;
   repeat = repeat || needs.repeat;

@@ -15,7 +15,7 @@
 
 namespace kvreplay {
 
-// Cosines and sines of every offset, [offsets, pairs], computed in double.
+// Cosines and sines of every offset, [offsets, pairs], computed in double precision.
 template <class Real>
 struct RotationTable {
   std::vector<Real> cosines, sines;
@@ -24,44 +24,44 @@ struct RotationTable {
   RotationTable(const Rope& rope, int32_t offsets);
 };
 
-// One kv head of one layer of one prompt, or all kv heads of the layer (shape.blocks), as the engine holds
-// it. No policy can name it.
+// One kv head of one layer of one prompt, or all kv heads of the layer (shape.blocks), in memory. Policies have no
+// access to it.
 template <class Real>
 struct HeadStream {
-  HeadShape shape{};  // heads = the whole group, or the layer's
+  HeadShape shape{};  // heads: the query heads of the group, or of the layer
   int32_t tokens = 0, prompt = 0;
   std::vector<Real> keys, values;  // [blocks, tokens, dim], [blocks, tokens, v_dim]
-  // Of long traces only some rows are held at a time, see hold_queries().
+  // For a long trace only some query rows are in memory, see hold_queries().
   mutable std::vector<Real> queries;    // [heads, query_rows, dim]
-  std::vector<int32_t> query_row;       // [tokens] row in the trace's queries, or -1 where it has none
-  mutable int32_t query_rows = 0;       // rows that are held
+  std::vector<int32_t> query_row;       // [tokens] row in the trace's queries, or -1 if there is none
+  mutable int32_t query_rows = 0;       // rows in memory
   mutable int32_t first_query_row = 0;  // the first of them
-  int32_t all_query_rows = 0;           // of tokens 0..tokens-1; only used with fetch_queries
-  // Reads rows first..first+count-1 of every head into queries; empty: all are held.
+  int32_t all_query_rows = 0;           // rows of tokens 0..tokens-1 in the trace
+  // Reads rows first..first+count-1 of every head into queries; empty if all rows are in memory.
   std::function<void(int32_t first, int32_t count, std::vector<Real>& queries)> fetch_queries;
   LogitRule<Real> rule;
   int32_t window = 0;                             // sliding window of the layer; 0: none
   std::vector<Real> sink_logits;                  // [heads], or empty
   std::vector<int32_t> positions;                 // [tokens] position ids
-  std::unique_ptr<RotationTable<Real>> rotation;  // only where a method re-assigns positions
+  std::unique_ptr<RotationTable<Real>> rotation;  // only if a method reassigns positions
   std::vector<double> inv_freq;                   // [pairs] rotary embedding; empty: none
   bool interleaved = false;
   double attention_factor = 1;
-  std::vector<uint8_t> classes;  // [tokens] TokenClass, only where a method asks
-  // The pass that repeats the prompt, [heads, rows, dim] and [blocks, rows, dim]; empty unless asked for.
+  std::vector<uint8_t> classes;  // [tokens] TokenClass, only if a method needs it
+  // The pass that repeats the prompt, [heads, rows, dim] and [blocks, rows, dim]; empty unless requested.
   RepeatInfo repeat;
   std::vector<Real> repeat_queries, repeat_keys;
   std::vector<float> repeat_input_norms;  // [rows], likewise
-  // What the model asked behind the cut prompt, [heads, rows, dim]; empty unless asked for.
+  // Queries that the model generated after the cut prompt, [heads, rows, dim]; empty unless requested.
   std::vector<Real> lookahead_queries;
   int64_t lookahead_rows = 0;
-  // ||v W||_1 and ||v W||_2 of the prompt's values behind the output projection of each query head, [heads, prompt];
-  // empty unless asked for.
+  // ||v W||_1 and ||v W||_2 of the prompt's values after the output projection of each query head, [heads, prompt];
+  // empty unless requested.
   std::vector<double> output_norms_l1, output_norms_l2;
-  std::map<Calibration, KnownQueries> known;  // of other text than the prompt, where a method knows it
-  Sensitivity sensitivity;                    // only where projections are asked for and recorded
-  int32_t stored_bytes = 4;                   // of one number in the trace
-  double max_value_norm = 0;                  // of tokens 0..tokens-1
+  std::map<Calibration, KnownQueries> known;  // statistics of other text, if a method uses them
+  Sensitivity sensitivity;                    // only if projections are requested and a gradient is recorded
+  int32_t stored_bytes = 4;                   // bytes of one number in the trace
+  double max_value_norm = 0;                  // over tokens 0..tokens-1
 
   const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
   const Real* block_values(int32_t block) const { return values.data() + int64_t(block) * tokens * shape.v_dim; }
@@ -69,14 +69,13 @@ struct HeadStream {
     const int64_t row = query_row[size_t(token)] - first_query_row;
     return queries.data() + (int64_t(head) * query_rows + row) * shape.dim;
   }
-  double sink_logit(int32_t head) const {  // -infinity: the head has none
+  double sink_logit(int32_t head) const {  // -infinity if the head has none
     return sink_logits.empty() ? -double(INFINITY) : double(sink_logits[size_t(head)]);
   }
-  // Before queries of tokens first..last are looked at: sees to it that they are held, perhaps in the place
-  // of others. Not for several threads.
+  // Loads the queries of tokens first..last, possibly in place of others. Call it before reading them. Not thread-safe.
   void hold_queries(int32_t first, int32_t last) const;
 
-  // First token that row t may attend to.
+  // The first token that row t may attend to.
   int32_t first_key(int32_t t) const { return window > 0 && t >= window ? t - window + 1 : 0; }
   Rotation<Real> rotate() const {
     if (rotation == nullptr) return {};
@@ -84,33 +83,33 @@ struct HeadStream {
   }
 };
 
-// Takes over a layer's rotary embedding, if there is one.
+// Copies a layer's rotary embedding, if it has one.
 template <class Real>
 void set_rope(HeadStream<Real>& stream, const std::optional<Rope>& rope);
 
-// What to load: one kv head, or all of a layer.
+// A request to load one kv head, or a whole layer.
 struct HeadRequest {
   Place place;
   Extent extent;
-  bool rotation = false;  // a method re-assigns positions
-  bool classes = false;   // a method looks at the text
+  bool rotation = false;  // a method reassigns positions
+  bool classes = false;   // a method uses token classes
   bool repeat = false, repeat_input_norms = false;
-  int32_t lookahead = 0;      // rows behind the cut prompt that a method looks at
-  bool output_norms = false;  // a method looks at values behind the output projection
-  // The gradient that errors are projected on: nobody asks, where the trace has it, or TraceError without it.
+  int32_t lookahead = 0;      // number of lookahead rows that a method uses
+  bool output_norms = false;  // a method uses values after the output projection
+  // The gradient on which errors are projected: none, recorded (used if the trace has it), required (else TraceError).
   enum class Gradient { none, recorded, required } gradient = Gradient::none;
-  bool all_queries = true;                            // false: those of a long trace are fetched when they are needed
-  std::map<Calibration, StatisticsNeeds> known = {};  // of other text than the prompt
+  bool all_queries = true;                            // false: fetch those of a long trace on demand
+  std::map<Calibration, StatisticsNeeds> known = {};  // statistics of other text than the prompt
 
-  // What a method reads of the prompt besides keys, values and queries, and by whose queries it is calibrated.
-  void ask_for(const PromptNeeds& needs, const Calibration& calibration);
+  // Adds what a method needs besides keys, values and queries. calibration: the text whose query statistics it uses.
+  void add_needs(const PromptNeeds& needs, const Calibration& calibration);
 };
-// Query rows of all heads that are read at a time.
+// Number of query rows, of all heads, that are read at once.
 constexpr int32_t kQueryRows = 2048;
 template <class Real>
 void read_query_rows(const Tensors& trace, const HeadRequest& request, int32_t first, int32_t count,
                      std::vector<Real>& queries);
-// Throws TraceError when the trace cannot be read, or lacks the rotary metadata that `rotation` needs.
+// Throws TraceError if the trace cannot be read, or lacks the rotary metadata that `rotation` needs.
 template <class Real>
 HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request);
 

@@ -3,11 +3,11 @@
 
 #include "exact/head_stream.hpp"
 
-// From products of queries and keys to exponents.
+// From query-key products to exponents.
 
 namespace kvreplay {
 
-// Makes logits of n products but for a factor, which is returned: the exponential applies it for nothing.
+// Turns n products into logits except for a factor, which it returns: the exponential applies the factor at no cost.
 template <class Real>
 Real leave_scale(const LogitRule<Real>& rule, Real* products, int32_t n) {
   const Real scale = rule.factor * rule.scale;

@@ -17,7 +17,7 @@ double median(std::vector<double>& x) {
   return x.size() % 2 == 1 ? *middle : (*middle + *std::max_element(x.begin(), middle)) / 2;
 }
 
-// Of vectors of `width` numbers.
+// Largest norm of vectors of `width` numbers.
 template <class Real>
 double largest_norm(const std::vector<Real>& vectors, size_t width) {
   double most = 0;
@@ -43,7 +43,7 @@ double median_distance(std::span<const Real> points, int32_t dim, const Rng& rng
     for (int64_t pair = 0; pair < kMostPairs; ++pair) {
       const auto i = int64_t(rng.uniform(RngStream::distance_pairs, pair, 0) * double(n));
       const auto j = int64_t(rng.uniform(RngStream::distance_pairs, pair, 1) * double(n - 1));
-      add(i, j + (j >= i ? 1 : 0));  // two different points
+      add(i, j + (j >= i ? 1 : 0));  // j is drawn from the other points
     }
   }
   return median(distances);

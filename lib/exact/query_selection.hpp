@@ -12,7 +12,7 @@ struct QuerySelection {
   int64_t count = 0;
 };
 
-// [tokens] 1 where the row is scored, of those after the prompt that the trace has a query for.
+// [tokens] 1 for a scored row. Only rows after the prompt that the trace has a query for can be scored.
 template <class Real>
 std::vector<uint8_t> scored_tokens(const HeadStream<Real>& stream, const QuerySelection& selection);
 

@@ -3,8 +3,8 @@
 
 namespace kvreplay {
 
-// What a row of a tile gives to the tokens that one of its query heads sees (core/output_scores.hpp). Needs the tile's
-// outputs. to: [tokens of the row]; tokens that it does not see are left alone.
+// Scores that one query head of a row gives to the tokens it sees (core/output_scores.hpp). Needs the tile's outputs.
+// to: [tokens of the row]; entries of unseen tokens are not written.
 template <class Real>
 void score_row(const HeadStream<Real>& stream, const Tile<Real>& tile, int32_t head, int32_t row, TokenScore which,
                double* to);

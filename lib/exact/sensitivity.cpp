@@ -10,7 +10,7 @@
 
 namespace kvreplay {
 
-// Nobody predicts from the last token.
+// The last token gets no row: it has no next token to predict.
 Sensitivity read_sensitivity(const Tensors& trace, const Place& place, const std::vector<int32_t>& tokens,
                              int32_t first_head, int32_t heads) {
   const LayerInfo& layer = trace.layer(place.prompt, place.layer);
@@ -31,18 +31,18 @@ Sensitivity read_sensitivity(const Tensors& trace, const Place& place, const std
   return to;
 }
 
-std::string why_not_projected(const Tensors& trace, const Place& place, const std::vector<int32_t>& rows,
-                              const Extent& extent) {
-  if (rows.empty()) return "holds no gradient. Record it with kvdump --with-gradient";
+std::string projection_obstacle(const Tensors& trace, const Place& place, const std::vector<int32_t>& rows,
+                                const Extent& extent) {
+  if (rows.empty()) return "holds no gradient. Record it with `kvreplay record --with-gradient`";
   const int64_t tokens = trace.layer(place.prompt, place.layer).tokens;
   if (tokens != extent.tokens)
-    return fmt::format("its gradient is that of {} tokens, the replay ends after {}. Leave out replay.limit", tokens,
+    return fmt::format("its gradient is that of {} tokens, the replay ends after {}: replay all tokens", tokens,
                        extent.tokens);
   for (const int32_t t : trace.query_positions(place.prompt, place.layer))
     if (t >= extent.prompt_tokens && t + 1 < tokens && !std::binary_search(rows.begin(), rows.end(), t))
       return fmt::format(
-          "its gradient has no row of token {}, and the replay's prompt ends at {}. Record it with kvdump "
-          "--with-gradient --gradient-from {}",
+          "its gradient has no row of token {}, and the replay's prompt ends at {}. Record it with "
+          "`kvreplay record --with-gradient --gradient-from {}`",
           t, extent.prompt_tokens, extent.prompt_tokens);
   return "";
 }

@@ -6,14 +6,14 @@
 
 namespace kvreplay {
 
-// The exact pass for tiles in which few tokens have a row (sampled queries): rows of several tiles are
-// computed together, so that keys and values are read once for many of them, and handed out tile by tile.
+// The exact pass for tiles in which few tokens have a row (sampled queries). It computes the rows of several tiles
+// together, so that it reads keys and values once for many rows, and hands them out tile by tile.
 template <class Real>
 class SparseRows {
  public:
   explicit SparseRows(const ExactAttention<Real>& exact) : exact_(exact) {}
-  // Does what exact_pass() does. rows_from(t) gives the rows that tiles from token t on will have, as many as
-  // fit into one tile.
+  // Fills the tile as exact_pass() does. rows_from(t) returns the rows that the tiles from token t on will need, as
+  // many as fit into one tile.
   void fill(Tile<Real>& tile, const std::function<std::vector<int32_t>(int32_t t)>& rows_from);
 
  private:

@@ -15,7 +15,7 @@
 namespace kvreplay {
 namespace {
 
-// q: [count * rows, dim], heads from `first` on.
+// Gathers queries of `count` heads from `first` on. q: [count * rows, dim].
 template <class Real>
 void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t first, int32_t count,
                     std::vector<Real>& q) {
@@ -24,8 +24,8 @@ void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& 
     for (const int32_t t : rows) q.insert(q.end(), stream.query(h, t), stream.query(h, t) + stream.shape.dim);
 }
 
-// Tokens by falling probability, then by index (C8): a radix sort of the rounded numbers, which keeps their
-// order but for those that rounding made equal.
+// Sorts tokens by descending probability, then by index (C8). A radix sort orders the probabilities rounded to float;
+// runs of equal floats are then sorted exactly.
 class Ranker {
  public:
   const std::vector<int32_t>& order(const std::vector<double>& p) {
@@ -73,7 +73,7 @@ void rank_row(const std::vector<double>& p, int32_t depth, Ranker& ranker, RowRa
   }
 }
 
-// Mean probability of heads [first, first + count) in one row.
+// Mean probability over heads [first, first + count) in one row.
 template <class Real>
 void mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_t count, std::vector<double>& p) {
   p.assign(size_t(tile.rows[size_t(row)]) + 1, 0.0);
@@ -82,7 +82,7 @@ void mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_
                         p.data());
 }
 
-// sum[i] += probability of token i < width in the rows of the tile from token `first` on.
+// sum[i] += probability of token i < width, over the tile's rows from token `first` on.
 template <class Real>
 void add_columns(const Tile<Real>& tile, int32_t head, int32_t first, int32_t width, double* sum) {
   for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
@@ -93,7 +93,7 @@ void add_columns(const Tile<Real>& tile, int32_t head, int32_t first, int32_t wi
   }
 }
 
-// Of every query head over tokens 0..t, [heads, t + 1].
+// Probabilities of every query head over tokens 0..t, [heads, t + 1].
 template <class Real>
 void probabilities(const Tile<Real>& tile, int32_t row, std::vector<double>& p) {
   const size_t n = size_t(tile.rows[size_t(row)]) + 1;
@@ -105,14 +105,14 @@ void probabilities(const Tile<Real>& tile, int32_t row, std::vector<double>& p) 
   }
 }
 
-// p: what a row gives to tokens 0..t, [heads, t + 1]. sum: [width].
+// Adds each token's maximum over heads. p: scores of a row for tokens 0..t, [heads, t + 1]. sum: [width].
 void add_maxima(const std::vector<double>& p, int32_t heads, int32_t width, double* sum) {
   const size_t n = p.size() / size_t(heads);
   for (size_t i = 0; i < std::min(n, size_t(width)); ++i)
     sum[i] += aggregate(Aggregate::max, p.data() + i, int64_t(n), heads);
 }
 
-// to: [heads + 1, prompt].
+// Adds the attention of the tile's rows from token `from` on. to: [heads + 1, prompt].
 template <class Real>
 void add_attention(const Tile<Real>& tile, int32_t from, int32_t prompt, bool maxima, std::vector<double>& p,
                    double* to) {
@@ -124,7 +124,7 @@ void add_attention(const Tile<Real>& tile, int32_t from, int32_t prompt, bool ma
   }
 }
 
-// The same of scores that look at the output.
+// Likewise for scores that depend on the output.
 template <class Real>
 void add_scores(const HeadStream<Real>& stream, const Tile<Real>& tile, const ColumnSum& sum, bool maxima,
                 std::vector<double>& p, double* to) {
@@ -141,7 +141,7 @@ void add_scores(const HeadStream<Real>& stream, const Tile<Real>& tile, const Co
   }
 }
 
-// What the rows behind the prompt add.
+// Adds the attention of rows after the prompt.
 template <class Real>
 void add_rows_ahead(const ExactAttention<Real>& exact, const ColumnSum& sum, bool maxima, double* to) {
   const int32_t prompt = exact.stream().prompt;
@@ -192,7 +192,7 @@ void ExactAttention<Real>::strip_pass(Tile<Real>& tile) const {
   tile.blocks = stream_.shape.blocks;
   tile.stride = padded(std::max(tile.end, keys));
   const size_t cells = size_t(tile.heads) * size_t(rows);
-  // At once for the whole trace: growing from tile to tile would hold it twice.
+  // Reserve for the whole trace: growing from tile to tile would hold the strip twice.
   tile.strip.reserve(size_t(tile.heads) * size_t(tile_rows(tile.heads)) * size_t(stream_.tokens + kStripPad));
   tile.strip.resize(cells * size_t(tile.stride));
   tile.shift.resize(cells);
@@ -201,7 +201,7 @@ void ExactAttention<Real>::strip_pass(Tile<Real>& tile) const {
   if (tile.divided) tile.z_prompt.resize(cells), tile.z_later.resize(cells);
   const int32_t group = tile.heads / tile.blocks;
   std::vector<Real> q;
-  for (int32_t b = 0; b < tile.blocks; ++b) {  // query heads of one kv head stand below each other
+  for (int32_t b = 0; b < tile.blocks; ++b) {  // query heads of one kv head are stacked
     gather_queries(stream_, tile.rows, b * group, group, q);
     kernels::scores(q.data(), stream_.shape.dim, group * rows, panels_[size_t(b)], 0, keys,
                     tile.strip.data() + tile.at(b * group, 0) * tile.stride, tile.stride);
@@ -210,7 +210,7 @@ void ExactAttention<Real>::strip_pass(Tile<Real>& tile) const {
     for (int32_t r = 0; r < rows; ++r) finish_row(tile, h, r);
 }
 
-// out = sum of strip[i] v_i over tokens first <= i < last, of the scored rows.
+// out = sum of strip[i] v_i over tokens first <= i < last, for scored rows.
 template <class Real>
 void ExactAttention<Real>::weigh_values(const Tile<Real>& tile, int32_t first, int32_t last,
                                         std::vector<Real>& out) const {
@@ -254,7 +254,7 @@ void ExactAttention<Real>::prefix_pass(Tile<Real>& tile) const {
     for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
       const size_t at = size_t(tile.at(h, r));
       const double z = tile.z_prompt[at] + sink_term(stream_.sink_logit(h), double(tile.shift[at])),
-                   inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds
+                   inverse = z > 0 ? 1 / z : 0;  // may exceed the range of float
       for (size_t c = at * size_t(tile.v_dim); c < (at + 1) * size_t(tile.v_dim); ++c)
         tile.prefix_out[c] = Real(double(tile.of_prompt[c]) * inverse);
     }
@@ -291,7 +291,7 @@ std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, 
   Tile<Real> tile;
   std::vector<double> p;
   const int32_t step = tile_rows(heads);
-  // The same tiles whoever asks, so that a sum does not depend on what else is asked for.
+  // Tiles start at multiples of `step`, so that a sum does not depend on what else is requested.
   const int32_t first = *std::min_element(firsts.begin(), firsts.end());
   for (int32_t begin = first / step * step; begin < prompt; begin += step) {
     tile.begin = begin;

@@ -18,8 +18,8 @@ namespace kvreplay {
 template <class... F>
 struct FormatList {};
 
-// Every row format, one line each; `source` comes first. Configurations, `kvreplay list formats`, the documentation's
-// table, devices and tests follow from it.
+// Every row format, one line each; `source` must be first. Configurations, `kvreplay list formats`, the docs table,
+// devices and tests are all derived from this list.
 using RowFormats = FormatList<  //
     SourceRows,                 //
     F32,                        //
@@ -53,7 +53,7 @@ using RowFormats = FormatList<  //
     Kivi,                       //
     Gear>;
 
-// A row by the format with place `which`; formats that code several rows together leave it as it is.
+// Codes a row with the format at index format.which. Formats that code several rows together leave the row unchanged.
 template <Team T, class... F>
 KVR_FN CodeTally code_row(const T& team, const PartFormat& format, const CodedRow& row, FormatList<F...>) {
   CodeTally done;

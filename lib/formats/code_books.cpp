@@ -18,7 +18,7 @@ struct Moments {
 };
 using OfCell = std::function<Moments(double a, double b)>;
 
-// Gauss-Legendre over [-1, 1], nodes by Newton's method.
+// Gauss-Legendre quadrature over [-1, 1]; Newton's method finds the nodes.
 struct Quadrature {
   static constexpr int kNodes = 24;
   double x[kNodes], w[kNodes];
@@ -48,7 +48,7 @@ struct Quadrature {
   }
 };
 
-// A cell of any width, in pieces that the quadrature integrates to the last digits.
+// Integrates a cell of any width in pieces, each short enough for the quadrature to be exact to the last digits.
 Moments integrate(const std::function<double(double)>& density, double a, double b, double piece) {
   static const Quadrature quadrature;
   Moments all{0, 0};
@@ -60,7 +60,7 @@ Moments integrate(const std::function<double(double)>& density, double a, double
   return all;
 }
 
-// From `levels` on until no level moves any more.
+// Iterates from `levels` until no level moves any more.
 std::vector<double> lloyd_max(std::vector<double> levels, double low, double high, const OfCell& cell) {
   const size_t n = levels.size();
   for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
@@ -86,7 +86,7 @@ std::vector<double> middles(int32_t bits, double low, double high) {
   return levels;
 }
 
-// Densities that are even have symmetric levels.
+// An even density has symmetric levels.
 std::vector<double> made_symmetric(std::vector<double> levels) {
   const size_t n = levels.size();
   for (size_t i = 0; i < n / 2; ++i) {
@@ -124,7 +124,7 @@ std::vector<double> make_angles(int32_t level, int32_t bits) {
   return lloyd_max(middles(bits, 0, kPi / 2), 0, kPi / 2, cell);
 }
 
-// Each is made once in a process.
+// Makes each code book once per process.
 template <class Make>
 std::vector<double> once(const std::tuple<int, int32_t, int32_t>& key, Make make) {
   static std::mutex mutex;

@@ -6,13 +6,12 @@
 
 namespace kvreplay {
 
-// The tokens of a head stream as a format that codes row by row reads them back: what every cache that stores its rows
-// so holds of a token that is as it was recorded. A token is coded when the first of them asks. Not for several
-// threads.
+// The decoded rows of a head stream's tokens, for a format that codes row by row. Every cache that stores an unmodified
+// token in this format reads these numbers. A token is coded on first request. Not thread-safe.
 template <class Real>
 class CodedTokens {
  public:
-  // keys [blocks, tokens, dim] and values [blocks, tokens, v_dim] outlive it.
+  // keys [blocks, tokens, dim] and values [blocks, tokens, v_dim] must live as long as this object.
   CodedTokens(std::shared_ptr<const RowCoding> coding, const HeadShape& shape, int32_t tokens, const Real* keys,
               const Real* values)
       : coding_(std::move(coding)),

@@ -10,10 +10,10 @@ namespace kvreplay {
 namespace {
 
 constexpr SerialTeam kTeam;
-constexpr int64_t kScaleBytes = 4;         // offset and step of a group
-constexpr int64_t kOutlierIndexBytes = 4;  // of a number in its block
+constexpr int64_t kScaleBytes = 4;         // offset and step of one group
+constexpr int64_t kOutlierIndexBytes = 4;  // index of an outlier in its block
 
-// Rows that refer to a token take over what is known of it.
+// Rows that refer to a recorded token reuse its coding from CodedTokens.
 template <class Real>
 struct KnownRows {
   const RowCoder& coder;
@@ -32,8 +32,8 @@ struct KnownRows {
 std::string row_format_refusal(RowCoder::Refusal why, int32_t token) {
   const std::string where = token < 0 ? "in a merged row" : "at token " + std::to_string(token);
   if (why == RowCoder::Refusal::position)
-    return "keys: pre_rope takes the position out of a key, and a merged row has none: use keys: post_rope";
-  return "the row format meets numbers beyond 65504, the range of float16, or not finite, " + where +
+    return "keys: pre_rope removes the position from a key, but a merged row has no position: use keys: post_rope";
+  return "the row format cannot store numbers that are not finite or beyond 65504, the range of float16, " + where +
          ": use row_format f32 or bf16";
 }
 
@@ -70,8 +70,8 @@ void Formatter<Real>::code_rows(BasicCache<Real>& cache, int32_t exempt) {
   if (coded.refused != RowCoder::Refusal::none) refuse(coded.refused, coded.token);
 }
 
-// kivi and gear: keys per channel in groups of g rows, values per row in groups of g channels. Once R keys
-// wait, they are coded together, oldest first.
+// kivi and gear: keys per channel in groups of g rows, values per row in groups of g channels. Once R keys are waiting,
+// they are coded together, oldest first.
 template <class Real>
 void Formatter<Real>::code_keys(BasicCache<Real>& cache) {
   const int32_t R = kivi(Part::key).R;
@@ -83,7 +83,7 @@ void Formatter<Real>::code_keys(BasicCache<Real>& cache) {
   if (!rows.empty()) code_block(cache, Part::key, rows);
 }
 
-// Every value behind the newest R is coded.
+// Codes every value except the newest R.
 template <class Real>
 void Formatter<Real>::code_values(BasicCache<Real>& cache) {
   std::vector<int32_t> rows;
@@ -134,7 +134,7 @@ void Formatter<Real>::code_block(BasicCache<Real>& cache, Part part, const std::
   held_keys_ = cache.coded_keys(), held_values_ = cache.coded_values();
 }
 
-// One kv head's part of the block that was added last. False: out of the range of float16.
+// Codes one kv head's part of the newest block in blocks_. Returns false if a number is beyond the range of float16.
 template <class Real>
 bool Formatter<Real>::code_matrix(Part part, int32_t width, std::vector<double>& numbers) {
   const PartFormat& own = format().part(part);
@@ -161,7 +161,7 @@ bool Formatter<Real>::code_matrix(Part part, int32_t width, std::vector<double>&
   return fits;
 }
 
-// Row `at` of the block goes into the cache; the row's other part stays as it is.
+// Writes row `at` of the block into the cache; the row's other part stays unchanged.
 template <class Real>
 void Formatter<Real>::write_part(BasicCache<Real>& cache, Part part, int32_t row, int32_t at, int32_t group) {
   const HeadShape shape = cache.shape();
@@ -256,7 +256,7 @@ int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
   return of_rows + kScaleBytes * shared.key_groups * cache.shape().dim + kOutlierIndexBytes * shared.outliers;
 }
 
-// Of rows that have scales of their own.
+// Bytes of rows with scales of their own, and the bytes stored once for a kv head.
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const {
   if (!writes()) return 0;
@@ -275,7 +275,7 @@ void Formatter<Real>::hold(const Block& block, int64_t rows, int32_t width) {
   held_.outliers += block.correction.outliers;
 }
 
-// Coding a block adds to it; it is counted anew when coded rows have left.
+// code_block adds to held_; it is recounted when coded rows have been evicted.
 template <class Real>
 const typename Formatter<Real>::Held& Formatter<Real>::held(const BasicCache<Real>& cache) {
   const bool current = cache.coded_keys() == held_keys_ && cache.coded_values() == held_values_;

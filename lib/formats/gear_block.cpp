@@ -11,7 +11,7 @@ using Vector = std::vector<double>;
 
 double dot(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
 
-// Gram-Schmidt, twice for accuracy; a vector that depends on the earlier ones becomes zero.
+// Gram-Schmidt, run twice for accuracy. A vector that depends on earlier ones becomes zero.
 void orthonormalise(std::vector<Vector>& columns) {
   constexpr double kDependent = 1e-12;
   for (size_t j = 0; j < columns.size(); ++j) {
@@ -60,7 +60,7 @@ void restore_outliers(const Vector& exact, size_t count, Vector& coded) {
   for (size_t i = 0; i < count; ++i) coded[order[i]] = exact[order[i]];
 }
 
-// Numbers first, first + step, ..., `count` of them.
+// `count` numbers of a block at first, first + step, first + 2 step, ...
 struct Line {
   size_t first, step, count;
   size_t at(size_t i) const { return first + i * step; }
@@ -69,7 +69,7 @@ Line line_of(RowPart part, size_t rows, size_t width, size_t i) {
   return part == RowPart::key ? Line{i, width, rows} : Line{i * width, 1, width};
 }
 
-// Places of the `each` smallest and largest numbers of a line.
+// Appends the positions of the `each` smallest and the `each` largest numbers of a line.
 void add_extremes(const Vector& block, const Line& line, size_t each, std::vector<size_t>& to) {
   std::vector<size_t> order(line.count);
   std::iota(order.begin(), order.end(), size_t{0});

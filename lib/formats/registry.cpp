@@ -26,7 +26,7 @@ constexpr bool has_own_rotation = requires(const F& one) {
 template <class F>
 RowRotation rotation_of_format(const PartFormat& f, RowPart part) {
   if constexpr (has_own_rotation<F>) return f.as<F>().rotation(part);
-  // Keys that share a channel's scale would lose what their channels have in common.
+  // Keys that share a scale per channel must not be rotated: rotation mixes the channels.
   if (F::info.by_block && part == RowPart::key) return RowRotation::none;
   return f.rotate;
 }
@@ -87,7 +87,7 @@ std::vector<RowFormatEntry> entries(FormatList<F...>) {
 
 const char* word_of(RowRotation r) { return kRowRotationWords[int32_t(r)]; }
 
-// Of one part; has_keys: what only keys have is a part of it.
+// The JSON object of one part. has_keys: the part has the option `keys`.
 JsonObject part_object(const PartFormat& f, bool has_keys) {
   const RowFormatEntry& entry = entry_of(f);
   JsonObject all;

@@ -7,66 +7,66 @@
 #include "formats/row_text.hpp"
 #include "parameters/parameter.hpp"
 
-// The row formats: for each its name, its parameters, and what it can be asked without knowing its type. What a format
-// is stands in formats/row_text.hpp, the list of them in formats/all.hpp.
+// The registry of row formats: name, parameters and type-erased functions of each. formats/row_text.hpp defines the
+// interface of a format, formats/all.hpp lists the formats.
 
 namespace kvreplay {
 
 struct RowFormatEntry {
   FormatInfo info;
-  int32_t which = 0;  // place in the registry
+  int32_t which = 0;  // index in the registry
   std::vector<ParameterSpec> parameters;
   PartFormat defaults;
   bool own_rotation = false;
-  int64_t outlier_bytes = 0;  // of each number that a row stores beside its codes
-  int32_t slot = 1;           // both parts of a row together take a multiple of so many bytes
+  int64_t outlier_bytes = 0;  // bytes of each number that a row stores beside its codes
+  int32_t slot = 1;           // both parts of a row together are padded to a multiple of this many bytes
 
   CodedBytes (*bytes)(const PartFormat&, RowPart, int32_t width) = nullptr;
   int64_t (*static_bytes)(const PartFormat&, RowPart, int32_t width) = nullptr;
-  // Numbers that a row stores beside its codes, on average.
+  // Average number of outliers that a row stores beside its codes.
   double (*expected_outliers)(const PartFormat&, RowPart, int32_t width) = nullptr;
-  RowRotation (*rotation)(const PartFormat&, RowPart) = nullptr;  // its own or the configuration's
+  RowRotation (*rotation)(const PartFormat&, RowPart) = nullptr;  // fixed by the format or set by the configuration
   bool (*sketches)(const PartFormat&) = nullptr;
   bool (*is_calibrated)(const PartFormat&) = nullptr;
   std::vector<double> (*tables)(const PartFormat&, RowPart, int32_t width) = nullptr;
   std::vector<double> (*calibrate)(const PartFormat&, RowPart, int32_t width, std::span<const double> rows) = nullptr;
 };
 
-// In the order of the list; the first is source.
+// In the order of RowFormats; the first is source.
 const std::vector<RowFormatEntry>& row_formats();
 inline const RowFormatEntry& entry_of(const PartFormat& format) { return row_formats()[size_t(format.which)]; }
-const RowFormatEntry* find_row_format(const std::string& name);  // or null
-// A format with its defaults. Throws std::logic_error for a name that no format has.
+const RowFormatEntry* find_row_format(const std::string& name);  // null if there is none
+// A format with its default parameters. Throws std::logic_error for an unknown name.
 PartFormat part_format(const std::string& name);
-RowFormat row_format(const std::string& name);  // both parts
+RowFormat row_format(const std::string& name);  // same format for keys and values
 RowFormat row_format(const PartFormat& both);
-// Sets a parameter; json: as parameters/parameter.hpp says.
+// Sets a parameter from JSON text (parameters/parameter.hpp). Throws std::logic_error for an unknown name.
 void set_parameter(PartFormat& format, const std::string& name, const std::string& json);
 
-// Whether a row's rotation is its format's, or was asked for; and how the blocks of a Hadamard matrix come out.
+// The rotation of a row, fixed by the format or configured, and the block size of its Hadamard matrix.
 inline RowRotation rotation_of(const PartFormat& f, RowPart part) { return entry_of(f).rotation(f, part); }
 int32_t rotate_block_of(const PartFormat& f, int32_t width);
-// Whether what is read back depends on random numbers.
+// Whether the decoded numbers depend on random numbers.
 bool is_random(const PartFormat& f, RowPart part);
 bool is_random(const RowFormat& f);
 bool may_draw(const RowFormat& f);  // with these or other parameters
 bool is_calibrated(const RowFormat& f);
 bool has_blocks(const RowFormat& f);      // a part codes several rows together
-bool waits(const RowFormat& f);           // a row may stay exact until others have come
-bool has_outliers(const RowFormat& f);    // what a row takes depends on its numbers
-int32_t residual_of(const RowFormat& f);  // newest rows that stay exact until a block of them is coded, or 0
+bool waits(const RowFormat& f);           // a row may stay exact until later rows arrive
+bool has_outliers(const RowFormat& f);    // the bytes of a row depend on its numbers
+int32_t residual_of(const RowFormat& f);  // most rows that stay exact until a block of them is coded, or 0
 bool quantises(const RowFormat& f);
-// As a layer stores its rows: source where it is skipped.
+// The format that a layer uses: source for a skipped layer.
 RowFormat at_layer(const RowFormat& f, int32_t layer, int32_t n_layers);
 
-// Of one coded row of both parts; a slot's padding is with the scales.
+// Bytes of one coded row, both parts; the slot's padding counts as scales.
 CodedBytes row_bytes_of(const RowFormat& f, int32_t dim, int32_t v_dim);
-// Bytes of one stored row (key and value), as budgets in bytes count it: not a whole number where several rows share
-// offsets and steps. source_bytes: of one number in the trace. Without what is stored once for a kv head.
+// Bytes of one stored row (key and value), as budgets in bytes count it. Not a whole number where several rows share
+// offsets and steps. source_bytes: bytes of one number in the trace. Excludes static_bytes().
 double row_bytes(const RowFormat& f, int32_t dim, int32_t v_dim, int32_t source_bytes);
-int64_t static_bytes(const RowFormat& f, int32_t dim, int32_t v_dim);  // of a kv head
+int64_t static_bytes(const RowFormat& f, int32_t dim, int32_t v_dim);  // stored once for a kv head
 
-// A word where nothing but the name was chosen or applies, else a map; parts apart where they differ.
+// The format's name if nothing else was chosen, otherwise a JSON map; keys and values separately where they differ.
 std::string row_format_json(const RowFormat& f);
 
 }  // namespace kvreplay

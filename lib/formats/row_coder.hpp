@@ -4,23 +4,23 @@
 #include "core/rotary.hpp"
 #include "formats/all.hpp"
 
-// Codes the rows of a cache one by one. The same text for a CPU thread and a device's block.
+// Codes the rows of a cache one by one. A CPU thread and a device's block run the same code.
 
 namespace kvreplay {
 
-// One part of a row: its format, and where the numbers are that it needs (RowCoding). Extents in doubles.
+// One part of a row: its format, and offsets (in doubles) into the numbers that RowCoding holds for it.
 struct PartCoder {
   PartFormat format;
   bool by_row = false;  // neither source nor coded in blocks of rows
   bool has_outliers = false;
   RowRotation rotation = RowRotation::none;
   int32_t rotate_block = 1;
-  const double* numbers = nullptr;  // all of them
+  const double* numbers = nullptr;  // matrices, tables and calibrated constants
   int64_t count = 0;
   int32_t matrix_at = 0, sketch_at = 0, tables_at = 0, calibrated_at = 0;
-  int32_t calibrated_size = 0;  // of a kv head
+  int32_t calibrated_size = 0;  // doubles per kv head
 
-  // What is coded of a row x: turned by the rotation. work: [width].
+  // Applies the rotation to x, in place. work: [width].
   template <Team T>
   KVR_FN void turn(const T& team, std::span<double> x, double* work) const {
     const double* const matrix = numbers + matrix_at;
@@ -56,7 +56,7 @@ struct PartCoder {
   KVR_FN static void change_signs(const T& team, std::span<double> x, const double* signs) {
     team.each(int32_t(x.size()), [&](int32_t i) { x[size_t(i)] *= signs[i]; });
   }
-  // Walsh-Hadamard in blocks, which is its own inverse.
+  // Walsh-Hadamard transform in blocks; it is its own inverse.
   template <Team T>
   KVR_FN void transform(const T& team, std::span<double> x) const {
     const int32_t n = int32_t(x.size());
@@ -72,7 +72,7 @@ struct PartCoder {
   }
 };
 
-// Numbers that were coded row by row, of all kv heads.
+// Numbers that were coded row by row, over all kv heads.
 struct CodedNumbers {
   int64_t all = 0, clipped = 0, flushed = 0;
   KVR_FN void add(const CodedNumbers& more) { all += more.all, clipped += more.clipped, flushed += more.flushed; }
@@ -81,12 +81,12 @@ struct CodedNumbers {
 struct RowCoder {
   PartCoder key, value;
   RowProtection full_precision;
-  bool own_row = false;                // a row is coded before it is attended
-  RopeView rope;                       // of keys that are coded without it; no pairs: there is none
+  bool own_row = false;                // code a row before queries attend to it
+  RopeView rope;                       // rotary embedding, for keys coded before RoPE; no pairs: the model has none
   const int32_t* positions = nullptr;  // [tokens], with rope
 
   enum class Refusal : int32_t { none, range, position };
-  // What came of one row.
+  // Result of coding one row.
   struct RowOutcome {
     bool changes = false;
     int32_t key_outliers = 0, value_outliers = 0;
@@ -94,17 +94,17 @@ struct RowCoder {
     CodedNumbers numbers;
   };
   struct Coded {
-    int32_t changed = 0;  // rows
+    int32_t changed = 0;  // rows changed
     CodedNumbers numbers;
-    Refusal refused = Refusal::none;  // of the first row that cannot be coded
-    int32_t token = 0;                // its token; negative: merged from several
+    Refusal refused = Refusal::none;  // reason of the first row that cannot be coded
+    int32_t token = 0;                // that row's token; negative for a row merged from several
     KVR_FN void add(const RowOutcome& row, int32_t of_token) {
       changed += row.changes ? 1 : 0;
       numbers.add(row.numbers);
       if (refused == Refusal::none && row.refused != Refusal::none) refused = row.refused, token = of_token;
     }
   };
-  // A row is coded here, one after the other. Others may know already what comes of it (CodedTokens).
+  // Default for code_new(): no row was coded before. CodedTokens supplies rows that were.
   struct NothingKnown {
     template <Team T, class Real>
     KVR_FN bool code(const T&, BasicCache<Real>&, int32_t, Coded&) const {
@@ -117,8 +117,8 @@ struct RowCoder {
   KVR_FN bool by_row() const { return key.by_row || value.by_row; }
   KVR_FN bool is_sink(int32_t token) const { return token >= 0 && token < full_precision.sinks; }
 
-  // Codes every row that is due, the newest first; exempt: newest rows that are not. known.code(team, cache, row, all)
-  // codes a row and says so, or leaves it to this.
+  // Codes every row that is due, the newest first. exempt: number of newest rows to leave exact. known.code(team,
+  // cache, row, all) returns true if it coded the row; otherwise this function codes it.
   template <Team T, class Real, class K = NothingKnown>
   KVR_FN Coded code_new(const T& team, BasicCache<Real>& cache, int32_t exempt, double* scratch,
                         const K& known = {}) const {
@@ -137,12 +137,12 @@ struct RowCoder {
     return all;
   }
 
-  // How a cache marks a row of which so much came.
+  // The cache's mark for a row with this outcome.
   KVR_FN Coding coding_of(const RowOutcome& coded, const Coding& before) const {
     return {key.by_row ? coded.key_outliers : before.key, value.by_row ? coded.value_outliers : before.value};
   }
-  // What is read back of a row of a token, key(block) and value(block), into scratch: keys [blocks, dim], then values
-  // [blocks, v_dim].
+  // Decodes what the format stores for one row: key(block) and value(block) in, the decoded numbers to scratch as keys
+  // [blocks, dim], then values [blocks, v_dim].
   template <Team T, class K, class V>
   KVR_FN RowOutcome code_numbers(const T& team, const HeadShape& s, int32_t token, K of_key, V of_value,
                                  double* scratch) const {
@@ -155,7 +155,7 @@ struct RowCoder {
     return coded;
   }
 
-  // Numbers that the coded rows of a cache store beside their codes, of all kv heads.
+  // Numbers that the coded rows of a cache store beside their codes, over all kv heads.
   template <Team T, class Real>
   KVR_FN int32_t outliers_of(const T& team, const BasicCache<Real>& cache) const {
     if (!key.has_outliers && !value.has_outliers) return 0;
@@ -167,7 +167,8 @@ struct RowCoder {
     }));
   }
 
-  // A part of a row as it is coded: in double, without rotary embedding, turned. False: the row has no position.
+  // Brings one part of a row into the form that is coded: in double, without rotary embedding, rotated. Returns false
+  // if the row has no position.
   template <Team T>
   KVR_FN bool prepare(const T& team, RowPart part, int32_t token, std::span<double> x, double* work) const {
     const PartCoder& p = part == RowPart::key ? key : value;
@@ -216,7 +217,7 @@ struct RowCoder {
     cache.set_coding(team, row, coding_of(coded, before));
     all.add(coded, cache.token(row));
   }
-  // What is read back of `numbers` goes to `to`.
+  // Codes `numbers` and writes the decoded numbers to `to`.
   template <Team T, class Real>
   KVR_FN void code_part(const T& team, RowPart part, int32_t block, int32_t token, std::span<const Real> numbers,
                         std::span<double> to, double* work, RowOutcome& coded) const {

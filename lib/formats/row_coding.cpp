@@ -14,7 +14,7 @@ struct Uniforms {
   double operator()(int64_t i) const { return given.empty() ? Rng{seed}.uniform(stream, 0, i) : given[size_t(i)]; }
 };
 
-// Standard normal numbers [width, width], row by row; two uniforms make two of them, the cosine first (Box and Muller).
+// Standard normal numbers [width, width], row by row. Two uniforms make two of them, the cosine first (Box-Muller).
 std::vector<double> gaussian_matrix(const Uniforms& uniform, int32_t width) {
   constexpr double kLeast = 0x1p-53, kTurn = 6.283185307179586;
   std::vector<double> m(size_t(width) * size_t(width));
@@ -26,7 +26,7 @@ std::vector<double> gaussian_matrix(const Uniforms& uniform, int32_t width) {
   return m;
 }
 
-// Returns where they begin.
+// Returns the offset of the appended numbers.
 int32_t append(std::vector<double>& to, const std::vector<double>& numbers) {
   const size_t at = to.size();
   to.insert(to.end(), numbers.begin(), numbers.end());
@@ -91,14 +91,14 @@ void RowCoding::make_part(RowPart part, const Stream& stream, const RowUniforms&
   p.tables_at = append(numbers, entry.tables(p.format, part, width));
 }
 
-// From all rows of the prompt, as they are coded.
+// Calibrates from all rows of the prompt, in the form in which they are coded.
 void RowCoding::calibrate(RowPart part, const Stream& stream) {
   PartCoder& p = coder_of(part);
   const RowFormatEntry& entry = entry_of(p.format);
   if (!entry.is_calibrated(p.format)) return;
   const size_t width = size_t(part == RowPart::key ? stream.shape.dim : stream.shape.v_dim);
   std::vector<double> rows(size_t(stream.prompt) * width), work(width), constants;
-  p.numbers = numbers_[int32_t(part)].data();  // of the rotation
+  p.numbers = numbers_[int32_t(part)].data();  // prepare() below needs the rotation's matrix
   for (int32_t b = 0; b < stream.shape.blocks; ++b) {
     for (int32_t t = 0; t < stream.prompt; ++t) {
       const std::span<double> row(rows.data() + size_t(t) * width, width);

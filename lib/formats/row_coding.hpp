@@ -10,19 +10,19 @@
 
 namespace kvreplay {
 
-// What of them a format reads.
+// How many of the uniforms a format reads.
 RowUniformCounts uniforms_of(const RowFormat& format, int32_t dim, int32_t v_dim);
 
-// What a row format needs besides the rows it codes, of one head stream: matrices, code books, and what calibrated
-// formats take from the prompt. Caches share it.
+// What a row format needs for one head stream besides the rows: matrices, code books, and the constants that calibrated
+// formats compute from the prompt. Caches share it.
 class RowCoding {
  public:
   struct Stream {
     HeadShape shape{};
-    int32_t prompt = 0;                  // tokens
-    RopeView rope;                       // outlives it
-    const int32_t* positions = nullptr;  // [tokens], outlives it
-    // Row `token` of a part of a kv head, into [width].
+    int32_t prompt = 0;                  // prompt length, in tokens
+    RopeView rope;                       // must live as long as the RowCoding
+    const int32_t* positions = nullptr;  // [tokens], must live as long as the RowCoding
+    // Reads one part of row `token` of a kv head into row [width].
     std::function<void(RowPart, int32_t block, int32_t token, std::span<double> row)> read;
   };
   RowCoding(const RowFormat& format, const Stream& stream, const RowUniforms& uniforms);
@@ -31,7 +31,7 @@ class RowCoding {
 
   const RowFormat& format() const { return format_; }
   const RowCoder& coder() const { return coder_; }
-  // Of one kv head, stored once: from the end of the prompt on.
+  // Bytes stored once for one kv head, from the end of the prompt on.
   int64_t static_bytes() const { return static_bytes_; }
 
  private:

@@ -5,20 +5,20 @@
 #include "core/row_format.hpp"
 #include "core/team.hpp"
 
-// What a row format is: a small trivially copyable struct, one file of formats/coders. It says
-//   info                     what it is called, where it comes from
+// A row format is a small, trivially copyable struct in its own file of formats/coders. It must define
+//   info                     its name and source
 //   declare(d)               its parameters (parameters/describe.hpp)
-//   bytes(part, width)       of a coded row
-// and, where rows are coded one by one,
-//   code(team, CodedRow)     replaces a row by what is read back: one text for a thread of the CPU and a device's block
-// and may say
-//   static_bytes(part, width)           of a kv head, beside its rows
-//   rotation(part)                      its own; such formats take no `rotate`
-//   tables(part, width)                 numbers that code() looks up, whatever the trace (code books)
-//   is_calibrated(), calibrate(part, width, rows)   numbers that it takes from a prompt, once for each kv head
-//   sketches()                          code() reads a Gaussian matrix
-//   kOutlierBytes, expected_outliers(part, width)   of each number that is stored beside the codes, and how many are
-//   kSlot                               both parts of a row together take a multiple of so many bytes
+//   bytes(part, width)       bytes of one coded row
+// and, if it codes rows one by one,
+//   code(team, CodedRow)     replaces a row by its decoded numbers; runs on a CPU thread and on a device block
+// and may define
+//   static_bytes(part, width)           bytes stored once for a kv head
+//   rotation(part)                      a fixed rotation; such formats take no `rotate`
+//   tables(part, width)                 numbers that code() looks up and no trace changes (code books)
+//   is_calibrated(), calibrate(part, width, rows)   constants from a prompt, computed once for each kv head
+//   sketches()                          whether code() reads a Gaussian matrix
+//   kOutlierBytes, expected_outliers(part, width)   bytes of a number stored beside the codes; their average count
+//   kSlot                               both parts of a row together are padded to a multiple of this many bytes
 
 namespace kvreplay {
 
@@ -27,25 +27,25 @@ struct FormatInfo {
   const char* title;  // one line for tables
   const char* source;
   int tier;
-  const char* deviation = "";  // from the source, or ""
-  int32_t multiple_of = 1;     // what the width of a row must be a multiple of
-  bool quantises = true;       // every number is changed; else only those that do not fit
+  const char* deviation = "";  // how the format deviates from the source, or ""
+  int32_t multiple_of = 1;     // the width of a row must be a multiple of this
+  bool quantises = true;       // changes every number; false: only numbers that do not fit
   bool by_block = false;       // several rows are coded together
   bool keys_pre_rope = false;  // default of `keys`
   RowRotation default_rotate = RowRotation::none;
 };
 
-// Bytes of one coded row of one part: codes, rounded up to a byte, and what stands beside them.
+// Bytes of one coded row of one part: codes, rounded up to a byte, and scales or other numbers stored beside them.
 struct CodedBytes {
   int64_t codes = 0, scales = 0;
 };
 KVR_FN constexpr int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
 
-// What happened to the numbers of a row.
+// Counts of special cases among the numbers of a row.
 struct CodeTally {
-  int32_t clipped = 0;   // beyond what the format holds
-  int32_t flushed = 0;   // not zero, and read back as zero
-  int32_t misfits = 0;   // an offset, step or norm beyond its own format
+  int32_t clipped = 0;   // beyond the largest number of the format
+  int32_t flushed = 0;   // not zero, but read back as zero
+  int32_t misfits = 0;   // an offset, step or norm beyond the range in which it is stored
   int32_t outliers = 0;  // stored beside the codes
 
   KVR_FN void add(const CodeTally& more) {
@@ -57,18 +57,18 @@ struct CodeTally {
   }
 };
 
-// One part of one row, rotated, on its way.
+// One part of one row, rotated, ready to be coded.
 struct CodedRow {
   RowPart part;
   std::span<double> x;
   double* work;              // [3 * width]
-  const double* tables;      // as the format's tables()
-  const double* calibrated;  // as its calibrate(), of the kv head
-  const double* sketch;      // [width, width], and then transposed
+  const double* tables;      // from the format's tables()
+  const double* calibrated;  // from its calibrate(), for this kv head
+  const double* sketch;      // [width, width], followed by its transpose
   KVR_FN int32_t width() const { return int32_t(x.size()); }
 };
 
-// Each of n parts of a row (groups, numbers) by one thread: f(i) returns a CodeTally. Counts are below 2^13 each.
+// Sums f(i), a CodeTally, over n parts of a row (groups or numbers), one thread each. Counts must be below 2^13 each.
 template <Team T, class F>
 KVR_FN CodeTally tally(const T& team, int32_t n, F f) {
   constexpr double k = 8192;
@@ -86,7 +86,7 @@ KVR_FN CodeTally tally(const T& team, int32_t n, F f) {
   return all;
 }
 
-// Neighbours of a row that share a scale; the last group may be shorter.
+// Groups of neighbouring numbers that share a scale; the last group may be shorter.
 KVR_FN inline int32_t groups_of(int32_t width, int32_t group) { return (width + group - 1) / group; }
 KVR_FN inline std::span<double> group_of(std::span<double> x, int32_t group, int32_t i) {
   const int32_t first = i * group, left = int32_t(x.size()) - first;
@@ -105,7 +105,7 @@ KVR_FN inline Extremes extremes_of(std::span<const double> x) {
   for (const double number : x) e = {number < e.low ? number : e.low, number > e.high ? number : e.high};
   return e;
 }
-// Of ascending levels the one that is nearest to x; a number in the middle of two goes up.
+// The level nearest to x. levels are ascending; an x midway between two takes the upper.
 KVR_FN inline double nearest_level(std::span<const double> levels, double x) {
   size_t i = 0;
   while (i + 1 < levels.size() && (levels[i] + levels[i + 1]) / 2 <= x) ++i;

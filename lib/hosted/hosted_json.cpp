@@ -3,7 +3,7 @@
 #include "base/errors.hpp"
 #include "hosted/hosted_method.hpp"
 
-// What goes between the engine and a host in words.
+// JSON that the engine and a host exchange.
 
 namespace kvreplay {
 namespace {
@@ -29,11 +29,11 @@ void take(HostedMethod& method, const json& facts) {
 
 }  // namespace
 
-void take_facts(HostedMethod& method, const std::string& facts) {
+void read_description(HostedMethod& method, const std::string& facts) {
   try {
     take(method, json::parse(facts));
   } catch (const json::exception& e) {
-    throw ConfigError(std::string("a hosted method says of itself what cannot be read: ") + e.what());
+    throw ConfigError(std::string("the description of a hosted method cannot be read: ") + e.what());
   }
 }
 

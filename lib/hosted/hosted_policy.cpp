@@ -14,7 +14,7 @@ using Kind = ParameterSpec::Kind;
 
 std::byte* slot(Hosted& policy, size_t i) { return policy.values[i]; }
 
-// The host's parameters stand behind the engine's own.
+// Declares the engine's parameters, then the host's.
 template <class P>
 void describe(Describer& to, const void* self) {
   const P& policy = *static_cast<const P*>(self);
@@ -181,7 +181,7 @@ void HostedPolicy::evict(const Team auto& team, Cache auto& cache) {
     if (row < 0)
       throw ReplayError(host->name + ": evict() names token " + std::to_string(token) +
                         ", which the cache does not hold" +
-                        (token >= 0 && token < cache.token(cache.size() - 1) ? ": it has left" : ""));
+                        (token >= 0 && token < cache.token(cache.size() - 1) ? ": it was evicted before" : ""));
     if (token < sinks || token > safe)
       throw ReplayError(host->name + ": evict() names token " + std::to_string(token) + ", which " +
                         (token < sinks ? "sinks" : "recent") + " protects");
@@ -192,7 +192,7 @@ void HostedPolicy::evict(const Team auto& team, Cache auto& cache) {
 
 void add_hosted(Registry& methods, HostedMethod& host) {
   if (find_method(methods, host.name) != nullptr)
-    throw ConfigError("there are two methods of the name " + host.name + ": give one another name");
+    throw ConfigError("there are two methods named " + host.name + ": rename one of them");
   if (host.parameters.size() > size_t(kHostedParameters))
     throw ConfigError(host.name + ": has " + std::to_string(host.parameters.size()) + " parameters, at most " +
                       std::to_string(kHostedParameters) + " are possible");

@@ -4,20 +4,19 @@
 #include "core/selecting.hpp"
 #include "hosted/hosted_method.hpp"
 
-// The policies by which the engine replays methods that are hosted elsewhere: what the host is shown, and what of
-// its answers is taken.
+// Policies by which the engine replays hosted methods: they show the host the cache and carry out its answers.
 
 namespace kvreplay {
 
 constexpr int32_t kHostedParameters = 16;
 
-// What the host has of a cache, from its first call on, and the scores that it gave its prompt.
+// The host's session for a cache, opened at the first call, and the scores that it gave the prompt.
 struct HostedCache {
   HostedMethod& host;
   const HostedPlace place;
   std::shared_ptr<HostedSession> opened;
   std::vector<double> scores;
-  bool remembers = false;  // a streaming policy that has given its tokens scores
+  bool remembers = false;  // a streaming policy that set scores
 
   HostedSession& session() {
     if (opened == nullptr) opened = host.open(place);
@@ -25,13 +24,13 @@ struct HostedCache {
   }
 };
 
-// What both kinds have: values of parameters, which the host is given as JSON, and the session of a cache.
+// Common part of both kinds: parameter values, which the host receives as JSON, and the session of a cache.
 struct Hosted : Selecting<> {
   HostedMethod* host = nullptr;
   HostedCache* held = nullptr;
   Rng rng;
   alignas(8) std::byte values[kHostedParameters][8] = {};
-  std::span<double> state;  // [query heads, rows, tokens] attention of the prompt's last rows
+  std::span<double> state;  // [query heads, rows, tokens], attention of the prompt's last rows
   int32_t window = 0, first_row = 0, prompt = 0;
   int32_t stored_row_bytes = 0;
 
@@ -61,14 +60,14 @@ struct Hosted : Selecting<> {
   }
   template <class Real>
   HostedPrompt shown(const Prompt<Real>& prompt) const;
-  // Scores of tokens 0..size-1 onto the rows that hold them.
+  // Copies scores of tokens 0..size-1 to the rows that hold them.
   template <class Real>
   static void put(const std::vector<double>& scores, BasicCache<Real>& cache) {
     for (int32_t i = 0; i < cache.size(); ++i) cache.score(i) = scores[size_t(cache.token(i))];
   }
 };
 
-// One shot: the host scores, the engine cuts.
+// One-shot: the host scores, the engine selects.
 struct HostedScorer : Hosted {
   static constexpr MethodInfo info{
       .name = "",
@@ -94,14 +93,15 @@ struct HostedScorer : Hosted {
   void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 };
 
-// Streaming: the host is shown the prompt and every step's probabilities, and says who leaves when the cache is full.
+// Streaming: the host sees the prompt and every step's probabilities, and names the tokens to evict when the cache is
+// full.
 struct HostedPolicy : Hosted {
   static constexpr MethodInfo info{
       .name = "",
       .title = "",
       .source = "",
       .tier = 3,
-      .memory = "B tokens, a score each, and what the method says that it remembers",
+      .memory = "B tokens, a score each, and what the method declares in row_bytes",
       .deviation = "",
       .oneshots = false,
       .layer_level = false,
@@ -111,7 +111,7 @@ struct HostedPolicy : Hosted {
       "rng"};
   static void declare(auto& d) { protect<HostedPolicy>(d); }
   bool observes() const { return host != nullptr && host->observes; }
-  // The engine counts scores where somebody observes.
+  // The engine itself counts the scores of policies that observe probabilities.
   void extra_bytes(ExtraBytes& c, const auto& cache) const {
     Hosted::extra_bytes(c, cache);
     if (held != nullptr && held->remembers && !observes()) c.aux_bytes += int64_t(sizeof(double)) * cache.size();

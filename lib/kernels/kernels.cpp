@@ -6,15 +6,15 @@
 
 #include "kernels/paths.hpp"
 
-// Every call goes to the chosen path.
+// Every function calls the chosen path.
 
 namespace kvreplay::kernels {
 namespace {
 
 constexpr int32_t kTileTerms = 32, kTileColumns = 16;
-constexpr uint32_t kBehindBf16 = 0xffff;  // digits of a float that a bf16 number lacks
+constexpr uint32_t kBelowBf16 = 0xffff;  // digits of a float that a bf16 number lacks
 
-// From a column on that starts a block.
+// The tiles from `column` on; it must be the first of a block.
 TileMatrix from_column(const TilePanels& panels, int32_t column) {
   const size_t block = size_t(column / kTileColumns) * size_t(panels.term_blocks);
   return {panels.numbers.data() + block * kTileTerms * kTileColumns, panels.term_blocks};
@@ -32,7 +32,7 @@ TilePanels::TilePanels(const float* x, int32_t terms, int32_t columns, int64_t t
       const size_t at = (tile * kTileTerms / 2 + size_t(c % kTileTerms / 2)) * kTileColumns * 2 +
                         size_t(j % kTileColumns * 2 + c % 2);
       const uint32_t bits = std::bit_cast<uint32_t>(x[c * term_stride + j * column_stride]);
-      if ((bits & kBehindBf16) != 0) return;
+      if ((bits & kBelowBf16) != 0) return;
       packed[at] = uint16_t(bits >> 16);
     }
   term_blocks = blocks;

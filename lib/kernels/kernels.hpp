@@ -5,10 +5,10 @@
 #include "kernels/panels.hpp"
 #include "kernels/shapes.hpp"
 
-// Dense arithmetic on tiles: the only part of the engine that knows about instruction sets. Single-
-// threaded on purpose (threads run over kv heads). All matrices are row-major. What a call writes into a row
-// depends on nothing but that row's inputs, so tiles may be cut anywhere; outputs beyond the stated extents
-// are not touched. The instruction set is chosen once (isa_path); it decides the last bits, nothing else.
+// Dense arithmetic on tiles: the only part of the engine that depends on instruction sets. Single-threaded on purpose
+// (threads run over kv heads). All matrices are row-major. The numbers that a call writes to a row depend only on that
+// row's inputs, so tiles may be cut anywhere. Outputs beyond the stated extents are not touched. The instruction set is
+// chosen once (isa_path); it affects only the last bits.
 
 namespace kvreplay::kernels {
 
@@ -23,7 +23,7 @@ template <class Real>
 void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo,
               bool add = false);
 
-// row[i] = exp(scale row[i] - shift) for i < n; no exponent is positive beyond rounding. 0 where the result
+// row[i] = exp(scale row[i] - shift) for i < n; exponents must not be positive beyond rounding. 0 where the result
 // would be below the least normal number, exactly 1 at an exponent of 0; NaN stays NaN.
 template <class Real>
 RowSums exponentiate(Real* row, int32_t n, Real scale, Real shift);
@@ -36,10 +36,10 @@ double weigh(const Real* x, const Real* factor, int32_t n, Real* out);
 // score[i] = carry score[i] + weight e[i]
 template <class Real>
 void accumulate(const Real* e, double weight, double carry, int32_t n, double* score);
-// The lowest score[i] + guard[i], and of those that share it the largest token[i] (convention C8).
+// The lowest score[i] + guard[i]; among equal ones the largest token[i] (convention C8).
 Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n);
 
-// -infinity of no numbers, NaN if one of them is.
+// -infinity if n is 0, NaN if one number is NaN.
 template <class Real>
 Real row_maximum(const Real* row, int32_t n);
 
@@ -67,16 +67,15 @@ Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau);
 template <class Real>
 void project(const Real* mine, const Real* exact, const uint16_t* directions, int32_t count, int32_t n, float* out);
 
-// Squared Euclidean distances of `point` [d] to kLanes others, stored coordinate by coordinate: others [d,
-// kLanes]. Differences first, then squares, added coordinate after coordinate, so equal points have equal
-// distances whatever their lane.
+// Squared Euclidean distances of `point` [d] to kLanes others, stored coordinate by coordinate: others [d, kLanes].
+// Differences are squared and added coordinate after coordinate, so equal points have equal distances in every lane.
 void squared_distances(const double* others, const double* point, int32_t d, double* out);
 
 }  // namespace kvreplay::kernels
 
 namespace kvreplay {
-// The path of the kernels, chosen at the first call of any of them: the best that processor and operating
-// system offer, or the one KVREPLAY_ISA names (portable, avx2, avx512, avx512bf16, amx). ConfigError where
-// there is no such path or the machine lacks it.
+// The path of the kernels, chosen at the first call of any of them: the best that processor and operating system
+// support, or the one that KVREPLAY_ISA names (portable, avx2, avx512, avx512bf16, amx). Throws ConfigError if there is
+// no such path or the machine lacks it.
 const char* isa_path();
 }  // namespace kvreplay

@@ -28,7 +28,7 @@ std::vector<Path> find_paths() {
   return {{"portable", &kPortable, true},
           {"avx2", have.avx2 ? &kAvx2 : nullptr, true},
           {"avx512", have.avx512 ? &kAvx512 : nullptr, true},
-          // Twice a float's rate at best: slower than avx512 where measured.
+          // At best twice the rate of float: slower than avx512 where measured.
           {"avx512bf16", with_tiles(have.avx512bf16, "avx512bf16", kAvx512Bf16Product), false},
           {"amx", with_tiles(have.amx, "amx", kAmxProduct), true}};
 }

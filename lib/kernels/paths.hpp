@@ -15,7 +15,7 @@ struct Path {
 // Every path, the plainest first.
 const std::vector<Path>& paths();
 
-// The best path of this machine; `wanted`, unless empty, must be the name of one it has (ConfigError).
+// The best path of this machine. `wanted`, unless empty, must name a path that the machine has (ConfigError).
 const Table& choose(const std::string& wanted);
 
 // The program's choice, made once: choose(KVREPLAY_ISA).

@@ -6,7 +6,7 @@
 #include "core/bf16.hpp"
 #include "kernels/table.hpp"
 
-// The path that every other one is held against: Eigen, for any machine.
+// The reference path, with which every other path is compared: Eigen, for any machine.
 
 namespace kvreplay::kernels {
 namespace {
@@ -37,7 +37,7 @@ void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, i
   to.noalias() += View<Real>(a, m, k, Eigen::OuterStride<>(lda)) * View<Real>(b, k, n, Eigen::OuterStride<>(n));
 }
 
-// Of which the exponential is a normal number; below, Eigen's does not fall to 0.
+// The smallest argument whose exponential is a normal number; below it, Eigen's exponential does not become 0.
 constexpr float lowest_exponent(float) { return -87.3365402f; }
 constexpr double lowest_exponent(double) { return -708.39641853226408; }
 
@@ -132,7 +132,7 @@ Real row_maximum(const Real* row, int32_t n) {
 
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n) {
-  // The vectorised logarithm knows no denormals; what they would add is far below rounding.
+  // The vectorised logarithm does not handle denormals; their terms are far below rounding.
   constexpr Real kSmallest = std::numeric_limits<Real>::min();
   const auto x = Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).template cast<double>();
   return (x < double(kSmallest)).select(0.0, x * x.log()).sum();

@@ -7,10 +7,10 @@ constexpr int32_t kPanel = 48;  // keys in one packed panel
 constexpr int32_t kLanes = 16;  // points in one block of squared_distances
 
 struct RowSums {
-  double sum, squares;  // of exp(scale x - shift)
+  double sum, squares;  // sums of exp(scale x - shift)
 };
 
-// z, the output; o, the exact one.
+// z is the output, o the exact output.
 struct Distance {
   double error2, exact2;  // ||z - o||^2, ||o||^2
 };

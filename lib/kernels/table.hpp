@@ -3,8 +3,8 @@
 
 #include "kernels/shapes.hpp"
 
-// The functions of one instruction set. Their translation units are compiled for machines that the rest of
-// the program must not assume, so nothing here may become code outside them: plain data only.
+// The functions of one instruction set. Their translation units are compiled for machines that the rest of the program
+// must not assume, so this header must not define code that other units could link to: plain data only.
 
 namespace kvreplay::kernels {
 
@@ -31,9 +31,8 @@ struct Functions {
   double (*sum_x_log_x)(const Real* row, int32_t n);
 };
 
-// A matrix [terms, columns] of bf16 numbers in tiles of 32 terms x 16 columns, [column blocks, term_blocks,
-// 16, 16, 2]: pairs of terms, then columns. Zeros behind the last term and column, and one column block of
-// them.
+// A matrix [terms, columns] of bf16 numbers in tiles of 32 terms x 16 columns, [column blocks, term_blocks, 16, 16, 2]:
+// pairs of terms, then columns. Zeros after the last term and column, and one more column block of zeros.
 struct TileMatrix {
   const uint16_t* numbers;
   int32_t term_blocks;
@@ -44,7 +43,7 @@ using TileProduct = void (*)(const float* a, int64_t lda, int32_t m, const TileM
                              int32_t columns, float* out, int64_t ldo);
 
 struct Table {
-  const char* name;  // of the path, as KVREPLAY_ISA spells it
+  const char* name;  // the path's name, as in KVREPLAY_ISA
   Functions<float> of_float;
   Functions<double> of_double;
   void (*squared_distances)(const double* others, const double* point, int32_t d, double* out);

@@ -2,17 +2,17 @@
 #include "core/bf16.hpp"
 #include "kernels/table.hpp"
 
-// Products of bf16 numbers on tiles, once for every machine that has such tiles. A translation unit defines
-// Tiles in this unnamed namespace before it includes this file: eight tiles of 1 KiB, made ready for this
-// thread by the constructor, with
+// Products of bf16 numbers on tiles, shared by all machines that have such tiles. A translation unit defines Tiles in
+// this unnamed namespace before it includes this file: eight tiles of 1 KiB, prepared for this thread by the
+// constructor, with
 //   zero<T>()                  16 x 16 floats
 //   load<T>(p, stride)         16 rows of 32 bf16 numbers; the stride counts numbers, as in store
 //   multiply<C, A, B>()        C += A B, where row r of B holds terms 2 r and 2 r + 1 of 16 columns in turn
 //   store<T>(p, stride)
 // As in vector_kernels.hpp nothing here is visible to other units.
 //
-// The columns are bf16 numbers. A row's floats are the sums of three of them each, so its product loses
-// nothing but the rounding of sums; of one where they are bf16 numbers as well.
+// The columns are bf16 numbers. Each float of a row is split into a sum of three bf16 numbers (one if it is a bf16
+// number itself), so the only error of a product is the rounding of sums.
 
 namespace kvreplay::kernels {
 namespace {
@@ -20,16 +20,16 @@ namespace {
 constexpr int32_t kTileRows = 16, kTileTerms = 32, kTileNumbers = kTileRows * kTileTerms;
 constexpr int32_t kBlock = 2 * kTileRows;  // rows and columns of a block of four tiles
 constexpr int32_t kSplitTerms = 512;       // terms that are split at a time
-constexpr int32_t kParts = 3;              // numbers of 8 digits that add up to one of 24
+constexpr int32_t kParts = 3;              // numbers of 8 digits that add up to one of 24 digits
 
 struct SplitRows {
   alignas(64) uint16_t parts[kParts][kBlock * kSplitTerms];
   int32_t stride;
-  int32_t count;  // parts of the number that takes the most
+  int32_t count;  // largest number of parts that any number needs
 };
 
-// Writes one part of `terms` numbers of a row and takes it off them; are they nothing but zeros then?
-inline bool take_part(float* rest, int32_t terms, uint16_t* part) {
+// Writes one part of `terms` numbers of a row and subtracts it from them; returns whether only zeros remain.
+inline bool split_part(float* rest, int32_t terms, uint16_t* part) {
   uint32_t any = 0;
   for (int32_t c = 0; c < terms; ++c) {
     const uint16_t top = to_bf16(rest[c]);
@@ -50,7 +50,7 @@ inline void split_rows(const float* a, int64_t lda, int32_t rows, int32_t terms,
     __builtin_memcpy(rest, a + i * lda, size_t(terms) * sizeof *rest);
     for (int32_t p = 0; p < kParts; ++p) {
       to.count = p < to.count ? to.count : p + 1;
-      if (take_part(rest, terms, to.parts[p] + i * padded)) break;
+      if (split_part(rest, terms, to.parts[p] + i * padded)) break;
     }
   }
 }
@@ -80,8 +80,8 @@ inline void sum_block(Tiles& t, const SplitRows& a, const TileMatrix& b, int64_t
 struct Target {
   float* out;
   int64_t ldo;
-  int32_t rows, columns;  // of the block that are wanted
-  bool add;               // to what is there
+  int32_t rows, columns;  // wanted rows and columns of the block
+  bool add;               // add to the numbers in `out`
 };
 
 inline void store_block(Tiles& t, const Target& to) {

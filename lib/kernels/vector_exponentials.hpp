@@ -14,7 +14,7 @@ struct Exponential<float> {
   static constexpr float kWhole = 0x1.8p23f, kLog2e = 0x1.715476p0f;
   static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;
   static constexpr uint32_t kShift = 23, kOne = 127 << 23;
-  static constexpr float kLowest = -87.3365402f;  // of which the exponential is a normal number
+  static constexpr float kLowest = -87.3365402f;  // smallest argument whose exponential is a normal number
   static constexpr float kHighest = 89;
   // Minimax on [-ln 2 / 2, ln 2 / 2], 1 at 0: relative error 3.2e-9 before rounding.
   static constexpr float kCoefficients[] = {
@@ -104,7 +104,7 @@ KVR_INLINE typename Vector<double>::Raw logarithm(typename Vector<double>::Raw x
   using Raw = V::Raw;
   constexpr uint64_t kMantissa = (uint64_t(1) << 52) - 1, kTwo52 = uint64_t(0x433) << 52;
   constexpr uint64_t kRootHalf = 0x3fe6a09e667f3bcd;
-  // The exponent is read off after m's least value is taken off, so that m >= sqrt 1/2.
+  // Subtracts the bits of m's least value before the exponent is read, so that m >= sqrt 1/2.
   const V::Whole bits = (V::Whole)x - kRootHalf;
   const V::Whole exponent = ((bits >> 52) + 1024) & 0xfff;
   const Raw e = (Raw)(exponent | kTwo52) - (0x1p52 + 1024);
@@ -117,7 +117,7 @@ KVR_INLINE typename Vector<double>::Raw logarithm(typename Vector<double>::Raw x
   return V::fma(e, all(Exponential<double>::kLn2High), V::fma(s, all(2.0), tail));
 }
 
-// The logarithm of 0 or of a denormal double is some number, by which nothing is multiplied.
+// The logarithm of 0 or of a denormal double is arbitrary; it is multiplied by 0 or almost 0.
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n) {
   using V = Vector<double>;

@@ -4,18 +4,18 @@
 #include "kernels/vector_products.hpp"
 #include "kernels/vector_rows.hpp"
 
-// The kernels' text, once for every vector width. A translation unit defines Vector<float> and
-// Vector<double> in this unnamed namespace before it includes this file:
+// The code of the kernels, shared by all vector widths. A translation unit defines Vector<float> and Vector<double> in
+// this unnamed namespace before it includes this file:
 //   Raw, Whole          a GCC vector of kLanes numbers, and of as many unsigned integers of their size
-//   kRegisters          how many such vectors the machine holds
+//   kRegisters          number of such vectors that the machine holds
 //   fma(a, b, c)        a b + c
 //   load_first(p, n), store_first(p, x, n)   the first n < kLanes lanes; others read as 0, stay unwritten
 //   scale(p, w)         p 2^w, only where the machine has an instruction for it
 //   widen_add(x, low, high)   adds the halves of x, in double, to low and high; double: x to low
-// Everything has internal linkage: no other unit may link to code made for these instructions. For the same
-// reason nothing of the standard library is used.
+// Everything has internal linkage: no other unit may link to code made for these instructions. For the same reason the
+// standard library is not used.
 //
-// A number of row i is computed by the same operations in the same order whatever other rows a call has.
+// A number of row i is computed by the same operations in the same order, whatever other rows a call has.
 
 namespace kvreplay::kernels {
 namespace {

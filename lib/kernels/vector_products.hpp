@@ -57,8 +57,8 @@ void scores(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, 
 constexpr int32_t kProductRows = 6;
 template <class Real>
 constexpr int32_t kProductVectors = Vector<Real>::kRegisters >= 32 ? 4 : 2;
-// Terms that are summed before they are added to the output: b's part stays in the first-level cache, and
-// long sums lose less than term after term.
+// Terms that are summed before they are added to the output. b's part then stays in the first-level cache, and long
+// sums have a smaller rounding error than adding term after term.
 constexpr int32_t kProductTerms = 96;
 
 template <class Real>
@@ -107,7 +107,7 @@ void product_rows(Product<Real> p, int32_t m, int32_t last) {
     if (m > 0) product_rows<Rows - 1, Vectors, Whole>(p, m, last);
 }
 
-// The columns that are left when whole blocks are done: `n` of at most Vectors vectors.
+// The columns that remain after the whole blocks: `n` of at most Vectors vectors.
 template <int32_t Vectors, class Real>
 void product_columns(const Product<Real>& p, int32_t m, int32_t n) {
   constexpr int32_t kBefore = (Vectors - 1) * Vector<Real>::kLanes;
@@ -136,8 +136,8 @@ void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, i
                                              m, smaller(kWidth, n - j));
 }
 
-// exp. With y = w ln 2 + r, |r| <= ln 2 / 2: e^y = 2^w e^r. `kWhole` is a number so large that adding it
-// rounds to an integer, which then stands in the sum's last bits; ln 2 is taken off in two parts.
+// exp. With y = w ln 2 + r, |r| <= ln 2 / 2: e^y = 2^w e^r. Adding `kWhole`, a very large number, rounds to an integer,
+// which is then in the last bits of the sum. ln 2 is subtracted in two parts.
 
 }  // namespace
 }  // namespace kvreplay::kernels

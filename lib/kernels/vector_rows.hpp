@@ -2,7 +2,7 @@
 #include "kernels/shapes.hpp"
 #include "kernels/vectors.hpp"
 
-// What is summed, gathered, compared and found in rows of numbers; see vector_kernels.hpp.
+// Sums, gathers, comparisons and searches in rows of numbers; see vector_kernels.hpp.
 
 namespace kvreplay::kernels {
 namespace {
@@ -34,8 +34,8 @@ Real row_maximum(const Real* row, int32_t n) {
   return largest;
 }
 
-// One load a number: on processors with slow gathers (all of AMD's, others since their microcode was mended)
-// the instruction takes twice as long. The barrier keeps the compiler from assembling vectors of its own.
+// One load per number: on processors with slow gathers (all of AMD's, and others since a microcode fix) the gather
+// instruction takes twice as long. The barrier stops the compiler from assembling vectors itself.
 template <class Real>
 KVR_INLINE void copy_gathered(const Real* from, const int32_t* index, int32_t n, Real* out) {
   for (int32_t i = 0; i < n; ++i) {
@@ -51,7 +51,7 @@ KVR_INLINE double sum_one_by_one(const Real* x, int32_t n) {
   return sum;
 }
 
-// The odd rest is copied first: a vector load waits for numbers that were just stored one by one.
+// The remainder is copied first, because a vector load waits for numbers that were just stored one by one.
 template <class Real>
 double gather(const Real* from, const int32_t* index, int32_t n, Real* out) {
   using V = Vector<Real>;
@@ -120,7 +120,7 @@ Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   return {sum_of_lanes(mine2), sum_of_lanes(inner), sum_of_lanes(positive2), sum_of_lanes(numerator2)};
 }
 
-// Up to kLanes numbers of 16 bits, which are the upper halves of floats; zeros behind.
+// Loads up to kLanes numbers of 16 bits as the upper halves of floats; zeros after them.
 KVR_INLINE Vector<float>::Raw load_bf16(const uint16_t* p, int32_t count) {
   using V = Vector<float>;
   typedef uint16_t Half __attribute__((vector_size(2 * V::kLanes)));
@@ -130,7 +130,7 @@ KVR_INLINE Vector<float>::Raw load_bf16(const uint16_t* p, int32_t count) {
   return (V::Raw)(__builtin_convertvector(half, V::Whole) << 16);
 }
 
-// Some directions at a time, so that the difference is read once for them.
+// Handles kCount directions at a time, so that the difference is read once for all of them.
 template <int32_t kCount>
 KVR_INLINE void project_some(const float* mine, const float* exact, const uint16_t* directions, int32_t n, float* out) {
   using V = Vector<float>;
@@ -180,7 +180,7 @@ void finish(const Real* a, const Real* b, Real factor, int64_t n, Real* out) {
   });
 }
 
-// Products are rounded before they are added, as in the policies' own text.
+// Products are rounded before they are added, as in the policies' code.
 template <class Real>
 void accumulate(const Real* e, double weight, double carry, int32_t n, double* score) {
   if (carry == 0)
@@ -191,7 +191,7 @@ void accumulate(const Real* e, double weight, double carry, int32_t n, double* s
     for (int32_t i = 0; i < n; ++i) score[i] = carry * score[i] + double(e[i]) * weight;
 }
 
-// Of rows that share the lowest score.
+// The newest of the rows that share the lowest score.
 inline Lowest newest_of(double best, const double* score, const double* guard, const int32_t* token, int32_t n) {
   int32_t newest = -1;
   for (int32_t i = 0; i < n; ++i) newest = score[i] + guard[i] == best && token[i] > newest ? token[i] : newest;
@@ -201,7 +201,7 @@ inline Lowest newest_of(double best, const double* score, const double* guard, c
 inline Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n) {
   using V = Vector<double>;
   V::Raw least = all(__builtin_inf());
-  V::Whole where = {}, again = {};  // of each lane: the row that has its least, whether another has it too
+  V::Whole where = {}, again = {};  // per lane: the row with its least number, and whether another row has the same one
   int32_t i = 0;
   for (; i + V::kLanes <= n; i += V::kLanes) {
     const V::Raw x = load(score + i) + load(guard + i);
@@ -223,7 +223,7 @@ inline Lowest lowest(const double* score, const double* guard, const int32_t* to
   return {best.score, token[best.token]};
 }
 
-// Products are rounded before they are added, as everywhere: all instruction sets give the same bits.
+// Products are rounded before they are added, as everywhere, so all instruction sets give the same bits.
 inline void squared_distances(const double* others, const double* point, int32_t d, double* out) {
   using V = Vector<double>;
   constexpr int32_t kVectors = kernels::kLanes / V::kLanes;

@@ -20,11 +20,11 @@ KVR_INLINE void store(Real* p, typename Vector<Real>::Raw x) {
 }
 template <class Real>
 KVR_INLINE typename Vector<Real>::Raw all(Real x) {
-  return x - typename Vector<Real>::Raw{};  // taking off 0, unlike adding it, is no operation
+  return x - typename Vector<Real>::Raw{};  // subtracting 0, unlike adding it, is no operation
 }
 KVR_INLINE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
-// Lanes are added in a fixed tree.
+// Adds lanes in a fixed tree.
 KVR_INLINE double sum_of_lanes(typename Vector<double>::Raw x) {
   double lane[Vector<double>::kLanes];
   store(lane, x);
@@ -38,7 +38,7 @@ KVR_INLINE typename Vector<Real>::Raw load_up_to(const Real* p, int32_t n) {
   return n == Vector<Real>::kLanes ? load(p) : Vector<Real>::load_first(p, n);
 }
 
-// Elements x(i) of up to a vector each; f(i, count) handles `count` of them from i on.
+// Calls f(i, count) for runs of up to one vector: elements i .. i + count - 1.
 template <class Real, class F>
 KVR_INLINE void by_vectors(int64_t n, F f) {
   constexpr int64_t kStep = Vector<Real>::kLanes;
@@ -52,7 +52,7 @@ KVR_INLINE void store_up_to(Real* p, typename Vector<Real>::Raw x, int32_t n) {
   else Vector<Real>::store_first(p, x, n);
 }
 
-// Terms x(i, n): a vector of numbers i.. of which the first n count.
+// Sums terms x(i, n): a vector of numbers from i on, of which the first n count.
 template <class Real, class F>
 KVR_INLINE double sum_terms(int32_t n, F term) {
   using V = Vector<Real>;
@@ -64,7 +64,7 @@ KVR_INLINE double sum_terms(int32_t n, F term) {
   for (; i < n; i += V::kLanes) V::widen_add(term(i, smaller(V::kLanes, n - i)), sum[0][0], sum[0][1]);
   return sum_of_lanes((sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]));
 }
-// The first n numbers, in double; zeros behind.
+// The first n numbers, in double; zeros after them.
 template <class Real>
 KVR_INLINE Vector<double>::Raw widened(const Real* p, int32_t n) {
   double lane[Vector<double>::kLanes] = {};

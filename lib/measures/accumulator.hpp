@@ -9,27 +9,27 @@
 
 namespace kvreplay {
 
-// What comes with a row. Spans are empty where there is nothing.
+// Further data of a row. A span without data is empty.
 template <class Real>
 struct RowParts {
   std::span<const double> needles;
   std::span<const float> projections;  // see RowResults
-  int32_t samples, drawn;              // projections of a row that has them; those of drawn labels come first
+  int32_t samples, drawn;  // number of projections, all and for drawn labels; those of drawn labels come first
   int32_t v_dim;
-  const Real* out;  // [v_dim], where outputs are kept, else null
+  const Real* out;  // [v_dim]; null unless outputs are saved
 };
 
-// Collects the rows of one cell and reduces them as measures.md says.
+// Collects the rows of one cell and reduces them to metrics (docs/measures.md).
 class Accumulator {
  public:
-  // heads: query heads of the cell (the whole group); rows: scored rows in total; tiny_norm: outputs below it are
-  // counted, not divided by; save: what is kept of rows.
+  // heads: query heads of the cell (the whole group). rows: scored rows in total. tiny_norm: an output whose norm is
+  // not above this is counted, not divided by. save: data of rows to keep.
   Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted, const SaveOptions& save);
-  // Rows of a head come in order.
+  // Rows of a head must be added in order.
   template <class Real>
   void add(const RowResult& row, const ExactRow& exact, int32_t head, const RowParts<Real>& parts);
-  void end_row();  // all heads of a row have come
-  // Everything but sizes, bytes and times. Moves the curves and outputs that were kept.
+  void end_row();  // call after all heads of a row were added
+  // Writes all metrics except sizes, bytes and times. Moves out the curves and outputs that were kept.
   void finish(CellResult& result, const ErrorBound& bound);
 
  private:
@@ -40,11 +40,11 @@ class Accumulator {
   SaveOptions save_;
   std::array<Measure*, 4> all() const { return {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()}; }
   std::unique_ptr<Measure> outputs_, theorems_, sets_, loss_;
-  std::vector<int64_t> filled_;     // [heads] rows so far
+  std::vector<int64_t> filled_;     // [heads], number of rows so far
   std::vector<double> out_;         // [heads, rows, v_dim]
   std::vector<float> projections_;  // [heads, rows, samples]
   std::vector<float> distances_;    // [heads, rows]
-  std::vector<int32_t> tokens_;     // of head 0's rows
+  std::vector<int32_t> tokens_;     // token of each row, taken from head 0
 };
 
 }  // namespace kvreplay

@@ -7,7 +7,7 @@
 namespace kvreplay {
 namespace {
 
-// ||out / weight - exact|| / ||exact||, or kNone where there is neither an output nor a norm.
+// ||out / weight - exact|| / ||exact||, or kNone if there is no output or the norm is 0.
 template <class Real>
 double side_error(const SideOutput<Real>& side, size_t at, const Real* exact, int32_t v_dim) {
   if (!(side.weight[at] > 0)) return RowResult::kNone;

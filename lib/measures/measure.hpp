@@ -8,14 +8,14 @@
 
 namespace kvreplay {
 
-// One row of a cell on its way into the measures, and what follows from it.
+// One row of a cell as the measures receive it, with derived values.
 struct MeasuredRow {
   const RowResult& row;
   const ExactRow& exact;
   std::span<const double> needles;     // see needle_shares; empty without needles
-  std::span<const float> projections;  // of drawn labels (RowResults); empty where the row has no gradient
-  int32_t head;                        // of the cell
-  int64_t number;                      // of the head's rows so far
+  std::span<const float> projections;  // for drawn labels (RowResults); empty if the row has no gradient
+  int32_t head;                        // head of the cell
+  int64_t number;                      // index of the row among the head's rows
   int32_t v_dim;
   double error, norm;  // ||z - o||, ||o||
   bool skipped;        // ||o|| is too small to divide by
@@ -27,13 +27,13 @@ struct MeasureShape {
   Wanted wanted;
 };
 
-// Reduces the rows of one cell to some of its metrics, pooled over query heads and scored rows (measures.md).
-// Rows of a head come in order.
+// Reduces the rows of one cell to some of its metrics, pooled over query heads and scored rows (docs/measures.md). Rows
+// of a head must be added in order.
 class Measure {
  public:
   virtual ~Measure() = default;
   virtual void add(const MeasuredRow& row) = 0;
-  virtual void end_row() {}  // all heads of a row have come
+  virtual void end_row() {}  // called after all heads of a row
   virtual void finish(Measured& to, const ErrorBound& bound) = 0;
   virtual std::vector<double> take_curve() { return {}; }  // [heads, rows], with Work::curves
 };

@@ -7,31 +7,31 @@
 #include <string_view>
 #include <vector>
 
-// Every number that a cell is measured by: its name, unit, meaning, and the work that it takes beyond what every
-// cell costs. The table drives results.csv, `metrics:`, `list metrics` and the documentation. A new one is a line
-// at the end, so that columns keep their places, and the assignment of its value in a measure (measures/*.cpp) or
-// in the account of sizes (caches/cell_sizes.cpp); its Work is whatever that assignment reads.
+// All metrics of a cell: name, unit, meaning, and the work beyond what every cell costs. The table drives results.csv,
+// `metrics:`, `list metrics` and the documentation. To add a metric, append a line at the end, so that columns keep
+// their positions, and assign its value in a measure (measures/*.cpp) or in the accounting of sizes
+// (caches/cell_sizes.cpp). Its Work is whatever that assignment reads.
 
 namespace kvreplay {
 
-// Work that only some metrics need; what nobody asks for is not done, and has no value.
+// Work that only some metrics need. Work that no requested metric needs is not done, and its metrics have no value.
 enum class Work : uint32_t {
   none = 0,
-  spectral = 1 << 0,      // ||V||_op of every scored row, and bounds by it
-  recalls = 1 << 1,       // a sort of every scored row
-  set_error = 1 << 2,     // a product a tile, of methods that do more than to choose tokens
-  prefix_error = 1 << 3,  // a product over the prompt's rows, of one-shot methods
-  bounds = 1 << 4,        // which rows keep to what a theorem allows
-  quantiles = 1 << 5,     // the error of every row, and a partial sort a cell
-  details = 1 << 6,       // of an output's error: cosine, clamped, the numerator's and normaliser's parts
-  ages = 1 << 7,          // of evicted tokens, a number for each
-  masses = 1 << 8,        // normaliser and kept tokens against the exact row
-  curves = 1 << 9,        // the error of every row, to be saved
-  projections = 1 << 10,  // of the error of every row on the recorded gradient
+  spectral = 1 << 0,      // ||V||_op of every scored row, and bounds that use it
+  recalls = 1 << 1,       // sorting every scored row
+  set_error = 1 << 2,     // one product per tile, for methods that do more than select tokens
+  prefix_error = 1 << 3,  // one product over the prompt's rows, for one-shot methods
+  bounds = 1 << 4,        // counting the rows within a theorem's bound
+  quantiles = 1 << 5,     // storing the error of every row, and a partial sort per cell
+  details = 1 << 6,       // parts of an output's error: cosine, clamped, numerator and normaliser
+  ages = 1 << 7,          // one number per evicted token
+  masses = 1 << 8,        // comparing normaliser and kept tokens with the exact row
+  curves = 1 << 9,        // storing the error of every row, to be saved
+  projections = 1 << 10,  // projecting the error of every row on the recorded gradient
 };
 constexpr Work operator|(Work a, Work b) { return Work(uint32_t(a) | uint32_t(b)); }
 
-// A set of them.
+// A set of Work.
 struct Wanted {
   Work work = Work((1 << 11) - 1);  // everything
   bool has(Work some) const { return (uint32_t(work) & uint32_t(some)) != 0; }
@@ -48,33 +48,33 @@ struct MetricInfo {
 
 constexpr MetricInfo kMetrics[] = {
     {"rel_err_out_mean", "1", "|z - o| / |o|, mean over heads and scored rows"},
-    {"rel_err_out_p50", "1", "the same, median", Work::quantiles},
-    {"rel_err_out_p95", "1", "the same, 95 % quantile", Work::quantiles},
-    {"rel_err_out_max", "1", "the same, maximum"},
+    {"rel_err_out_p50", "1", "|z - o| / |o|, median", Work::quantiles},
+    {"rel_err_out_p95", "1", "|z - o| / |o|, 95 % quantile", Work::quantiles},
+    {"rel_err_out_max", "1", "|z - o| / |o|, maximum"},
     {"rel_err_fro", "1", "sqrt(sum |z - o|^2 / sum |o|^2) over the last 256 scored rows"},
     {"cosine_mean", "1", "cosine of z and o, mean", Work::details},
     {"eps_spectral_mean", "1", "|z - o| / (|x| |V|_op), mean", Work::spectral},
-    {"eps_spectral_max", "1", "the same, maximum", Work::spectral},
+    {"eps_spectral_max", "1", "|z - o| / (|x| |V|_op), maximum", Work::spectral},
     {"eps_frobenius_mean", "1", "|z - o| / (|x| |V|_F), mean"},
-    {"eps_frobenius_max", "1", "the same, maximum"},
+    {"eps_frobenius_max", "1", "|z - o| / (|x| |V|_F), maximum"},
     {"partition_err_mean", "1", "|tau / Z - 1|, mean", Work::masses},
-    {"partition_err_max", "1", "the same, maximum", Work::masses},
+    {"partition_err_max", "1", "|tau / Z - 1|, maximum", Work::masses},
     {"kept_mass_mean", "1", "exact probability of the attended tokens, mean", Work::masses},
-    {"mass_recall", "1", "kept mass over the mass of as many best tokens, mean", Work::recalls},
-    {"index_recall", "1", "share of the attended tokens that are among as many best, mean", Work::recalls},
-    {"peak_kept_tokens", "tokens", "resident after a step, peak"},
-    {"mean_kept_tokens", "tokens", "resident after a step, mean"},
-    {"peak_attended_tokens", "tokens", "attended in a step, peak"},
+    {"mass_recall", "1", "kept mass over the mass of equally many best tokens, mean", Work::recalls},
+    {"index_recall", "1", "share of the attended tokens that are among equally many best, mean", Work::recalls},
+    {"peak_kept_tokens", "tokens", "tokens in the cache after a step, peak"},
+    {"mean_kept_tokens", "tokens", "tokens in the cache after a step, mean"},
+    {"peak_attended_tokens", "tokens", "tokens attended in a step, peak"},
     {"peak_bytes", "bytes", "keys, values and weights at their stored width, peak"},
     {"aux_bytes", "bytes", "scores, sketches and indices of the method"},
     {"total_bytes", "bytes", "peak_bytes + aux_bytes"},
     {"full_bytes", "bytes", "the exact cache at the last token"},
-    {"n_evictions", "tokens", "dropped from residency, the prompt's cut included"},
-    {"bound_log10_tokens", "1", "log10 of the stored rows that the method's theorem asks for"},
-    {"bound_holds", "1", "share of (head, row) pairs whose error is within the theorem's",
+    {"n_evictions", "tokens", "evicted tokens, including the prompt's cut"},
+    {"bound_log10_tokens", "1", "log10 of the stored rows that the method's theorem requires"},
+    {"bound_holds", "1", "share of (head, row) pairs whose error is within the theorem's bound",
      Work::spectral | Work::bounds},
     {"rows_skipped", "pairs", "(head, row) pairs whose exact output is zero, left out of every ratio"},
-    {"mean_attended_tokens", "tokens", "attended in a step, mean over heads and scored rows"},
+    {"mean_attended_tokens", "tokens", "tokens attended in a step, mean over heads and scored rows"},
     {"n_quantised", "rows", "rows that the row format rewrote"},
     {"rel_err_clamped", "1",
      "|z - o| / |max(o, 1e-8)|, mean: divides by the positive part of o; only for comparison with BalanceKV's "
@@ -82,12 +82,12 @@ constexpr MetricInfo kMetrics[] = {
      Work::details},
     {"rmse", "value", "sqrt(mean of |z - o|^2 / dv)"},
     {"rel_err_quarter_1", "1", "rel_err_out_mean over the first quarter of the scored rows"},
-    {"rel_err_quarter_2", "1", "over the second quarter"},
-    {"rel_err_quarter_3", "1", "over the third quarter"},
-    {"rel_err_quarter_4", "1", "over the last quarter"},
-    {"rel_err_prefix_mean", "1", "the same error with tokens after the prompt removed from z and o; one-shot",
+    {"rel_err_quarter_2", "1", "rel_err_out_mean over the second quarter"},
+    {"rel_err_quarter_3", "1", "rel_err_out_mean over the third quarter"},
+    {"rel_err_quarter_4", "1", "rel_err_out_mean over the last quarter"},
+    {"rel_err_prefix_mean", "1", "rel_err_out_mean with tokens after the prompt removed from z and o; one-shot",
      Work::prefix_error},
-    {"rel_err_set_mean", "1", "error of exact attention over the attended tokens: what their choice costs",
+    {"rel_err_set_mean", "1", "error of exact attention over the attended tokens: the cost of their selection alone",
      Work::set_error},
     {"rel_err_numerator_mean", "1", "|N - o| / (tau' |o|), N = z tau', tau' = tau / Z: the values' part",
      Work::details},
@@ -96,10 +96,10 @@ constexpr MetricInfo kMetrics[] = {
     {"eps_frobenius_p99", "1", "|z - o| / (|x| |V|_F), 99 % quantile", Work::quantiles},
     {"eps_additive_mean", "1",
      "numerator error / (j exp(-r^2 / sqrt(d)) max |v|), unnormalised, mean; methods with such a theorem"},
-    {"bound_epsilon", "1", "epsilon that the method's theorem was given", Work::spectral | Work::bounds},
+    {"bound_epsilon", "1", "epsilon for which the method's theorem was evaluated", Work::spectral | Work::bounds},
     {"bound_slack", "1", "bound_epsilon / the measured mean in the theorem's form", Work::spectral | Work::bounds},
     {"bound_probability", "1", "probability with which the theorem holds", Work::spectral | Work::bounds},
-    {"bound_capped", "1", "1 if sizes were smaller than the theorem asks for, else 0", Work::spectral | Work::bounds},
+    {"bound_capped", "1", "1 if sizes were smaller than the theorem requires, else 0", Work::spectral | Work::bounds},
     {"log_partition_err_mean", "1", "|ln tau - ln Z|, mean", Work::masses},
     {"kept_mass_min", "1", "exact probability of the attended tokens, minimum", Work::masses},
     {"mass_recall_min", "1", "mass_recall, minimum over rows", Work::recalls},
@@ -109,8 +109,8 @@ constexpr MetricInfo kMetrics[] = {
      Work::masses},
     {"density_mean", "1", "attended tokens / (t + 1), mean", Work::masses},
     {"needle_mass", "1", "attended share of the exact mass on replay.needles, mean", Work::masses},
-    {"mean_bytes", "bytes", "cache and scores, sketches, indices after a step, mean"},
-    {"final_bytes", "bytes", "the same after the last step"},
+    {"mean_bytes", "bytes", "cache, scores, sketches and indices after a step, mean"},
+    {"final_bytes", "bytes", "cache, scores, sketches and indices after the last step"},
     {"equivalent_tokens", "tokens", "stored key and value numbers / (d + dv), peak"},
     {"key_floats", "numbers", "stored numbers of keys, peak"},
     {"value_floats", "numbers", "stored numbers of values, peak"},
@@ -119,22 +119,22 @@ constexpr MetricInfo kMetrics[] = {
     {"sketch_bytes", "bytes", "the sketches' part of aux_bytes"},
     {"index_bytes", "bytes", "the positions' part of aux_bytes"},
     {"read_bytes_per_step", "bytes", "keys, values, weights and sketches that attention reads, mean"},
-    {"median_evicted_age_tokens", "tokens", "age t - i of a token i when it is dropped, median", Work::ages},
+    {"median_evicted_age_tokens", "tokens", "age t - i of a token i when it is evicted, median", Work::ages},
     {"kl_head_mean", "nats",
-     "what this head's errors alone cost the model: 1/2 mean over samples of <g, z - o>^2, g the recorded gradient; "
-     "summed over the group, a predicted token",
+     "predicted loss from this head's errors alone: 1/2 mean over samples of <g, z - o>^2, g the recorded gradient; "
+     "summed over the group, per predicted token",
      Work::projections},
-    {"prompt_bytes", "bytes", "cache and scores, sketches, indices after the prompt's cut, before the next token"},
+    {"prompt_bytes", "bytes", "cache, scores, sketches and indices after the prompt's cut, before the next token"},
     {"prompt_full_bytes", "bytes", "the exact cache of the prompt"},
     {"mean_full_bytes", "bytes", "the exact cache after a step, mean over the steps of mean_bytes"},
     {"cosine_distance_sq", "1", "(1 - cosine of z and o)^2, mean", Work::details},
 };
 
 std::vector<std::string> metric_names();
-// The work of these metrics, or of all where none is named.
+// The work that these metrics need; everything if no metric is named.
 Wanted wanted_by(const std::vector<std::string>& metrics);
 
-// A metric by its name; a name that is not in the table does not compile.
+// A metric by its name; an unknown name does not compile.
 struct Metric {
   size_t index = 0;
   consteval Metric(const char* name) {
@@ -142,15 +142,15 @@ struct Metric {
   }
 };
 
-// The values of one cell. A metric without a value does not apply, or nobody asked for it.
+// The metrics of one cell. A metric without a value does not apply or was not requested.
 class Measured {
  public:
   std::optional<double>& operator[](Metric metric) { return values_[metric.index]; }
   const std::optional<double>& operator[](Metric metric) const { return values_[metric.index]; }
   std::span<const std::optional<double>> all() const { return values_; }  // in the order of kMetrics
 
-  std::map<std::string, double> extras;  // what the method reports of itself, and needle_mass_1, ...
-  double select_s = 0, attend_s = 0;     // of this run; every comparison leaves them out
+  std::map<std::string, double> extras;  // the method's own numbers, and needle_mass_1, ...
+  double select_s = 0, attend_s = 0;     // times of this run; every comparison of results ignores them
 
  private:
   std::optional<double> values_[std::size(kMetrics)];

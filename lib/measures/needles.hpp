@@ -13,7 +13,7 @@ struct TokenSpan {
   bool holds(int32_t token) const { return token >= begin && token < end; }
 };
 
-// Marked spans of a prompt (`replay.needles`): each starts at a share of the prompt, 0 <= at < 1.
+// Marked spans of a prompt (`replay.needles`). Each starts at a fraction of the prompt, 0 <= at < 1.
 struct Needles {
   std::vector<double> at;
   int32_t tokens = 0;
@@ -27,9 +27,8 @@ struct Needles {
   }
 };
 
-// How much of what a query puts on marked tokens falls on tokens that are attended to; negative where it puts
-// nothing there. `strip` [tokens of the row]: exp(l - shift), any scale. `to`: of the union of the spans,
-// then of each of them.
+// The attended share of a query's mass on marked tokens; negative if the query puts no mass there. `strip` [tokens of
+// the row]: exp(l - shift), any scale. `to`: first for the union of the spans, then for each span.
 template <class Real>
 void needle_shares(const Real* strip, std::span<const int32_t> attended, std::span<const TokenSpan> spans, double* to) {
   std::vector<double> full(spans.size() + 1, 0.0), held(spans.size() + 1, 0.0);
@@ -42,7 +41,7 @@ void needle_shares(const Real* strip, std::span<const int32_t> attended, std::sp
     }
     if (any) sums[0] += double(strip[token]);
   };
-  int32_t last = 0;  // spans may overlap: each token of the union once
+  int32_t last = 0;  // spans may overlap: count each token of the union once
   std::vector<TokenSpan> sorted(spans.begin(), spans.end());
   std::sort(sorted.begin(), sorted.end(), [](auto a, auto b) { return a.begin < b.begin; });
   for (const TokenSpan& span : sorted)

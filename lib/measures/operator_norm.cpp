@@ -18,7 +18,7 @@ Eigen::Map<Eigen::MatrixXd> matrix(std::vector<double>& numbers, size_t rows) {
 }
 Eigen::Map<Vector> vector(std::vector<double>& numbers) { return {numbers.data(), int64_t(numbers.size())}; }
 
-// Has a part in every direction that values are likely to take.
+// A vector with a component in every direction that values are likely to take.
 Vector generic_vector(int64_t d) {
   Vector v(d);
   for (int64_t i = 0; i < d; ++i) v(i) = std::sin(double(i) + 1);
@@ -46,9 +46,9 @@ template void ValueNorms::add(const double*);
 
 double ValueNorms::frobenius() const { return std::sqrt(squares_); }
 
-// Lanczos with full re-orthogonalisation (Parlett, "The Symmetric Eigenvalue Problem", 1998, section
-// 13.1), stopped by the bound residual^2 / value on the error of a well separated Ritz value, and
-// exact at the latest when the Krylov space is the whole space.
+// Lanczos with full re-orthogonalisation (Parlett, "The Symmetric Eigenvalue Problem", 1998, section 13.1). Stops by
+// the bound residual^2 / gap on the error of a well separated Ritz value; exact at the latest when the Krylov space is
+// the whole space.
 double ValueNorms::spectral() {
   const auto gram = matrix(gram_, start_.size());
   const int64_t d = gram.rows();
@@ -76,7 +76,7 @@ double ValueNorms::spectral() {
     basis.push_back(next / length);
     off.push_back(length);
   }
-  // A little of everything keeps directions reachable that later values open.
+  // Adds a small generic vector, so that the next start can reach directions that later values open.
   Vector top = Vector::Zero(d);
   for (size_t i = 0; i < ritz.size(); ++i) top += ritz[i] * basis[i];
   vector(start_) = top + 1e-6 * generic_vector(d);

@@ -4,13 +4,13 @@
 #include "measures/measure.hpp"
 #include "measures/sums.hpp"
 
-// Errors of the outputs of a cell.
+// Errors of a cell's outputs.
 
 namespace kvreplay {
 namespace {
 
-constexpr int64_t kFrobeniusRows = 256;  // rel_err_fro looks at the last rows only
-constexpr int64_t kQuarters = 4;         // of the scored rows
+constexpr int64_t kFrobeniusRows = 256;  // rel_err_fro uses only the last rows
+constexpr int64_t kQuarters = 4;         // parts of the scored rows
 
 class OutputErrors final : public Measure {
  public:
@@ -72,11 +72,11 @@ class OutputErrors final : public Measure {
 
   MeasureShape shape_;
   int64_t skipped_ = 0;
-  std::vector<double> relative_of_row_;  // [heads, rows], where someone asks; -1: skipped
-  double error2_ = 0, norm2_ = 0;        // of the last rows
+  std::vector<double> relative_of_row_;  // [heads, rows], if curves or quantiles are wanted; -1: skipped
+  double error2_ = 0, norm2_ = 0;        // sums over the last rows
   Sums relative_, quarters_[kQuarters];
   Sums clamped_, cosine_, distance2_, square_;  // square_: e^2 / dv
-  Sums prefix_, set_;                           // of other pairs of outputs
+  Sums prefix_, set_;                           // errors of other pairs of outputs
   Sums numerator_, normaliser_;                 // the two parts of the error
 };
 

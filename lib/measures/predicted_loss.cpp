@@ -1,8 +1,8 @@
 #include "measures/measure.hpp"
 
-// What the errors of a cell cost the model, to second order: the KL divergence of its predictions is half the
-// expected square of the projection of what changes on the gradient of log p(y), y drawn from the model itself
-// (Fisher information; docs/prediction.md).
+// Predicts the model's loss from a cell's errors, to second order. The KL divergence of the model's predictions is half
+// the expected square of the error's projection on the gradient of log p(y), with y drawn from the model itself (Fisher
+// information; docs/prediction.md).
 
 namespace kvreplay {
 namespace {
@@ -26,7 +26,7 @@ class PredictedLoss final : public Measure {
  private:
   int32_t heads_;
   double squares_ = 0;
-  int64_t count_ = 0;  // (head, row) pairs
+  int64_t count_ = 0;  // number of (head, row) pairs
 };
 
 }  // namespace

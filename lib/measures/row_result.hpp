@@ -9,38 +9,38 @@
 
 namespace kvreplay {
 
-// One (query head, row) of a cache against the exact row (measures.md, sections 1 and 2): what every way of
-// computing it finds, on a core or a device. z: the cache's output, o: the exact one.
+// Comparison of one (query head, row) of a cache with the exact row (docs/measures.md, sections 1 and 2). CPU cores and
+// devices compute the same numbers. z: the cache's output, o: the exact one.
 struct RowResult {
-  static constexpr double kNone = -1;  // of what is not there
+  static constexpr double kNone = -1;  // no value
   double tau = 0;                      // the cache's denominator / the exact one
-  double log_tau = kUnset;             // its logarithm, where the ratio itself may not be a double
+  double log_tau = kUnset;             // ln tau, for ratios outside the range of double
   double kept_mass = 0;                // exact probability of the attended tokens
-  double top_mass = kNone;             // the most that as many tokens can hold; none: rows are not ranked
+  double top_mass = kNone;             // largest mass that as many tokens can hold; none: rows are not ranked
   double index_recall = kNone;
   double spread = kUnset;  // ErrorBound::spread at this row
-  // Sums over the numbers of z and o: |z - o|^2, |o|^2; with Work::details or a spread |z|^2, <z, o>,
+  // Sums over the coordinates of z and o: |z - o|^2, |o|^2. With Work::details or a spread also |z|^2, <z, o>,
   // |max(o, 1e-8)|^2, |tau z - o|^2.
   double error2 = 0, exact2 = 0, mine2 = 0, inner = 0, positive2 = 0, numerator2 = 0;
-  // Relative errors of other pairs of outputs: of the prompt's rows alone, and of exact attention over the
-  // attended tokens (that of z itself where the row is plain).
+  // Relative errors of other pairs of outputs: over the prompt's rows alone, and of exact attention over the attended
+  // tokens (equal to the error of z if the row is plain).
   double prefix_error = kNone, set_error = kNone;
-  int32_t attended = 0;  // tokens
-  bool plain = false;    // z renormalises the exact attention over the attended tokens
+  int32_t attended = 0;  // number of attended tokens
+  bool plain = false;    // z is the exact attention over the attended tokens, renormalised
 
   bool is_compared(bool details) const { return details || spread != kUnset; }
 };
 
-// <z, o> / (|z| |o|) of a row that is compared; 0 where z is zero, 1 where o is.
+// <z, o> / (|z| |o|); 0 if z is zero, 1 if o is zero. Needs a compared row.
 inline double cosine(const RowResult& r) {
   if (r.exact2 <= 0) return 1;
   return r.mine2 > 0 ? r.inner / (std::sqrt(r.exact2) * std::sqrt(r.mine2)) : 0;
 }
 
-// What the exact row says for itself.
+// Properties of the exact row.
 struct ExactRow {
-  int32_t token = -1;                                     // t; negative: nobody scores the row
-  int32_t visible = 0;                                    // tokens that it attends to
+  int32_t token = -1;                                     // t; negative: the row is not scored
+  int32_t visible = 0;                                    // number of tokens that it attends to
   double l2 = 0;                                          // ||x||_2 of its probabilities
   double log_normaliser = 0;                              // ln sum exp(l_i)
   double v_frobenius = 0, v_operator = 0, v_largest = 0;  // norms of V_0..t
@@ -49,30 +49,31 @@ struct ExactRow {
   ExactRow(int32_t t, int32_t window) : token(t), visible(window > 0 ? std::min(t + 1, window) : t + 1) {}
 };
 
-// Another output of the same rows: sums [v_dim] over a part of the coefficients, and what they are divided by.
+// Another output of the same rows: sums [v_dim] over some of the coefficients, and their divisors.
 template <class Real>
 struct SideOutput {
-  std::vector<Real> out;       // [heads, rows, v_dim]; empty: nobody asks
-  std::vector<double> weight;  // [heads, rows]; 0: nothing there
+  std::vector<Real> out;       // [heads, rows, v_dim]; empty: not requested
+  std::vector<double> weight;  // [heads, rows]; 0: no output
   void resize(size_t cells, int32_t v_dim) {
     out.assign(cells * size_t(v_dim), Real(0));
     weight.assign(cells, 0.0);
   }
 };
 
-// What one cache gives for the rows of a tile. Only scored rows are filled.
+// Results of one cache for the rows of a tile. Only scored rows are filled.
 template <class Real>
 struct RowResults {
   int32_t heads = 0, rows = 0, v_dim = 0;
   std::vector<RowResult> of;    // [heads, rows]
   std::vector<Real> out;        // [heads, rows, v_dim]
-  SideOutput<Real> prefix;      // the prompt's rows of the cache alone
-  SideOutput<Real> set;         // exact attention over the attended tokens, of rows that are not plain
+  SideOutput<Real> prefix;      // from the cache's rows of the prompt alone
+  SideOutput<Real> set;         // exact attention over the attended tokens, for rows that are not plain
   std::vector<double> needles;  // [heads, rows, 1 + spans], see needle_shares; empty without needles
-  // <g_s, z - o> for each recorded sample of the gradient (Sensitivity), [heads, rows, samples]; 0 in rows without one.
+  // <g_s, z - o> for each recorded sample of the gradient (Sensitivity), [heads, rows, samples]; 0 for rows without
+  // one.
   std::vector<float> projections;
 
-  // Outputs are whatever they were.
+  // Prepares for a new tile; leaves `out` uninitialised.
   void open(int32_t heads_, int32_t rows_, int32_t v_dim_) {
     heads = heads_, rows = rows_, v_dim = v_dim_;
     out.resize(size_t(heads) * size_t(rows) * size_t(v_dim));
@@ -80,7 +81,7 @@ struct RowResults {
     prefix = {}, set = {};
     needles.clear(), projections.clear();
   }
-  // Outputs are sums to come.
+  // As open(), but sets `out` to 0, ready to be summed into.
   void clear(int32_t heads_, int32_t rows_, int32_t v_dim_) {
     open(heads_, rows_, v_dim_);
     std::fill(out.begin(), out.end(), Real(0));

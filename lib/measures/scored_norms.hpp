@@ -8,12 +8,12 @@
 
 namespace kvreplay {
 
-// Norms of V_0..t of one kv head.
+// Norms of V_0..t for one kv head.
 struct ValueNorm {
   double frobenius = 0, spectral = 0, largest = 0;
 };
 
-// Norms of V_0..t for every scored row of a stream, found once.
+// Norms of V_0..t for every scored row of a stream, each computed once.
 template <class Real>
 class ScoredNorms {
  public:
@@ -22,7 +22,7 @@ class ScoredNorms {
         spectral_(spectral),
         growing_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim, spectral)),
         place_(size_t(stream.tokens), -1) {}
-  // Of each kv head. A token that was not asked for before comes after all that were.
+  // One entry per kv head. Calls for new tokens must ascend.
   std::span<const ValueNorm> at(int32_t t) {
     if (place_[size_t(t)] < 0) find(t);
     return {norms_.data() + place_[size_t(t)], growing_.size()};
@@ -39,10 +39,10 @@ class ScoredNorms {
   }
   const HeadStream<Real>& stream_;
   bool spectral_;
-  std::vector<ValueNorms> growing_;  // of each kv head, of tokens 0..up_to_ - 1
+  std::vector<ValueNorms> growing_;  // per kv head, over tokens 0..up_to_ - 1
   int32_t up_to_ = 0;
   std::vector<ValueNorm> norms_;
-  std::vector<int64_t> place_;  // [tokens] in norms_; negative: not asked for yet
+  std::vector<int64_t> place_;  // [tokens] index into norms_; negative: not computed yet
 };
 
 }  // namespace kvreplay

@@ -5,12 +5,12 @@
 #include "measures/measure.hpp"
 #include "measures/sums.hpp"
 
-// Normaliser, mass and sets of a cell.
+// Normaliser, kept mass and attended sets of a cell.
 
 namespace kvreplay {
 namespace {
 
-// Below, the gap is a quotient of rounding errors: a normaliser is good to about 1e-6.
+// With less missed mass the gap is a quotient of rounding errors: a normaliser is accurate to about 1e-6.
 constexpr double kMissedAtLeast = 1e-3;
 
 class SetMeasures final : public Measure {
@@ -22,7 +22,7 @@ class SetMeasures final : public Measure {
   void add(const MeasuredRow& r) override {
     recall_.add(r.row);
     if (!shape_.wanted.has(Work::masses)) return;
-    // A coded key may have a logit that overshoots what a double can say of a ratio; its logarithm stands.
+    // A coded key may have a logit so large that the ratio exceeds the range of double; its logarithm is still valid.
     const double tau_err = std::min(std::abs(r.row.tau - 1), std::numeric_limits<double>::max());
     overshoots_ = overshoots_ || std::isinf(r.row.tau);
     if (!tau_err_.empty()) tau_err_[size_t(r.head * shape_.rows + r.number)] = tau_err;
@@ -37,7 +37,7 @@ class SetMeasures final : public Measure {
       if (r.needles[i] >= 0) needles_[i].add(r.needles[i]);
   }
 
-  // One value a row: heads that decide together share the ranking of their mean probability.
+  // One value per row: heads that decide together share the ranking of their mean probability.
   void end_row() override {
     if (recall_.ranked) {
       if (recall_.top > 0) mass_recall_.add(recall_.mass / recall_.top);
@@ -62,7 +62,7 @@ class SetMeasures final : public Measure {
   std::vector<double> take_curve() override { return std::move(tau_err_); }
 
  private:
-  // Of the heads of one row.
+  // Sums over the heads of one row.
   struct Recall {
     double mass = 0, top = 0, index = 0;
     int32_t heads = 0;
@@ -74,23 +74,23 @@ class SetMeasures final : public Measure {
     }
   };
 
-  // o - z = missed (o_missed - z), so the gap needs no second output. A sink logit is part of what is kept.
+  // o - z = missed (o_missed - z), so the gap needs no second output. A sink logit counts as kept.
   void add_missed(const MeasuredRow& r) {
-    const bool all = r.row.attended >= r.exact.visible;  // whatever rounding makes of tau
+    const bool all = r.row.attended >= r.exact.visible;  // independent of tau's rounding
     const double missed = all ? 0.0 : std::max(0.0, 1 - r.row.tau);
     if (missed > kMissedAtLeast) gap_.add(r.error / missed / r.norm);
     bound_.add(2 * missed * r.exact.v_largest / r.norm);
   }
 
   MeasureShape shape_;
-  std::vector<double> tau_err_;  // [heads, rows], where someone asks
+  std::vector<double> tau_err_;  // [heads, rows], if curves are wanted
   bool overshoots_ = false;      // a denominator is more than 1e308 times the exact one
-  bool all_plain_ = true;        // every row renormalised the exact attention over a subset
+  bool all_plain_ = true;        // every row is exact attention over a subset, renormalised
   Recall recall_;
   Sums partition_, log_partition_, mass_, density_;
-  Sums mass_recall_, index_recall_;  // of rows
-  Sums gap_, bound_;                 // of plain rows
-  std::vector<Sums> needles_;        // of the union of the spans, then of each
+  Sums mass_recall_, index_recall_;  // one value per row
+  Sums gap_, bound_;                 // plain rows only
+  std::vector<Sums> needles_;        // the union of the spans, then each span
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 namespace kvreplay {
 
-// Mean and extremes of numbers that come one by one. Without any, a reduction has no value.
+// Mean and extremes of a sequence of numbers; nullopt if it is empty.
 class Sums {
  public:
   void add(double x) {
@@ -18,7 +18,7 @@ class Sums {
   }
   int64_t count() const { return count_; }
   std::optional<double> mean() const { return of(sum_ / double(count_)); }
-  // Of numbers that can leave the range of a double: then there is no value either.
+  // Mean of numbers that may exceed the range of double; nullopt if the sum does.
   std::optional<double> finite_mean() const { return std::isfinite(sum_) ? mean() : std::nullopt; }
   std::optional<double> maximum() const { return of(most_); }
   std::optional<double> minimum() const { return of(least_); }

@@ -4,13 +4,13 @@
 #include "measures/measure.hpp"
 #include "measures/sums.hpp"
 
-// The left sides of the theorems, and how they compare with what a method's theorem allows.
+// The left sides of the theorems, and whether they are within a method's bound.
 
 namespace kvreplay {
 namespace {
 
-// ||numerator error|| / (j exp(-r^2/sqrt(d)) max ||v||) of the unnormalised sums, in logarithms until the end:
-// exp of a logit and exp(r^2/sqrt(d)) can each leave the range of a double.
+// ||numerator error|| / (j exp(-r^2/sqrt(d)) max ||v||) of the unnormalised sums. Computed in logarithms until the end,
+// because exp of a logit and exp(r^2/sqrt(d)) can each exceed the range of double.
 double additive_form(const MeasuredRow& r) {
   if (r.row.numerator2 == 0) return 0;
   const double numerator = 0.5 * std::log(r.row.numerator2) + r.exact.log_normaliser;
@@ -33,7 +33,7 @@ class TheoremErrors final : public Measure {
     const double frobenius = r.error / (l2 * v_frobenius);
     frobenius_sums_.add(frobenius);
     if (keeps_) frobenius_.push_back(frobenius);
-    if (v_operator > 0) {  // nobody asks for it otherwise
+    if (v_operator > 0) {  // 0 unless spectral norms are wanted
       const double spectral = r.error / (l2 * v_operator);
       spectral_sums_.add(spectral);
       if (keeps_) spectral_.push_back(spectral);
@@ -58,7 +58,7 @@ class TheoremErrors final : public Measure {
   static void compare(Measured& to, const ErrorBound& bound, const std::vector<double>& measured, const Sums& sums) {
     to["bound_epsilon"] = bound.epsilon;
     to["bound_probability"] = bound.probability;
-    to["bound_capped"] = bound.capped ? 1.0 : 0.0;  // read as a share of 0 or 1 by those who average
+    to["bound_capped"] = bound.capped ? 1.0 : 0.0;  // 0 or 1, so that a mean over cells is a share
     if (measured.empty()) return;
     const auto holds = [&](double epsilon) { return epsilon <= bound.epsilon; };
     const auto within = std::count_if(measured.begin(), measured.end(), holds);
@@ -68,7 +68,7 @@ class TheoremErrors final : public Measure {
 
   Wanted wanted_;
   bool keeps_;
-  std::vector<double> spectral_, frobenius_;  // of the pairs that have norms to divide by, where someone asks
+  std::vector<double> spectral_, frobenius_;  // one per pair with nonzero norms, if bounds or quantiles are wanted
   Sums spectral_sums_, frobenius_sums_, additive_;
 };
 

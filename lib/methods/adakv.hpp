@@ -6,14 +6,14 @@
 
 namespace kvreplay {
 
-// Ada-KV, Feng et al. 2024: a layer's budget goes to the kv heads whose scores are largest.
-//  1. In every kv head the top max(1, floor(B alpha)) tokens are safe, and the protected ones.
-//  2. Over all scores of the layer keep the safe ones, then the largest others until B a head are kept on
-//     average (ties: score, head, token). What a head then holds are its best.
-// Variant `reference`: base = B - w; c_g of the layer's top base * heads unprotected scores are head g's,
-// each head's scores scaled by the share of their mass that its own top `base` have (`normalise`); head g
-// keeps its top round(c_g (1-f) + floor(base f)) and the window.
-// A scorer that scores the heads of a layer alike (tova, variant layer) leaves nothing to share, and is refused.
+// Ada-KV, Feng et al. 2024: a layer's budget goes to the kv heads with the largest scores.
+//  1. In every kv head the top max(1, floor(B alpha)) tokens are safe, and so are the protected ones.
+//  2. Over all scores of the layer keep the safe ones, then the largest others, until B per head are kept on average
+//     (ties: score, head, token). Each head then holds its best tokens.
+// Variant `reference`: base = B - w; c_g is the number of the layer's top base * heads unprotected scores that belong
+// to head g. Each head's scores are scaled by the share of their mass in its top `base` (`normalise`). Head g keeps its
+// top round(c_g (1-f) + floor(base f)) and the window.
+// A scorer that scores all heads of a layer equally (tova, variant layer) leaves nothing to share and is refused.
 struct AdaKv : Selecting<> {
   static constexpr MethodInfo info{
       .name = "adakv",
@@ -34,10 +34,10 @@ struct AdaKv : Selecting<> {
   AnyScorer scorer;
   double alpha = 0.2, f = 0.2;
   bool normalise = true;
-  std::span<double> state;  // the scorer's
+  std::span<double> state;  // the scorer's state
 
   static void declare(auto& d) {
-    d.choice("variant", &AdaKv::variant, {"kvpress", "reference"}, "whose rule shares the budget");
+    d.choice("variant", &AdaKv::variant, {"kvpress", "reference"}, "rule that shares the budget");
     d.scorer("scorer", &AdaKv::scorer, "one-shot scores, {name: ..., its parameters}");
     d.real("alpha", &AdaKv::alpha, {0, 1},
            "share of B, at least one token, that is safe in every head (variant kvpress)");
@@ -67,7 +67,7 @@ struct AdaKv : Selecting<> {
   PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
   KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
 
-  // The head's number of tokens is its context's budget when it is replayed.
+  // Tokens of each head; a head is then replayed with this number as its budget.
   std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
     if (variant == Variant::kvpress) return ada_tokens(heads, context.budget.tokens, alpha);
     const int32_t window = protected_tokens(heads.front()), base = context.budget.tokens - window;

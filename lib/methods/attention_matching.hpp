@@ -4,13 +4,11 @@
 
 namespace kvreplay {
 
-// Attention matching, the variant by highest attention keys: B keys of the prompt, with masses and values
-// fitted so that attention over them does what attention over all prompt tokens did.
-//  1. Training queries: the prompt's, rotated as if they stood at positions P..P+511, so that they look back
-//  on it.
+// Attention matching, the variant by highest attention keys: B keys of the prompt, with masses and values fitted so
+// that attention over them reproduces attention over all prompt tokens.
+//  1. Training queries: the prompt's queries, rotated to positions P..P+511, so that they look back on the prompt.
 //  2. Score of a key: root mean square over the queries of its attention probability; the top B stay.
-//  3. Masses w: ridge least squares of E_S w to the row sums of E, clipped to exp(+-clip), then 2 projected
-//  gradient
+//  3. Masses w: ridge least squares of E_S w to the row sums of E, clipped to exp(+-clip), then 2 projected gradient
 //     steps with step 1 / largest eigenvalue. E = exp(l - row maximum).
 //  4. Values C: ridge least squares of softmax(l_S + ln w) C to the exact outputs.
 //  5. Store (k, ln w, C). Later tokens are kept.
@@ -34,7 +32,7 @@ struct AttentionMatching {
   TrainOn train = TrainOn::reroped;
   int32_t max_queries = 50000;
   int32_t budget = 0;
-  std::span<double> state;  // error on the training queries, then the fit's
+  std::span<double> state;  // error on the training queries, then the state of the fit
 
   static void declare(auto& d) {
     d.real("ridge", &AttentionMatching::ridge, {0, 1e300}, "regularisation, relative to the mean diagonal");
@@ -43,7 +41,7 @@ struct AttentionMatching {
              "queries that are matched: the prompt's at later positions or as they are; the decode rows' "
              "(sees the future, analysis only)");
     d.integer("max_queries", &AttentionMatching::max_queries, {1, kManyTokens},
-              "most training queries; of more every ceil-th is taken");
+              "most training queries; if there are more, every n-th is used");
   }
   void resolve(const MethodContext& context) {
     budget = context.budget.tokens;
@@ -71,10 +69,10 @@ struct AttentionMatching {
   }
   static std::string failure_text(int32_t what, int32_t) {
     return std::string("the ") + (what == 1 ? "masses" : "values") +
-           " have no unique least-squares solution; give a larger ridge";
+           " have no unique least-squares solution; set a larger ridge";
   }
 
-  // The cut is made here, where the queries are.
+  // The cut is made here, because the queries are available only here.
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     if (cache.size() <= budget) return;

@@ -5,15 +5,15 @@
 
 namespace kvreplay {
 
-// BalanceKV, Han et al. 2025, the version of the experiments: the middle is halved T times. A round:
-//  1. Cut them, in order, into blocks of b; the last is filled with zero vectors.
+// BalanceKV, Han et al. 2025, the version of the experiments: the middle tokens are halved T times. A round:
+//  1. Cut the middle, in order, into blocks of b; the last is filled with zero vectors.
 //  2. kc = k minus the mean of the block, zero rows included; v is multiplied by the token's weight w.
 //  3. G_ij = exp(tau <kc_i, kc_j>/sqrt(d) - beta) (<v_i, v_j> + c0 + 1e-8).
 //  4. In each block e_0 = +1, and e_i = +1 iff U < 1/2 - gamma y, y the sum over j < i of G_ij e_j.
-//  5, 6. Truncate to half of them at a cut; the signed ones before it double their weight (core/halving.hpp).
+//  5, 6. Truncate to half of them at a cut; kept rows before the cut double their weight (core/halving.hpp).
 // Weights: w in the numerator; in the denominator 2^T for all survivors (`den: code`) or w.
 // `walk: paper`: no filling, no centring; self_balancing_walk on each block, half of which stays; weight 2^T.
-// `gamma: 0` is a coin with the same truncation. Its longer exact tail alone improves its error: compare with
+// `gamma: 0` is a fair coin with the same truncation. Its longer exact tail alone improves its error: compare it with
 // uniform at the same `tail` (column extras).
 struct BalanceKv : Thinning<> {
   static constexpr MethodInfo info{
@@ -38,9 +38,9 @@ struct BalanceKv : Thinning<> {
   Den den = Den::code;
   Walk walk = Walk::reference;
   double c = kUnset, delta = kUnset, temp = 1, scale = 1;
-  int32_t done = 0, survivors = 0, tail = 0;  // rounds made, what they left, and of it with weight 1
+  int32_t done = 0, survivors = 0, tail = 0;  // rounds made, rows they left, and how many of these have weight 1
   int64_t record_doubles = 0;
-  std::span<double> state;  // of the record, mean key of a block [dim], its rows
+  std::span<double> state;  // walk record, mean key of a block [dim], packed rows of a block
   Rng rng;
   const BalanceKv* larger = nullptr;
 
@@ -49,7 +49,7 @@ struct BalanceKv : Thinning<> {
     d.choice("preset", &M::preset, {"single_layer", "longbench"},
              "longbench: sinks 32, recent 32, rounds 2, block 128, tau 1");
     d.integer("rounds", &M::rounds, {1, 8}, "halvings of the middle", "smallest that fits the budget");
-    d.integer("block", &M::block, {2, kManyTokens}, "tokens that are balanced together", "256");
+    d.integer("block", &M::block, {2, kManyTokens}, "tokens balanced together", "256");
     d.real("gamma", &M::gamma, {0, 1e300}, "pull of the walk; 0 is a fair coin");
     d.real("tau", &M::tau, {1e-300, 1e300}, "temperature of the keys' product", "0.1");
     d.real("beta", &M::beta, {-1e300, 1e300}, "subtracted in the exponent");
@@ -75,7 +75,7 @@ struct BalanceKv : Thinning<> {
   }
   static bool random(const BalanceKv&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
-    const int32_t T = rounds != kDerived ? rounds : rounds_that_fit(s.prompt_tokens, sinks);
+    const int32_t T = rounds != kDerived ? rounds : rounds_to_fit(s.prompt_tokens, sinks);
     return {{"uniforms U", RngStream::sign_walk, T, middle_of(s)}};
   }
   Layout layout(const MethodContext& s) const {
@@ -85,9 +85,9 @@ struct BalanceKv : Thinning<> {
   KVR_FN void extra_bytes(ExtraBytes& charged, const auto&) const { charged.weight_floats = survivors; }
   void report(auto& extras, const auto&) const { extras["rounds"] = done, extras["tail"] = tail; }
 
-  // Scores are the signs of a round, and then what each weight is multiplied by (0: dropped).
+  // Scores hold the signs of a round, and then the factor for each weight (0: evicted).
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    const int32_t T = rounds != kDerived ? rounds : rounds_that_fit(cache.size(), middle(cache).first);
+    const int32_t T = rounds != kDerived ? rounds : rounds_to_fit(cache.size(), middle(cache).first);
     for (; done < T; ++done) {
       const Middle m = middle(cache);
       record().open(team, done, m.count);
@@ -96,7 +96,7 @@ struct BalanceKv : Thinning<> {
       if (walk == Walk::reference) truncate_at_cut(team, cache, m);  // steps 5 and 6
       const auto w = [&](int32_t i) { return cache.score(i) * cache.num(i); };
       cache.weigh_rows(team, m.first, m.count, [&](int32_t i) { return RowWeights{w(i), w(i)}; });
-      drop_unscored(team, cache, m);
+      evict_unscored(team, cache, m);
     }
     if (done > 0) weigh(team, cache);
   }
@@ -104,7 +104,7 @@ struct BalanceKv : Thinning<> {
  private:
   KVR_FN WalkRecord record() const { return WalkRecord(state.first(size_t(record_doubles))); }
   KVR_FN std::span<double> scratch() const { return state.subspan(size_t(record_doubles)); }
-  // Signs of a block that a larger budget walked are taken over, unless draws are injected: those follow the budget.
+  // Reuses a block's signs from a larger budget, unless draws are injected: injected draws depend on the budget.
   KVR_FN void sign(const Team auto& team, auto& cache, WalkedBlock b) {
     const bool shares = larger != nullptr && larger->done > done && rng.injected[0].values == nullptr;
     if (shares && larger->record().holds(team, cache, b, block)) larger->record().give(team, cache, b);
@@ -118,7 +118,7 @@ struct BalanceKv : Thinning<> {
     if (walk == Walk::paper) self_balance(team, products, b.count, u, sign);
     else pull(team, products, b.count, u, sign);
   }
-  // Steps 2 to 4; the zero rows come last, so no sign of a token depends on theirs.
+  // Steps 2 to 4; the zero rows come last, so no token's sign depends on theirs.
   KVR_FN void pull(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
     const auto decide = [&](int32_t i, double y) { return i == 0 || u(i) < 0.5 - gamma * y ? 1.0 : -1.0; };
     if (gamma == 0) return team.each(n, [&](int32_t i) { sign(i) = decide(i, 0); });

@@ -6,23 +6,23 @@
 
 namespace kvreplay {
 
-// BalanceKV, Han et al. 2025, Algorithms 1 to 3. No budget: sizes are outputs.
-//  1. Token j goes to the bucket i = ceil(log2 ||v_j||), 2^(i-1) < ||v_j|| <= 2^i; a zero value to none. Each
-//     bucket, and the denominator with its pairs (k, 1), owns a MergeAndReduce with its own counter.
-//  2. It halves by SoftmaxBalance: the self-balancing walk with kernel expv and r_value = 2^i (1 in the
-//     denominator); the smaller class stays (core/merge_and_reduce.hpp).
-//  3. Buckets with 2^i <= epsilon/(2n) exp(-r^2/sqrt(d)) max ||v|| are erased; max over the tokens so far.
-//  4. Level l weighs 2^l, in the numerator over all buckets. Append, then query: the query sees its token.
-// The theorem's t is e^32 to e^150 on real keys (bound_log10_tokens), so t, T, c and delta can be given.
+// BalanceKV, Han et al. 2025, Algorithms 1 to 3. There is no budget: sizes are outputs.
+//  1. Token j goes to the bucket i = ceil(log2 ||v_j||), 2^(i-1) < ||v_j|| <= 2^i; a zero value goes to none. Each
+//     bucket, and the denominator with its pairs (k, 1), has a MergeAndReduce with its own counter.
+//  2. It halves by SoftmaxBalance: the self-balancing walk with kernel expv and r_value = 2^i (1 in the denominator);
+//     the smaller class stays (core/merge_and_reduce.hpp).
+//  3. Buckets with 2^i <= epsilon/(2n) exp(-r^2/sqrt(d)) max ||v|| are erased; the maximum is over the tokens so far.
+//  4. Level l weighs 2^l, in the numerator over all buckets. A query attends after its token is appended.
+// The theorem's t is e^32 to e^150 on real keys (bound_log10_tokens), so t, T, c and delta can be set.
 struct BalanceKvStream {
   static constexpr MethodInfo info{
       .name = "balancekv_stream",
       .title = "MergeAndReduce of softmax walks",
       .source = "BalanceKV, Han et al. 2025, Algorithms 1-3, Theorems 3.1-3.5",
       .tier = 1,
-      .memory = "both structures: keys of numerator and denominator, values of the numerator, one size a list",
+      .memory = "both structures: keys of numerator and denominator, values of the numerator, one size per list",
       .deviation =
-          "the bucket inequality is printed reversed, and the test uses p where j is meant. Buckets are "
+          "the bucket inequality is printed reversed, and the test uses p instead of j. Buckets are "
           "erased by an r that is measured on the prompt and grows with later keys; the theorem's sizes "
           "take the largest query of the whole trace (sees the future).",
       .oneshots = false,
@@ -42,7 +42,7 @@ struct BalanceKvStream {
   double radius = 0, most_value = 0;  // max ||k||, ||q|| and max ||v|| so far
   double largest_query = 0;           // max ||q|| of the trace: the theorem bounds later queries too
   BalancedSums sums;
-  std::span<double> state;  // of the sums
+  std::span<double> state;  // state of the sums
   Rng rng;
 
   static void declare(auto& d) {
@@ -77,7 +77,7 @@ struct BalanceKvStream {
   KVR_FN void extra_bytes(ExtraBytes& charged, const auto& cache, const Team auto& team) const {
     const auto fed = [&](int32_t slot) { return state[size_t(dim + slot)] > 0; };
     charged.weight_floats = int64_t(team.count(MergeAndReduce::kSlots, fed)) * (levels + 1);
-    // A row of both structures is stored in both.
+    // A row that belongs to both structures is stored in both.
     const auto twice = [&](int32_t i) { return cache.num(i) != 0 && cache.den(i) != 0; };
     charged.key_floats = int64_t(team.count(cache.size(), twice)) * dim;
   }
@@ -85,21 +85,21 @@ struct BalanceKvStream {
     const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
     extras["theory_log10_t"] = asked.t.log10(), extras["bound_log10_tokens"] = asked.rows().log10();
   }
-  // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem asks for.
+  // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem requires.
   ErrorBound error_bound() const {
     const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
     const double failure = delta == kUnset ? std::pow(double(tokens), -2) : delta;
     const bool capped = batch < tokens && asked.t > batch;
     return {ErrorBound::Norm::frobenius, epsilon, 1 - failure, capped, spread()};
   }
-  // It grows with what has been seen.
+  // Grows with the tokens seen.
   KVR_FN double spread() const { return theory::largest_logit(promised_bound(), dim); }
   static std::string failure_text(int32_t, int32_t token) {
-    return "a walk failed at token " + std::to_string(token) + ": |y| > c; give a larger c, or on_fail clamp or coin";
+    return "a walk failed at token " + std::to_string(token) + ": |y| > c; set a larger c, or on_fail clamp or coin";
   }
 
-  // The prompt, token by token; rows that are not fed yet have no weight. With `replay.prompt: stream` there
-  // is no prompt to look at first: no centre, and r grows from the first key on.
+  // Feeds the prompt token by token; rows that have not been fed yet have no weight. With `replay.prompt: stream` there
+  // is no prompt to read first: no centre, and r grows from the first key on.
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     bind();
@@ -117,7 +117,7 @@ struct BalanceKvStream {
     for (int32_t i = 0; i < cache.size(); ++i) grow(radius, std::sqrt(sums.key_product(cache, i, i)));
     cache.weigh_rows(team, 0, cache.size(), [](int32_t) { return RowWeights{0, 0}; });
     for (int32_t i = 0; i < cache.size(); ++i) feed(team, cache, i);
-    drop_unheld(team, cache);
+    evict_unheld(team, cache);
   }
   template <class Real>
   KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
@@ -126,7 +126,7 @@ struct BalanceKvStream {
     const int32_t row = cache.size() - 1;
     grow(radius, std::sqrt(sums.key_product(cache, row, row)));
     feed(team, cache, row);
-    if (team.count(cache.size(), [&](int32_t i) { return !sums.held(cache, i); }) > 0) drop_unheld(team, cache);
+    if (team.count(cache.size(), [&](int32_t i) { return !sums.held(cache, i); }) > 0) evict_unheld(team, cache);
   }
 
  private:
@@ -135,7 +135,7 @@ struct BalanceKvStream {
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
   KVR_FN double promised_bound() const { return r != kUnset ? r : radius > largest_query ? radius : largest_query; }
   KVR_FN static void grow(double& most, double x) { most = x > most ? x : most; }
-  KVR_FN void drop_unheld(const Team auto& team, auto& cache) const {
+  KVR_FN void evict_unheld(const Team auto& team, auto& cache) const {
     cache.retain(team, [&](int32_t i) { return sums.held(cache, i); });
   }
   // Step 3 in logarithms: i ln 2 <= ln(epsilon/(2n)) - r^2/sqrt(d) + ln max ||v||.

@@ -6,15 +6,14 @@
 
 namespace kvreplay {
 
-// BUZZ, Zhao et al. 2024, algorithms 1 and 2, appendix: sinks, a recent window, and between them a beehive of
-// which every cell keeps its heaviest token.
-//  1. A as in H2O: prompt rows plus decode rows, group sum. The middle is C_t without the first k and last w
-//     tokens.
+// BUZZ, Zhao et al. 2024, algorithms 1 and 2, appendix: sinks, a recent window, and between them a beehive in which
+// every cell keeps its heaviest token.
+//  1. A as in H2O: prompt rows plus decode rows, group sum. The middle is C_t without the first k and last w tokens.
 //  2. Fire when the middle exceeds T (`reference`) or reaches it (`paper`).
-//  3. Old tokens, those that a pass has kept before: every shat-th stays, shat = floor((s+1)/2).
-//  4. New tokens, cut into segments of s: the largest A of each stays (ties: lowest index).
-//  5. What stayed is old from now on. One pass a step.
-//  6. Prompt: one pass (`single`), until it fits (`until_fit`), or one after every T tokens (`chunked`),
+//  3. Old tokens, which an earlier pass kept: every shat-th stays, shat = floor((s+1)/2).
+//  4. New tokens, cut into segments of s: the largest A of each segment stays (ties: lowest index).
+//  5. All tokens that stay count as old from now on. One pass per step.
+//  6. Prompt: one pass (`single`), passes until it fits (`until_fit`), or one pass after every T tokens (`chunked`),
 //     whose rows vote with their exact probabilities before it.
 // `no_max` keeps the first of each segment instead; `swap` thins old tokens by s and cuts new ones into shat.
 struct Buzz {
@@ -49,9 +48,10 @@ struct Buzz {
     d.integer("sinks", &Buzz::sinks, {0, kManyTokens}, "first tokens that always stay");
     d.integer("stride", &Buzz::stride, {3, 1 << 15}, "segment length; below 3 the cache would grow");
     d.integer("window", &Buzz::window, {1, kManyTokens}, "recent window, tokens", "floor((B - sinks)/(1 + rho))");
-    d.integer("threshold", &Buzz::threshold, {1, kManyTokens}, "size of the middle that fires", "B - sinks - window");
-    d.choice("variant", &Buzz::variant, {"reference", "paper"}, "fire above the threshold, or at it");
-    d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the middle stays");
+    d.integer("threshold", &Buzz::threshold, {1, kManyTokens}, "length of the middle at which a pass runs",
+              "B - sinks - window");
+    d.choice("variant", &Buzz::variant, {"reference", "paper"}, "run a pass above the threshold, or at it");
+    d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "which tokens of the middle stay");
     d.choice("prefill_passes", &Buzz::passes, {"single", "until_fit", "chunked"}, "passes over the prompt",
              "single; variant paper: until_fit");
     d.choice("log_n", &Buzz::log_n, {"off", "live", "context"}, kLogNHelp);
@@ -59,7 +59,7 @@ struct Buzz {
   void resolve(const MethodContext& context) {
     if (stride < 3)
       throw ParameterError("stride", "stride " + std::to_string(stride) +
-                                         " keeps every old token in each pass: the cache would grow; give at least 3");
+                                         " keeps every old token in each pass: the cache would grow; use at least 3");
     resolve_sizes(context.budget.tokens);
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
     prompt = context.prompt_tokens;
@@ -69,7 +69,7 @@ struct Buzz {
     if (mode == Mode::swap) std::swap(hive.old_step, hive.new_step);
     hive.heaviest = mode != Mode::no_max;
   }
-  // One pass over a long prompt leaves what it leaves.
+  // A single pass over a long prompt may leave more than the budget.
   int64_t max_rows(const MethodContext& context) const {
     const theory::Buzz sizes{sinks, window, threshold, hive.fires_at, hive.old_step, hive.new_step};
     const bool once = passes == Passes::single;
@@ -86,7 +86,7 @@ struct Buzz {
   bool changes_logits() const { return log_n != LogN::off; }
   KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 
-  // The multiplied logits vote; ln p is l up to a constant of the row.
+  // The multiplied logits vote; ln p equals l up to a constant per row.
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const double factor = logit_factor(t + 1, t);
     const auto multiplied = [&](int32_t h, int32_t i) { return factor * std::log(p(h, i)); };
@@ -126,7 +126,7 @@ struct Buzz {
   }
   KVR_FN bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
 
-  // `chunked`: the prompt is not in the cache yet, so its tokens stand in a list.
+  // `chunked`: the prompt is not in the cache yet, so its tokens are kept in a list.
   KVR_FN double* listed_tokens() { return state.data() + prompt; }
   KVR_FN double* scratch() { return state.data() + 2 * prompt; }
   KVR_FN void list(const Team auto& team, int32_t t) {

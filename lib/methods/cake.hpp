@@ -6,19 +6,19 @@
 
 namespace kvreplay {
 
-// CAKE, Qin et al. 2025: layers share one budget by how spread and how restless their attention is.
-//  1. Window rows as in SnapKV; per prefix token e = mean + gamma * variance over the w rows, average pool 5,
-//     mean over the group.
-//  2. Preference of a layer: H^(1/tau1) V^(1/tau2), H = -sum x ln(x + 1e-10) over heads, rows and prefix,
-//     V = sum of the variances.
-//  3. Layer budget = floor(preference share * (B-w) * layers), at most P-w. What the limit cuts off goes round
-//     the layers below it, one token each, lower layers first; then what rounding down left goes the same
-//     way, so that all (B-w) * layers are spent.
+// CAKE, Qin et al. 2025: layers share one budget by the entropy and the variance of their attention.
+//  1. Window rows as in SnapKV; per prefix token e = mean + gamma * variance over the w rows, average pool 5, mean over
+//     the group.
+//  2. Preference of a layer: H^(1/tau1) V^(1/tau2), H = -sum x ln(x + 1e-10) over heads, rows and prefix, V = sum of
+//     the variances.
+//  3. Layer budget = floor(preference share * (B-w) * layers), at most P-w. The excess goes to the layers below the
+//     limit, one token each in turn, lower layers first. The remainder of the rounding is distributed in the same way,
+//     so that all (B-w) * layers are spent.
 //  4. Keep the top of e in the layer's budget, and the window.
 struct Cake : Selecting<> {
   static constexpr MethodInfo info{
       .name = "cake",
-      .title = "a model's budget shared over its layers, mean and variance of a window's votes",
+      .title = "a model's budget shared over its layers; tokens by mean and variance of a window's votes",
       .source = "CAKE, Qin et al. 2025, section 4",
       .tier = 2,
       .memory = "the layer's share of B * layers prompt tokens per kv head, and every later one",
@@ -116,7 +116,7 @@ struct Cake : Selecting<> {
   KVR_FN double* part(int32_t first, int32_t head) const {
     return state.data() + int64_t(first + head) * prompt_tokens;
   }
-  // Of every layer, summing to 1; layer_of: where each head's layer stands. Equal if no layer stands out.
+  // Preferences of layers, summing to 1 (equal if they are not positive and finite); layer_of: each head's layer.
   std::vector<double> preferences(const std::vector<HeadScores>& heads, std::vector<int32_t>& layer_of) const {
     std::vector<double> H, V, shares;
     for (size_t i = 0; i < heads.size(); ++i) {
@@ -124,7 +124,7 @@ struct Cake : Selecting<> {
       layer_of.push_back(int32_t(H.size()) - 1);
       H.back() += heads[i].extras.at(0), V.back() += heads[i].extras.at(1);
     }
-    long double sum = 0;  // small temperatures leave the range of a double
+    long double sum = 0;  // small temperatures exceed the range of a double
     const auto preference = [&](size_t l) {
       return std::pow((long double)(std::max(H[l], 0.0)), 1 / tau1) * std::pow((long double)(V[l]), 1 / tau2);
     };
@@ -133,7 +133,7 @@ struct Cake : Selecting<> {
     for (size_t l = 0; l < H.size(); ++l) shares.push_back(tells ? double(preference(l) / sum) : 1 / double(H.size()));
     return shares;
   }
-  // Step 3 of the layers' shares, rounded down.
+  // Step 3: applies the limit and distributes the rest.
   static void spend(std::vector<int32_t>& tokens, int64_t total, int32_t most) {
     int64_t excess = 0;
     for (int32_t& t : tokens) excess += std::max(0, t - most), t = std::min(t, most);

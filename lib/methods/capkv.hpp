@@ -8,9 +8,10 @@ namespace kvreplay {
 // CapKV (arXiv 2604.25975): the leverage of a token's value among the values that future queries are expected to read.
 //  1. Un-rotate the prompt's queries, without the first `sinks`; mu = their mean per query head, rotated by the average
 //     rotation over the `n_future` positions after the prompt.
-//  2. w_j = exp(a_j - max a) for tokens after the sinks: variant kvpress a_j = tau cos(k_j, mu), paper
-//     a_j = scale <k_j, mu>.
-//  3. A = I + sum_j (w_j + eps) v_j v_j^T. The maximum of step 2 changes the weights beside I and is part of it.
+//  2. w_j = exp(a_j - max a) for tokens after the sinks: variant kvpress a_j = tau cos(k_j, mu), paper a_j = scale
+//     <k_j, mu>.
+//  3. A = I + sum_j (w_j + eps) v_j v_j^T. The maximum in step 2 changes the weights relative to I, so it is part of
+//     the method.
 //  4. s_j = w_j v_j^T A^-1 v_j, mean over the group.
 //  5. Keep the sinks and the top B - sinks; later tokens are kept.
 struct CapKv : Selecting<4> {
@@ -21,7 +22,7 @@ struct CapKv : Selecting<4> {
       .tier = 3,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "variant paper: the layer's scale of the logits stands for tau. gqa.agg sum stands for the group mean, which "
+          "variant paper: the layer's scale of the logits replaces tau. gqa.agg sum means the group mean, which "
           "ranks alike.",
       .streams = false,
       .default_phase = Phase::oneshot,
@@ -34,9 +35,10 @@ struct CapKv : Selecting<4> {
   std::span<double> state;  // [heads, P] scores, then Work
 
   static void declare(auto& d) {
-    d.choice("variant", &CapKv::variant, {"kvpress", "paper"}, "cosines times tau, or logits, weigh the tokens");
+    d.choice("variant", &CapKv::variant, {"kvpress", "paper"},
+             "tokens are weighted by cosines times tau, or by logits");
     d.real("tau", &CapKv::tau, {0, 1e6}, "sharpness of the weights (variant kvpress)");
-    d.integer("n_future", &CapKv::n_future, {1, kManyTokens}, "positions that queries are expected at");
+    d.integer("n_future", &CapKv::n_future, {1, kManyTokens}, "positions at which queries are expected");
     d.real("eps", &CapKv::eps, {0, 1e300}, "added to every weight in A");
     protect<CapKv>(d);
   }
@@ -56,7 +58,7 @@ struct CapKv : Selecting<4> {
     for (int32_t h = 0; h < shape.heads; ++h) {
       const Prompt<Real> own = prompt.block(shape.block_of(h));
       const std::span<double> s = state.subspan(size_t(h) * size_t(rows), size_t(rows));
-      expect_query(team, prompt, h, w);
+      compute_expected_query(team, prompt, h, w);
       weigh(team, w, s, prompt.scale(), [&](int32_t i) { return own.key(cache.token(first + i)); });
       score(team, w, s, [&](int32_t i) { return own.value(cache.token(first + i)); });
     }
@@ -75,9 +77,10 @@ struct CapKv : Selecting<4> {
     Carver cut{state.data() + int64_t(state.size()) - work_doubles(s)};
     return {cut(s.dim), cut(s.dim), {cut(pairs), cut(pairs)}, Leverage::carve(cut, s.v_dim)};
   }
-  // Step 1. The average rotation does not bring an attention factor (YaRN) back.
+  // Step 1. The average rotation does not restore an attention factor (YaRN).
   template <class Real>
-  KVR_FN void expect_query(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const Work& w) const {
+  KVR_FN void compute_expected_query(const Team auto& team, const Prompt<Real>& prompt, int32_t head,
+                                     const Work& w) const {
     const int32_t d = prompt.shape().dim, count = prompt.size() - sinks;
     team.each(d, [&](int32_t c) { w.mean[size_t(c)] = 0; });
     for (int32_t row = sinks; row < prompt.size(); ++row) {
@@ -97,7 +100,7 @@ struct CapKv : Selecting<4> {
     const double top = team.largest(n, [&](int32_t i) { return s[size_t(i)]; }).score;
     team.each(n, [&](int32_t i) { s[size_t(i)] = std::exp(s[size_t(i)] - top); });
   }
-  // Steps 3 and 4: weights become scores.
+  // Steps 3 and 4: replaces weights by scores.
   KVR_FN void score(const Team auto& team, const Work& w, std::span<double> s, auto value) const {
     const auto take = [&](int32_t i) {
       const auto v = value(i);

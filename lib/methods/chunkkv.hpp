@@ -3,15 +3,15 @@
 
 namespace kvreplay {
 
-// ChunkKV, Liu et al. 2025: whole chunks of consecutive tokens, the same for all kv heads of a layer.
-//  1. Sum the scores over the kv heads; protected tokens get the maximum of the others plus 1. Mean in
+// ChunkKV, Liu et al. 2025: whole chunks of consecutive tokens, with one selection for all kv heads of a layer.
+//  1. Sum the scores over the kv heads; protected tokens get the maximum of the others plus 1. Take the mean over
 //     consecutive chunks (a partial last chunk is a chunk).
-//  2. Keep the max(1, floor(chunks B / P)) best chunks, B before it is rounded down: with fraction_kept f that
-//     is floor(chunks f).
+//  2. Keep the max(1, floor(chunks B / P)) best chunks, with B before rounding down: with fraction_kept f that is
+//     floor(chunks f).
 struct ChunkKv : Selecting<> {
   static constexpr MethodInfo info{
       .name = "chunkkv",
-      .title = "whole chunks, the same for a layer's kv heads",
+      .title = "whole chunks, one selection for all kv heads of a layer",
       .source = "ChunkKV, Liu et al. 2025, Algorithm 1",
       .tier = 2,
       .memory = "the tokens of the kept chunks (extras: realised_tokens) and every later one",
@@ -24,18 +24,19 @@ struct ChunkKv : Selecting<> {
   AnyScorer scorer;
   int32_t chunk = 20;
   int32_t realised = 0;
-  double asked = 0;         // B, before it was rounded down
+  double asked = 0;         // B before rounding down
   std::span<double> state;  // [P] scores summed over the kv heads, then the scorer's
 
   static void declare(auto& d) {
-    d.integer("chunk", &ChunkKv::chunk, {1, kManyTokens}, "tokens of a chunk");
+    d.integer("chunk", &ChunkKv::chunk, {1, kManyTokens}, "tokens per chunk");
     d.scorer("scorer", &ChunkKv::scorer, "one-shot scores, {name: ..., its parameters}");
     protect<ChunkKv>(d);
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
     const Budget& b = context.budget;
-    asked = std::floor(b.as_asked) == b.tokens ? b.as_asked : b.tokens;  // an allocator shares whole tokens
+    asked =
+        std::floor(b.requested_tokens) == b.tokens ? b.requested_tokens : b.tokens;  // an allocator shares whole tokens
     scorer.resolve(context);
   }
   static void set_options(const ChunkKv& m, CommonOptions& options) {
@@ -67,7 +68,7 @@ struct ChunkKv : Selecting<> {
     const int32_t n = cache.size(), chunks = (n + chunk - 1) / chunk;
     realised = n;
     if (n <= budget) return;
-    constexpr double kRounding = 1e-9;  // f n chunks / n may fall short of a whole f chunks
+    constexpr double kRounding = 1e-9;  // f n chunks / n may be slightly below a whole number f chunks
     const int32_t best = int32_t(chunks * asked / n + kRounding);
     choose_top(
         team, chunks, best > 1 ? best : 1, [&](int32_t c) { return cache.score(c * chunk); },
@@ -80,8 +81,8 @@ struct ChunkKv : Selecting<> {
   void report(auto& extras, const auto&) const { extras["realised_tokens"] = realised; }
 
  private:
-  // From the first score on, so that the mean of equal scores is that score, however many they are: chunks of
-  // protected tokens tie.
+  // Adds differences to the first score, so that the mean of equal scores is exactly that score, whatever their number:
+  // chunks of protected tokens tie.
   KVR_FN double mean_of_chunk(const double* scores, int32_t begin, int32_t n) const {
     const int32_t end = begin + chunk < n ? begin + chunk : n;
     double above = 0;

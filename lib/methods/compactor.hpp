@@ -8,15 +8,16 @@
 
 namespace kvreplay {
 
-// Compactor, Chari and Van Durme 2025: keys unlike the others, and tokens that their neighbours attend to. Of the
-// tokens between `sinks` and `recent`:
+// Compactor, Chari and Van Durme 2025: keeps keys unlike the others, and tokens that their neighbours attend to. For
+// the tokens between `sinks` and `recent`:
 //  1. X = un-rotated keys minus their mean; times Phi [d, sketch], Gaussian / sqrt(sketch), unless sketch is 0.
 //  2. lev_j = max(0, x_j^T (X^T X + ridge I)^-1 x_j).
 //  3. att_j = non-causal attention (core/chunk_attention.hpp), chunks counted from the first of these tokens.
-//  4. Both over their standard deviations among the layer's tokens (divisor n - 1, at least 1e-6); means shift all
-//  alike.
+//  4. Divide both by their standard deviations among the layer's tokens (divisor n - 1, at least 1e-6). Subtracting
+//     means would shift all scores equally.
 //  5. score = blend * lev + att: keep sinks and recent, and the top of the others; later tokens are kept.
-// Heads hear each other before the replay: a head alone knows lev and att, but not the layer's deviations.
+// Heads exchange numbers before the replay (hook `hear`): a single head knows lev and att, but not the layer's
+// deviations.
 struct Compactor : Selecting<8, 4> {
   static constexpr MethodInfo info{
       .name = "compactor",
@@ -25,7 +26,7 @@ struct Compactor : Selecting<8, 4> {
       .tier = 2,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "blend is kvpress's fallback instead of the share that is removed; a shorter last chunk is its own chunk.",
+          "blend is kvpress's fallback instead of the share of removed tokens; a shorter last chunk is its own chunk.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .layer_level = false,
@@ -36,15 +37,15 @@ struct Compactor : Selecting<8, 4> {
   static constexpr double kLeastSpread = 1e-6;
   double blend = 0.35, ridge = 1e-2;
   int32_t chunk = 256, sketch = kDerived;
-  int32_t tokens = 0, rows = 0;                      // of the prompt; that have lev and att
-  double leverage_spread = 1, attention_spread = 1;  // over the layer, once its heads were heard
+  int32_t tokens = 0, rows = 0;                      // prompt length; rows that have lev and att
+  double leverage_spread = 1, attention_spread = 1;  // standard deviations over the layer, set by hear()
   std::span<double> state;                           // lev [P], att [P], then Work
   Rng rng;
   const Compactor* larger = nullptr;
 
   static void declare(auto& d) {
-    d.real("blend", &Compactor::blend, {0, 1e9}, "weight of the leverage beside the attention");
-    d.integer("chunk", &Compactor::chunk, {2, kManyTokens}, "tokens that look at each other");
+    d.real("blend", &Compactor::blend, {0, 1e9}, "weight of the leverage relative to the attention");
+    d.integer("chunk", &Compactor::chunk, {2, kManyTokens}, "tokens that attend to each other");
     d.integer("sketch", &Compactor::sketch, {0, 1 << 20}, "columns of the random projection of keys; 0: none",
               "48, or the channels of a key where they are fewer");
     d.real("ridge", &Compactor::ridge, {1e-300, 1e300}, "added to the diagonal of X^T X");
@@ -87,7 +88,7 @@ struct Compactor : Selecting<8, 4> {
     });
   }
 
-  // Count, and of lev and of att the mean and the squared deviations from it.
+  // Number of rows; then for lev and for att the mean and the squared deviations from it.
   void head_scores(std::vector<double>& says) const {
     says = {double(rows)};
     for (const double* x : {state.data(), state.data() + tokens}) add_spread(says, x, rows);
@@ -113,7 +114,7 @@ struct Compactor : Selecting<8, 4> {
     const ChunkAttention attention{cut(int64_t(s.heads) * tokens), cut(chunk_rows())};
     return {lev, att, attention, cut(d), cut(d), cut(d * sketch), Leverage::carve(cut, columns(s))};
   }
-  // Steps 1 and 2 of the tokens token(0) .. token(rows - 1).
+  // Steps 1 and 2 for the tokens token(0) .. token(rows - 1).
   template <class Real>
   KVR_FN void find_leverage(const Team auto& team, const Prompt<Real>& prompt, const Work& w, auto token) const {
     const int32_t d = prompt.shape().dim;
@@ -133,7 +134,7 @@ struct Compactor : Selecting<8, 4> {
         team, rows, ridge, [](int32_t) { return 1.0; }, take,
         [&](int32_t i, double leverage) { w.lev[size_t(i)] = leverage > 0 ? leverage : 0; });
   }
-  // A row of X from its key.
+  // Computes a row of X from its key.
   KVR_FN void project(const Team auto& team, const Work& w) const {
     const int32_t d = int32_t(w.key.size());
     const std::span<double> centred = sketch > 0 ? w.key : w.keys.point;

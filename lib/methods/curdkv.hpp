@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// CurDKV, Sengupta et al. 2025, section 4: the leverage of a token in keys and values, by norms.
+// CurDKV, Sengupta et al. 2025, section 4: the leverage of a token in keys and values, approximated by norms.
 //  1. ||k_j||^2 and ||v_j||^2, each divided by its sum over consecutive blocks of `block` tokens.
 //  2. Score = their product, normalised to sum 1; the first `sinks` get 1.
 //  3. Keep the top B; later tokens are kept.

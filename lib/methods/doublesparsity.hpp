@@ -6,11 +6,12 @@
 
 namespace kvreplay {
 
-// Double Sparsity, Yang et al. 2024, section 3: few channels tell which tokens are worth reading.
-//  1. Calibration, on rows of this or other text: per query head the d / group_factor channels of largest mean
-//     |q_c k_c|, of each row's own key.
+// Double Sparsity, Yang et al. 2024, section 3: a few channels decide which tokens are read.
+//  1. Calibration, on rows of this or other text: per query head the d / group_factor channels with the largest mean
+//     |q_c k_c|, for the key of each row itself.
 //  2. Labels: these channels of keys and of the query, each row rounded to 2^label_bits levels between its extremes.
-//  3. Read exactly the top B tokens by the product of labels, the newest among the candidates; each query head its own.
+//  3. Read exactly the top B tokens by the product of labels, the newest included among the candidates; each query head
+//     selects separately.
 struct DoubleSparsity {
   static constexpr MethodInfo info{
       .name = "doublesparsity",
@@ -19,7 +20,7 @@ struct DoubleSparsity {
       .tier = 3,
       .memory = "the full cache, and a label for each token and query head; the budget bounds what is read",
       .deviation =
-          "the published channels come without a rule: they are ranked by products, on the prompt's own rows unless "
+          "the published channels have no documented rule: they are ranked by products, on the prompt's rows unless "
           "`calibration` names other text. A row of equal numbers keeps them.",
       .oneshots = false,
       .any_positions = false,
@@ -34,12 +35,14 @@ struct DoubleSparsity {
   LayerSet dense_layers{{0b11}};
   int32_t budget = 0, tokens = 0, channels = 0;
   bool dense = false;
-  std::span<double> state;  // [heads, dim] 1 where the channel counts, [tokens] products
+  std::span<double> state;  // [heads, dim] 1 for selected channels, [tokens] products
 
   static void declare(auto& d) {
-    d.calibration("whose rows rank the channels: this prompt's own, or those of other text");
-    d.integer("group_factor", &DoubleSparsity::group_factor, {1, kManyTokens}, "channels of a key to one of its label");
-    d.integer("label_bits", &DoubleSparsity::label_bits, {1, kExactBits}, "bits of a label's number; 16: as it stands");
+    d.calibration("rows that rank the channels: those of this prompt, or of other text");
+    d.integer("group_factor", &DoubleSparsity::group_factor, {1, kManyTokens},
+              "channels of a key per channel of its label");
+    d.integer("label_bits", &DoubleSparsity::label_bits, {1, kExactBits},
+              "bits per number of a label; 16: not rounded");
     d.layers("dense_layers", &DoubleSparsity::dense_layers, "layers that read everything");
   }
   void resolve(const MethodContext& context) {
@@ -96,9 +99,9 @@ struct DoubleSparsity {
   }
 
  private:
-  // What a number of a label is rounded to.
+  // Rounding of the numbers of a label.
   struct Levels {
-    double low, step;  // step 0: as it stands
+    double low, step;  // step 0: no rounding
     KVR_FN double operator()(double x) const { return step > 0 ? low + step * std::nearbyint((x - low) / step) : x; }
   };
   KVR_FN std::span<double> channels_of(int32_t dim, int32_t head) const {

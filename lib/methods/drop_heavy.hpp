@@ -4,11 +4,11 @@
 
 namespace kvreplay {
 
-// The ablation of H2O that takes the heavy hitters away: of P prompt tokens H = P - B are dropped, once.
+// The ablation of H2O that removes the heavy hitters: H = P - B of the P prompt tokens are evicted, once.
 //  1. A as in h2o: the attention that a token received from all causal rows of the prompt.
-//  2. `heavy`: drop the H largest A; `light`: the H smallest; `random`: H at random, without replacement.
-// The claim compares `heavy` with `random` at the same B. `sinks` are safe in all three: dropping them costs
-// by itself (streaming_llm), so a run with and one without says how much of the loss is theirs.
+//  2. `heavy`: evict the H largest A; `light`: the H smallest; `random`: H at random, without replacement.
+// The claim compares `heavy` with `random` at the same B. `sinks` are protected in all three. Evicting them raises the
+// error by itself (streaming_llm), so a run with sinks and one without shows how much of the error is due to them.
 struct DropHeavy : Selecting<> {
   static constexpr MethodInfo info{
       .name = "drop_heavy",
@@ -16,7 +16,7 @@ struct DropHeavy : Selecting<> {
       .source = "H2O, Zhang et al. 2023, section 3 and Fig. 2c",
       .tier = 1,
       .memory = "B prompt tokens and every later one",
-      .deviation = "the paper reports task accuracy and gives no procedure: one cut after the prompt is ours.",
+      .deviation = "the paper reports task accuracy and gives no procedure: one cut after the prompt is our choice.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
@@ -26,7 +26,7 @@ struct DropHeavy : Selecting<> {
   Rng rng;
 
   static void declare(auto& d) {
-    d.choice("drop", &DropHeavy::drop, {"heavy", "random", "light"}, "which P - B prompt tokens go");
+    d.choice("drop", &DropHeavy::drop, {"heavy", "random", "light"}, "which P - B prompt tokens are evicted");
     protect<DropHeavy>(d);
   }
   static bool random(const DropHeavy& m) { return m.drop == Drop::random; }

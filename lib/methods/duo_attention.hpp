@@ -10,21 +10,21 @@
 
 namespace kvreplay {
 
-// DuoAttention, Xiao et al. 2024, section 3: heads that retrieve keep everything, the others stream.
+// DuoAttention, Xiao et al. 2024, section 3: retrieval heads keep everything, the others stream.
 //  1. How far each kv head looks. `mass`: attention of prompt rows t >= sinks + recent to tokens sinks..t-recent, mean
-//     over rows and group. `area` (as kvpress runs it): the mean query and the mean key of the prompt before rotation,
-//     the key at `length` positions and the query at the last; mean over positions of the attention's running sum, mean
-//     over the group.
+//     over rows and group. `area` (as kvpress runs it): take the mean query and the mean key of the prompt before
+//     rotation, the key at `length` positions and the query at the last; then the mean over positions of the
+//     attention's running sum, mean over the group.
 //  2. The round(stream_frac heads) heads of the model that look least far hold sinks and recents at every step.
 struct DuoAttention {
   static constexpr MethodInfo info{
       .name = "duo_attention",
-      .title = "heads that look near stream, the others keep all",
+      .title = "heads that look near stream, the others keep all tokens",
       .source = "DuoAttention, Xiao et al. 2024, section 3 (rule area: as kvpress runs it)",
       .tier = 3,
       .memory = "sinks + recent tokens in streaming heads, everything in the others",
       .deviation =
-          "the published gates are trained on synthetic passkeys and cannot come from a trace: heads are told apart by "
+          "the published gates are trained on synthetic passkeys and cannot come from a trace: heads are ranked by "
           "their attention in the prompt, among the layers that the trace holds.",
       .oneshots = false,
       .takes_budget = false,
@@ -36,12 +36,12 @@ struct DuoAttention {
   Rule rule = Rule::mass;
   double stream_frac = 0.5;
   int32_t sinks = 128, recent = 256, length = 500;
-  int32_t tokens = 0, budget = 0;  // budget: what this head may hold; 0: not known yet
-  double looks_far = 0;
-  std::span<double> state;  // of rule area: [dim] mean key, [dim] mean query, [dim] turned key, [length] logits
+  int32_t tokens = 0, budget = 0;  // budget: most tokens of this head; 0: not known yet
+  double attention_reach = 0;
+  std::span<double> state;  // for rule area: [dim] mean key, [dim] mean query, [dim] rotated key, [length] logits
 
   static void declare(auto& d) {
-    d.choice("rule", &DuoAttention::rule, {"mass", "area"}, "how heads that look far are found");
+    d.choice("rule", &DuoAttention::rule, {"mass", "area"}, "how the distance that a head looks is measured");
     d.real("stream_frac", &DuoAttention::stream_frac, {0, 1}, "share of the heads that stream");
     d.integer("sinks", &DuoAttention::sinks, {0, kManyTokens}, "first tokens of a streaming head");
     d.integer("recent", &DuoAttention::recent, {1, kManyTokens},
@@ -61,7 +61,7 @@ struct DuoAttention {
   KVR_FN Protect protection() const { return {sinks, recent}; }
   void report(auto& extras, const auto&) const { extras["streams"] = streams() ? 1 : 0; }
 
-  void head_scores(std::vector<double>& says) const { says = {looks_far}; }
+  void head_scores(std::vector<double>& says) const { says = {attention_reach}; }
   std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
     std::vector<size_t> order(heads.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -75,14 +75,14 @@ struct DuoAttention {
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
     const int32_t far = t - recent - sinks + 1;
-    if (far > 0) looks_far += team.sum(far, [&](int32_t i) { return x.mean(sinks + i); });
+    if (far > 0) attention_reach += team.sum(far, [&](int32_t i) { return x.mean(sinks + i); });
   }
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     if (budget > 0) return;
     if (rule == Rule::mass) {
       const int32_t rows = prompt.size() - sinks - recent;
-      looks_far /= rows > 0 ? rows : 1;
+      attention_reach /= rows > 0 ? rows : 1;
       return;
     }
     const auto find_mean = [&](std::span<double> mean, auto vector) {
@@ -91,7 +91,7 @@ struct DuoAttention {
     find_mean(mean_key(), [&](int32_t row) { return prompt.key(row); });
     for (int32_t h = 0; h < prompt.shape().heads; ++h) {
       find_mean(mean_query(), [&](int32_t row) { return prompt.query(h, row); });
-      looks_far += area(team, prompt) / prompt.shape().heads;
+      attention_reach += area(team, prompt) / prompt.shape().heads;
     }
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {

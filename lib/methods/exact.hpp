@@ -4,9 +4,9 @@
 
 namespace kvreplay {
 
-// Exact causal attention: every token stays. The reference that all errors are measured against,
-// replayed as a method so that its cost and its bytes stand in the same table. With `log_n` all logits of a
-// step are multiplied by it, so that BUZZ's log n can be told apart from BUZZ.
+// Exact causal attention: every token stays. All errors are measured against it. It is also replayed as a method, so
+// that its cost and its bytes appear in the same table. With `log_n` all logits of a step are multiplied by that
+// factor, which separates the effect of BUZZ's log n from BUZZ.
 struct Exact {
   static constexpr MethodInfo info{
       .name = "exact",

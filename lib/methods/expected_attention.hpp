@@ -5,8 +5,8 @@
 
 namespace kvreplay {
 
-// Expected Attention, Devoto et al. 2025, section 3: what queries of the next positions are expected to
-// attend to, if they are Gaussian like those of the prompt.
+// Expected Attention, Devoto et al. 2025, section 3: the attention expected from queries of the next positions, if they
+// are Gaussian like those of the prompt.
 //  1. Un-rotate the prompt's queries, without the first `sinks`.
 //  2. Per query head their mean mu and covariance S (divided by the count).
 //  3. R = average rotation over the `n_future` positions after the prompt; mu <- R mu, S <- R S R^T.
@@ -17,11 +17,11 @@ namespace kvreplay {
 struct ExpectedAttention : Selecting<4> {
   static constexpr MethodInfo info{
       .name = "expected_attention",
-      .title = "attention expected of future queries",
+      .title = "attention expected from future queries",
       .source = "Expected Attention, Devoto et al. 2025, section 3 (as kvpress 0.5.5 runs it)",
       .tier = 2,
       .memory = "B prompt tokens and every later one",
-      .deviation = "gqa.agg sum stands for the group mean, which ranks alike.",
+      .deviation = "gqa.agg sum means the group mean, which ranks alike.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
@@ -32,8 +32,8 @@ struct ExpectedAttention : Selecting<4> {
   std::span<double> state;  // [heads, P] scores, then mu [d], one query [d], S [d, d], R [2, pairs]
 
   static void declare(auto& d) {
-    d.integer("n_future", &ExpectedAttention::n_future, {1, kManyTokens}, "positions that queries are expected at");
-    d.boolean("covariance", &ExpectedAttention::covariance, "whether the spread of the queries counts");
+    d.integer("n_future", &ExpectedAttention::n_future, {1, kManyTokens}, "positions at which queries are expected");
+    d.boolean("covariance", &ExpectedAttention::covariance, "whether the covariance of the queries is used");
     d.boolean("vnorm", &ExpectedAttention::vnorm, "whether scores are multiplied by the norm of the value");
     d.real("eps", &ExpectedAttention::eps, {0, 1e300}, "added to every probability before it is multiplied",
            "0; 1e-2 under adakv");
@@ -85,7 +85,7 @@ struct ExpectedAttention : Selecting<4> {
             s.subspan(2 * d, d * d),
             {s.subspan(2 * d + d * d, pairs), s.subspan(2 * d + d * d + pairs, pairs)}};
   }
-  // An attention factor (YaRN) would be divided out here and be back in R: it is left in.
+  // An attention factor (YaRN) would be divided out here and multiplied in again by R, so it is left in.
   template <class Real>
   KVR_FN void unrotate(const Team auto& team, const Prompt<Real>& prompt, int32_t head, int32_t row, const Moments& m) {
     const auto query = prompt.query(head, row);

@@ -3,20 +3,20 @@
 
 namespace kvreplay {
 
-// Kept sets that something else computed: another library, a notebook (docs/external.md).
-//  1. After the prompt the tokens of list 0 stay, with the weights that the file gives them.
-//  2. Where it lists every step: after step i those of list i. Otherwise every later token stays.
-// The file was checked when it was read: a list holds nothing that the cache does not.
+// Kept sets that were computed elsewhere, by another library or in a notebook (docs/external.md).
+//  1. After the prompt the tokens of list 0 stay, with the weights in the file.
+//  2. If the file lists every step: after step i the tokens of list i stay. Otherwise every later token stays.
+// The file was checked when it was read: a list holds only tokens that are in the cache.
 struct External {
   static constexpr MethodInfo info{
       .name = "external",
       .title = "kept sets from a file",
       .source = "a file of lists (docs/external.md)",
       .tier = 3,
-      .memory = "the listed tokens; a weight each that has one, two where numerator and denominator differ",
+      .memory = "the listed tokens; one weight for each weighted token, two where numerator and denominator differ",
       .deviation =
-          "what else its author remembers of tokens (scores, sketches) is not in the file and not charged. "
-          "Lists may know the future: no check can tell.",
+          "other data that its author stores per token (scores, sketches) is not in the file and not charged. "
+          "Lists may use the future; no check can detect it.",
   };
   static constexpr Hooks hooks{"evict extra_bytes layout max_rows given"};
   int32_t budget = 0, prompt = 0;
@@ -26,7 +26,7 @@ struct External {
     d.file("kept", "HDF5 file with the lists of every kv head; {budget} in its name is the budget in tokens");
   }
   void resolve(const MethodContext& context) { budget = context.budget.tokens, prompt = context.prompt_tokens; }
-  // Without a budget the lists are as long as they are.
+  // Without a budget, lists may have any length.
   int64_t max_rows(const MethodContext& context) const { return budget > 0 ? budget : context.tokens; }
   Layout layout(const MethodContext&) const { return {.weights = given.weighted(), .split = given.split}; }
   KVR_FN void extra_bytes(ExtraBytes& c, const Cache auto& cache, const Team auto& team) const {

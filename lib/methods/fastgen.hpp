@@ -3,15 +3,13 @@
 
 namespace kvreplay {
 
-// FastGen, Ge et al. 2023, "Model tells you what to discard", algorithms 1 and 2: each head takes the
-// cheapest of five policies that would have kept enough of the prompt's attention.
-//  1. Candidates in order of cost: special tokens; + punctuation; + the top heavy_frac*P by accumulated
-//  attention;
-//     + the last local_frac*P; everything.
-//  2. End of the prompt: the first candidate whose mean kept mass over the prompt rows is at least
-//  `recovery`.
+// FastGen, Ge et al. 2023, "Model tells you what to discard", algorithms 1 and 2: each head takes the cheapest of five
+// policies that would have kept enough of the prompt's attention.
+//  1. Candidates in order of cost: special tokens; + punctuation; + the top heavy_frac*P by accumulated attention; +
+//     the last local_frac*P; everything.
+//  2. End of the prompt: the first candidate whose mean kept mass over the prompt rows is at least `recovery`.
 //  3. Decode: the chosen policy is enforced after every step.
-// How many tokens that takes is an output.
+// The number of kept tokens is an output.
 struct FastGen {
   static constexpr MethodInfo info{
       .name = "fastgen",
@@ -20,7 +18,7 @@ struct FastGen {
       .tier = 2,
       .memory = "what the chosen policy keeps: one score and one class (1 byte) each",
       .deviation =
-          "a candidate is judged as the token set it leaves at the end of the prompt. Heavy hitters are the "
+          "a candidate is judged by the tokens it keeps at the end of the prompt. Heavy hitters are the "
           "top of all held tokens, the protected ones included.",
       .takes_budget = false,
   };
@@ -35,8 +33,8 @@ struct FastGen {
 
   static void declare(auto& d) {
     d.real("recovery", &FastGen::recovery, {1e-6, 1}, "share of the prompt's attention that a policy must keep");
-    d.real("local_frac", &FastGen::local_frac, {1e-6, 1}, "local window, of the prompt's length");
-    d.real("heavy_frac", &FastGen::heavy_frac, {1e-6, 1}, "heavy hitters, of the prompt's length");
+    d.real("local_frac", &FastGen::local_frac, {1e-6, 1}, "local window as a share of the prompt's length");
+    d.real("heavy_frac", &FastGen::heavy_frac, {1e-6, 1}, "heavy hitters as a share of the prompt's length");
     d.integer("sinks", &FastGen::sinks, {0, kManyTokens}, "first tokens that every policy keeps");
     d.integer("recent", &FastGen::recent, {0, kManyTokens}, "last tokens that every policy keeps");
   }
@@ -73,7 +71,7 @@ struct FastGen {
   }
 
  private:
-  // Mean kept mass over the prompt rows is the candidate's share of the accumulated attention.
+  // The mean kept mass over the prompt rows equals the candidate's share of the accumulated attention.
   KVR_FN void choose(const Team auto& team, Cache auto& cache) {
     const double all = team.sum(cache.size(), [&](int32_t i) { return cache.score(i); });
     for (chosen = special; chosen < full; chosen = Candidate(chosen + 1)) {
@@ -83,7 +81,7 @@ struct FastGen {
     }
     recovered = 1;
   }
-  // Marks what a candidate keeps of the cache.
+  // Marks the tokens of the cache that a candidate keeps.
   KVR_FN void mark(const Team auto& team, Cache auto& cache, Candidate candidate) const {
     const int32_t rows = cache.size(), newest = cache.token(rows - 1);
     const int32_t top = candidate >= heavy ? int32_t(heavy_frac * prompt) : 0;

@@ -3,12 +3,12 @@
 
 namespace kvreplay {
 
-// FINCH, Corallo and Papotti 2024 (TACL): what the question looks at in the text before it.
-//  1. s[j] = mean over the question's rows (the last `window` of the prompt) of n_i x_i(j), summed over the group, with
-//     n_i the keys that row i sees: rows that see more give to each token less.
-//  2. No pooling. The tokens before the question are cut into `chunks` consecutive ones of the same length, and each
+// FINCH, Corallo and Papotti 2024 (TACL): keeps the tokens before the question that the question attends to.
+//  1. s[j] = mean over the question's rows (the last `window` of the prompt) of n_i x_i(j), summed over the group. n_i
+//     is the number of keys that row i sees; it makes up for the smaller probabilities of rows that see more.
+//  2. No pooling. The tokens before the question are cut into `chunks` consecutive parts of equal length, and each part
 //     keeps the same share of its tokens by s; the question stays.
-//  3. What is left moves together (`positions: cache`).
+//  3. The kept tokens move together (`positions: cache`).
 struct Finch : Selecting<> {
   static constexpr MethodInfo info{
       .name = "finch",
@@ -17,8 +17,8 @@ struct Finch : Selecting<> {
       .tier = 3,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "chunks are cut from one pass over the whole prompt, where the paper reads a chunk behind what it kept of "
-          "those before; a row's keys count its own (kvpress: one less).",
+          "chunks are cut from one pass over the whole prompt, where the paper reads a chunk after the tokens kept of "
+          "those before; a row's keys include its own (kvpress: one less).",
       .streams = false,
       .default_phase = Phase::oneshot,
       .default_positions = Positions::cache,
@@ -29,10 +29,12 @@ struct Finch : Selecting<> {
   std::span<double> state;          // [P] s
 
   static void declare(auto& d) {
-    d.integer_or_word("window", &Finch::window, {1, kManyTokens}, "question",
-                      "last tokens of the prompt, which vote and stay; question: from the trace's question_from on",
-                      "question where the trace says it, else 32");
-    d.integer("chunks", &Finch::chunks, {1, kManyTokens}, "parts of the text before it that keep the same share");
+    d.integer_or_word(
+        "window", &Finch::window, {1, kManyTokens}, "question",
+        "last tokens of the prompt, which vote and stay; question: those from the trace's question_from on",
+        "question if the trace marks it, else 32");
+    d.integer("chunks", &Finch::chunks, {1, kManyTokens},
+              "parts of the text before the question, each of which keeps the same share");
     protect<Finch>(d);
   }
   void resolve(const MethodContext& context) {
@@ -41,9 +43,9 @@ struct Finch : Selecting<> {
     const int32_t question = context.question_tokens;
     if (window == kWord && question == 0)
       throw ParameterError("window",
-                           "window: question, but the trace does not say where the question of a prompt of " +
+                           "window: question, but the trace does not record where the question of a prompt of " +
                                std::to_string(prompt) +
-                               " tokens begins; write attribute question_from of the prompt (docs/formats.md), or "
+                               " tokens begins; write the prompt's attribute question_from (docs/formats.md), or "
                                "window as a number of tokens");
     if (window == kWord || (window == kDerived && question > 0)) window = question;
     if (window == kDerived) window = 32;

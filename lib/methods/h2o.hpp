@@ -5,20 +5,20 @@
 
 namespace kvreplay {
 
-// H2O, Zhang et al. 2023, Algorithm 1 and section 4: the recent half of the budget, and the heavy
-// hitters by accumulated attention among the rest.
+// H2O, Zhang et al. 2023, Algorithm 1 and section 4: the recent half of the budget, and the heavy hitters by
+// accumulated attention among the rest.
 //  1. Prompt: A[j] = sum over all P causal rows and the group of x_i(j).
 //  2. Decode: append; A[i] += p_t(i) for every resident i, the newest included.
 //  3. If more than heavy + recent tokens are held: keep the last `recent` and the top `heavy` by A.
-//  4. An evicted token loses its score for good; survivors keep theirs, without decay.
+//  4. The score of an evicted token is lost; the others keep theirs, without decay.
 // Variants that evict:
-//  alg1       the paper's box: from token 0 on, add while fewer than B are held; then attend, accumulate, and
-//             evict the smallest A among S and t. Nothing is recent by right: the newest may go at once.
-//  flexgen    the prompt keeps the top `heavy` of its first P-heavy+1 tokens and the last heavy-1; then every
-//             step the weakest heavy one leaves and the oldest recent one takes its place unconditionally.
-//  observed   of later libraries: one cut, by the mean over the rows that saw a token; no recents.
-//  kvfactory  one cut, the last 32 and the top B-32.
-// `score` obc_value, obc_key or obc_joint: in place of x and p_t, what a row's output loses with the token
+//   alg1       the paper's box: from token 0 on, add while fewer than B are held; then attend, accumulate, and
+//              evict the smallest A among S and t. No recent token is protected: the newest may be evicted at once.
+//   flexgen    the prompt keeps the top `heavy` of its first P-heavy+1 tokens and the last heavy-1; then every
+//              step evicts the weakest heavy token, and the oldest recent one takes its place unconditionally.
+//   observed   as in later libraries: one cut, by the mean over the rows that saw a token; no recents.
+//   kvfactory  one cut, the last 32 and the top B-32.
+// `score` obc_value, obc_key or obc_joint: replaces x and p_t by the error of a row's output without the token
 // (output_scores.hpp).
 // Variants that only mask (h2o_masks.hpp): hf_mask, local_mask, and the oracle oracle_global.
 struct H2o : H2oVariants {
@@ -37,9 +37,9 @@ struct H2o : H2oVariants {
       "observe_prompt read_prompt evict choose observe extra_bytes report layout needs protection "
       "score_rule voters failure_text set_options streams_prompt observes chooses holds_all implied_layout "
       "state"};
-  int32_t first_voter = 0;  // rows from here on vote
+  int32_t first_voter = 0;  // prompt rows from this index on vote
   bool ranked = false;      // oracle_global: the future was read
-  std::span<double> state;  // columns of the masks; the outputs of a step, for scores that look at them
+  std::span<double> state;  // columns of the masks; the outputs of a step, for scores that use them
 
   static void declare(auto& d) { declare_variants<H2o>(d); }
   Layout layout(const MethodContext& context) const {
@@ -57,7 +57,7 @@ struct H2o : H2oVariants {
   bool holds_all() const { return chooses(); }
   bool implied_layout() const { return holds_all(); }
   bool streams_prompt() const { return is(Variant::alg1); }
-  bool observes() const { return !cuts_once() && !is(Variant::oracle_global); }
+  bool observes() const { return !is_one_shot() && !is(Variant::oracle_global); }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
     c.aux_bytes = is(Variant::oracle_global) ? 4 * int64_t(heavy) : 0;
   }
@@ -73,7 +73,7 @@ struct H2o : H2oVariants {
     return ScoreRule{1, protection(), budget};
   }
   static std::string failure_text(int32_t, int32_t) {
-    return "variant oracle_global ranks all rows at the end of the prompt; take replay.prompt: cut";
+    return "variant oracle_global ranks all rows at the end of the prompt, which must come in one call (prompt cut)";
   }
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t, HeadProbabilities x) {
@@ -99,7 +99,7 @@ struct H2o : H2oVariants {
     const auto see = [&](int32_t i, bool yes) {
       for (int32_t h = 0; h < x.heads; ++h) chosen[int64_t(h) * x.rows + i] = yes ? kRead : kUnread;
     };
-    if (all_fit()) return team.each(x.rows, [&](int32_t i) { see(i, true); });
+    if (fits_budget()) return team.each(x.rows, [&](int32_t i) { see(i, true); });
     if (is(Variant::hf_mask)) return h2o_mask::see_heavy(team, cache, heavy, recent, see);
     if (is(Variant::local_mask))
       h2o_mask::keep_local(
@@ -115,14 +115,14 @@ struct H2o : H2oVariants {
     team.each(cache.size(), [&](int32_t i) {
       double& a = cache.score(i);
       const double x = given(cache, i);
-      a += means() ? (x - a) / seen_by(cache.token(i), t) : x;  // the mean, with one row more
+      a += means() ? (x - a) / seen_by(cache.token(i), t) : x;  // the mean, including one more row
     });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size();
-    if (all_fit()) return;
+    if (fits_budget()) return;
     if (is(Variant::oracle_global) && !ranked) cache.fail(team, 1, 0);
-    if (is(Variant::hf_mask)) return h2o_mask::forget_hidden(team, cache, heavy, recent);
+    if (is(Variant::hf_mask)) return h2o_mask::reset_hidden(team, cache, heavy, recent);
     if (chooses()) return;
     if (!is(Variant::flexgen)) return keep_scored(team, cache, protection(), budget);
     const auto a = [&](int32_t i) { return cache.score(i); };
@@ -135,7 +135,7 @@ struct H2o : H2oVariants {
     if (score_rows == kAllRows) return 0;
     return score_rows == kDecodeRows ? size : size > score_rows ? size - score_rows : 0;
   }
-  // Voting rows that saw a token, up to row t.
+  // Number of voting rows that saw a token, up to row t.
   KVR_FN int32_t seen_by(int32_t token, int32_t t) const { return t + 1 - (token > first_voter ? token : first_voter); }
 };
 

@@ -6,8 +6,8 @@ namespace kvreplay {
 
 // The ablation of H2O without a recent window: heavy hitters only.
 //  1. A as in h2o: all causal rows of the prompt, then every decode step.
-//  2. If more than B tokens are held: keep the newest, and the top B-1 by A of the others, so that the newest
-//     survives its own step.
+//  2. If more than B tokens are held: keep the newest, and the top B-1 by A of the others, so that the newest is not
+//     evicted in its own step.
 // `variant: strict`: the top B by A; the newest competes with the attention it paid to itself.
 struct H2oHeavy : Selecting<0, kDerived> {
   static constexpr MethodInfo info{
@@ -16,14 +16,15 @@ struct H2oHeavy : Selecting<0, kDerived> {
       .source = "H2O, Zhang et al. 2023, ablation \"heavy hitters only\"",
       .tier = 1,
       .memory = "B tokens, one score each",
-      .deviation = "the newest token is kept for its own step; the paper does not say (variant strict: it is not).",
+      .deviation =
+          "the newest token is kept for its own step; the paper does not specify this (variant strict: it is not).",
   };
   static constexpr Hooks hooks{"read_prompt evict observe layout needs protection"};
   enum class Variant { newest, strict };
   Variant variant = Variant::newest;
 
   static void declare(auto& d) {
-    d.choice("variant", &H2oHeavy::variant, {"default", "strict"}, "strict: no token is safe because it is the newest");
+    d.choice("variant", &H2oHeavy::variant, {"default", "strict"}, "strict: the newest token is not protected");
     protect<H2oHeavy>(d, "1; strict: 0");
   }
   void resolve(const MethodContext& context) {

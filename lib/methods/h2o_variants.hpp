@@ -3,8 +3,8 @@
 
 namespace kvreplay {
 
-// The parameters of H2O (h2o.hpp): which rule of those that carry its name, and how the budget is split.
-// heavy + recent is the budget, but for flexgen, which holds 2 * heavy - 1 tokens.
+// The parameters of H2O (h2o.hpp): which of the rules released under its name, and how the budget is split. heavy +
+// recent is the budget, except for flexgen, which holds 2 * heavy - 1 tokens.
 struct H2oVariants : Selecting<0, kDerived> {
   enum class Variant { real_drop, alg1, hf_mask, local_mask, flexgen, oracle_global, observed, kvfactory };
   static constexpr const char* kVariants[] = {"real_drop", "alg1",          "hf_mask",  "local_mask",
@@ -27,9 +27,9 @@ struct H2oVariants : Selecting<0, kDerived> {
     protect<M>(d, "B - heavy");
     d.rows("score_rows", &M::score_rows, "rows of the prompt that vote");
     d.choice("score_norm", static_cast<Norm M::*>(&M::score_norm), {"sum", "mean"},
-             "mean: divided by the rows that saw the token, as in variant observed");
+             "mean: divided by the number of rows that saw the token, as in variant observed");
     d.choice("score", static_cast<TokenScore M::*>(&M::score), kTokenScores,
-             "what a row gives to a token: its probability, or what the output loses without it");
+             "score that a row adds to a token: its probability, or the error of the output without it");
   }
   void resolve(const MethodContext& context) {
     budget = context.budget.tokens, prompt = context.prompt_tokens, tokens = context.tokens;
@@ -39,13 +39,13 @@ struct H2oVariants : Selecting<0, kDerived> {
     check_sizes();
   }
   static void set_options(const H2oVariants& m, CommonOptions& options) {
-    if (m.cuts_once()) options.phase = Phase::oneshot;
+    if (m.is_one_shot()) options.phase = Phase::oneshot;
   }
   KVR_FN bool chooses() const { return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global); }
-  KVR_FN bool all_fit() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
+  KVR_FN bool fits_budget() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
   KVR_FN bool is(Variant v) const { return variant == v; }
   KVR_FN bool means() const { return score_norm == Norm::mean || is(Variant::observed); }
-  bool cuts_once() const { return is(Variant::observed) || is(Variant::kvfactory); }
+  bool is_one_shot() const { return is(Variant::observed) || is(Variant::kvfactory); }
 
  private:
   int32_t default_heavy() const {
@@ -55,16 +55,17 @@ struct H2oVariants : Selecting<0, kDerived> {
   }
   void check_variant(Phase phase) const {
     const std::string name = std::string("variant ") + kVariants[int(variant)];
-    if (cuts_once() && phase == Phase::stream)
+    if (is_one_shot() && phase == Phase::stream)
       throw ParameterError("variant", name + " cuts once; it runs with `phase: oneshot` only");
-    if (!cuts_once() && !is(Variant::real_drop) && phase == Phase::oneshot)
+    if (!is_one_shot() && !is(Variant::real_drop) && phase == Phase::oneshot)
       throw ParameterError("variant", name + " decides at every step; it runs with `phase: stream` only");
     if (!is(Variant::real_drop) && (score_rows != kAllRows || (score_norm != Norm::sum && !is(Variant::observed))))
-      throw ParameterError("score_rows", name + " says itself who votes; leave out score_rows and score_norm");
+      throw ParameterError("score_rows", name + " defines which rows vote; leave out score_rows and score_norm");
     if (chooses() && score != TokenScore::attention)
-      throw ParameterError("score", name + " is what was released, and adds up attention; leave out score");
+      throw ParameterError("score", name + " follows the released code, which adds up attention; leave out score");
     if (sinks > 0 && (chooses() || is(Variant::flexgen)))
-      throw ParameterError("sinks", name + " is what was released, and protects no first tokens; leave out sinks");
+      throw ParameterError("sinks",
+                           name + " follows the released code, which protects no first tokens; leave out sinks");
   }
   void check_sizes() const {
     const std::string sizes = "heavy " + std::to_string(heavy) + " + recent " + std::to_string(recent);
@@ -77,7 +78,7 @@ struct H2oVariants : Selecting<0, kDerived> {
     if ((is(Variant::flexgen) && recent != heavy - 1) || (is(Variant::local_mask) && heavy == 0))
       throw ParameterError("heavy", std::string("variant ") + kVariants[int(variant)] +
                                         " needs a heavy token, and flexgen heavy - 1 recent ones");
-    if (sinks > heavy) throw too_much_protection(sinks, recent, budget);
+    if (sinks > heavy) throw protection_error(sinks, recent, budget);
   }
 };
 

@@ -7,10 +7,10 @@ namespace kvreplay {
 
 // The best tokens of a scorer, and a reweighted uniform sample of all others.
 //  1. h = floor(top_frac B): sinks and the scorer's protected tokens first, then its top tokens.
-//  2. B - h of the other prompt tokens, uniformly without replacement (as `uniform`: the smallest u, one for
-//     each of them in order), each standing for (number of others)/(B - h) in both sums.
+//  2. B - h of the other prompt tokens, uniformly without replacement (as `uniform`: the smallest u, one u for each of
+//     them in order). Each sampled token has weight (number of others)/(B - h) in both sums.
 //  3. Later tokens are kept.
-// A scorer with one set for the layer (tova, variant layer) makes this one set for the layer too.
+// With a scorer that has one set for the layer (tova, variant layer), this method has one set for the layer too.
 struct Hybrid {
   static constexpr MethodInfo info{
       .name = "hybrid",
@@ -27,11 +27,11 @@ struct Hybrid {
   double top_frac = 0.5;
   int32_t sinks = 4;
   int32_t budget = 0, h = 0;
-  std::span<double> state;  // of the scorer
+  std::span<double> state;  // the scorer's state
   Rng rng;
 
   static void declare(auto& d) {
-    d.scorer("scorer", &Hybrid::scorer, "whose scores choose the top tokens");
+    d.scorer("scorer", &Hybrid::scorer, "scorer that chooses the top tokens");
     d.real("top_frac", &Hybrid::top_frac, {0, 1}, "share of the budget for top tokens");
     d.integer("sinks", &Hybrid::sinks, {0, kManyTokens}, "first tokens that count as top");
   }

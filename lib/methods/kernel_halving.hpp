@@ -10,12 +10,12 @@ namespace kvreplay {
 //  1. N = largest power of 4 <= M; take the N tokens floor(i M/N).
 //  2. K(i, j) = exp(scale (<ki, kj> - max ||k||^2)) (<vi, vj> + (largest entry of V)^2).
 //  3. log4(N) - g rounds on buckets of consecutive tokens: 4^(g+1) at first, doubled after each round.
-//  4. Halve a bucket of S tokens: pairs (2i, 2i+1), D = Gram matrix of their differences, a_i = sqrt(D_ii),
-//     m_i = running maximum of a, p = 0.5/(4^(g+1) rounds N), c = 1/2 + ln(2S/(p S^2)). Pair 0 keeps its even
-//     token; pair i its odd one iff (2U-1) c a_i m_i <= <D_i, signed sum of the earlier differences> (+ where
-//     the even one was kept).
-//  5. With probability 1/2 (one U a bucket) the other halves stay.
-//  6. The 2^g sqrt(N) survivors weigh M/survivors.
+//  4. Halve a bucket of S tokens: pairs (2i, 2i+1), D = Gram matrix of their differences, a_i = sqrt(D_ii), m_i =
+//     running maximum of a, p = 0.5/(4^(g+1) rounds N), c = 1/2 + ln(2S/(p S^2)). Pair 0 keeps its even token. Pair i
+//     keeps its odd one iff (2U-1) c a_i m_i <= <D_i, signed sum of the earlier differences> (+ where the even one was
+//     kept).
+//  5. With probability 1/2 (one U per bucket) the other halves stay instead.
+//  6. The 2^g sqrt(N) survivors have weight M/survivors.
 struct KernelHalving : Thinning<4, 32> {
   static constexpr MethodInfo info{
       .name = "kernel_halving",
@@ -23,7 +23,8 @@ struct KernelHalving : Thinning<4, 32> {
       .source = "Low-Rank Thinning, Carrell et al. 2025, KH-Compress",
       .tier = 3,
       .memory = "2^g sqrt(N) of the middle, sinks, recent and later tokens, one weight",
-      .deviation = "sinks and recents are ours. The size is fixed by g: the budget picks the largest that fits.",
+      .deviation =
+          "sinks and recents are our addition. g determines the size: the budget picks the largest g that fits.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .alias = "kh_compress",
@@ -31,7 +32,7 @@ struct KernelHalving : Thinning<4, 32> {
   static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
   int32_t g = kDerived;
   double scale = 1;
-  std::span<double> state;  // rows of a bucket
+  std::span<double> state;  // packed rows of a bucket
   Rng rng;
 
   static void declare(auto& d) {
@@ -67,14 +68,14 @@ struct KernelHalving : Thinning<4, 32> {
     const int32_t k = power_of_four(all.count), N = 1 << 2 * k, rounds = k > g ? k - g : 0;
     team.each(all.count, [&](int32_t i) { cache.score(all.first + i) = 0; });
     team.each(N, [&](int32_t i) { cache.score(all.first + int32_t(int64_t(i) * all.count / N)) = 1; });
-    drop_unscored(team, cache, all);
+    evict_unscored(team, cache, all);
     const Kernel K = kernel(team, cache, {all.first, N});
     for (int32_t round = 0; round < rounds; ++round) {
       const Middle m{all.first, N >> round};
       const int32_t S = 1 << (2 * (g + 1) + round);
       const double p = 0.5 / (std::ldexp(1.0, 2 * (g + 1)) * rounds * N), c = 0.5 + std::log(2 / (p * S));
       for (int32_t b = 0; b < m.count / S; ++b) halve(team, cache, K, {m.first + b * S, S}, {round, b, c});
-      drop_unscored(team, cache, m);
+      evict_unscored(team, cache, m);
     }
     const int32_t survivors = rounds > 0 ? N >> rounds : N;
     weigh_rows(team, cache, {all.first, survivors}, double(all.count) / survivors);
@@ -82,9 +83,9 @@ struct KernelHalving : Thinning<4, 32> {
 
  private:
   struct Kernel {
-    double scale, most_key2, most_value2;
+    double scale, max_key2, most_value2;
     KVR_FN void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
-      for (double& x : keys) x = scale * (x - most_key2);
+      for (double& x : keys) x = scale * (x - max_key2);
       exponentiate(keys);
       for (size_t l = 0; l < std::size(keys); ++l) keys[l] *= values[l] + most_value2;
     }
@@ -110,7 +111,7 @@ struct KernelHalving : Thinning<4, 32> {
     const auto key2 = [&](int32_t i) { return wide_dot(cache.key(m.first + i), cache.key(m.first + i)); };
     return {scale, team.largest(m.count, key2).score, v * v};
   }
-  // Step 4 and 5: the scores of a bucket become 1 (stays) and 0. The sign of a pair stands on its even token.
+  // Steps 4 and 5: replaces the scores of a bucket by 1 (stays) and 0. The sign of a pair is stored on its even token.
   KVR_FN void halve(const Team auto& team, auto& cache, const Kernel& K, Middle m, Bucket bucket) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(m.first + 2 * i); };
     const PackedRows rows = RowsFrom{cache, m.first}.packed(team, m.count, state);

@@ -4,13 +4,12 @@
 
 namespace kvreplay {
 
-// KeyDiff, Park et al. 2025, Algorithm 1: keys that differ from the others' mean direction are kept.
+// KeyDiff, Park et al. 2025, Algorithm 1: keys that differ from the mean direction of the others are kept.
 //  1. unit_i = k_i / ||k_i||; a zero key stays zero.
-//  2. anchor = mean of unit over the current candidates, newest and protected included, anew at every
-//  eviction.
-//  3. Keep the B of smallest cosine to the anchor (0 for a zero key or a zero anchor).
-// `block`: the prompt in the paper's streaming form: hold its first B tokens, then rescore what is held with
-// the next block, and keep B.
+//  2. anchor = mean of unit over the current candidates, newest and protected included, recomputed at every eviction.
+//  3. Keep the B keys with the smallest cosine to the anchor (0 for a zero key or a zero anchor).
+// `block`: the prompt in the paper's streaming form: hold its first B tokens, then rescore the held tokens together
+// with the next block, and keep B.
 struct KeyDiff : Selecting<> {
   static constexpr MethodInfo info{
       .name = "keydiff",
@@ -18,7 +17,7 @@ struct KeyDiff : Selecting<> {
       .source = "KeyDiff, Park et al. 2025, Algorithm 1",
       .tier = 2,
       .memory = "B tokens",
-      .deviation = "the prompt is cut at once; the paper's blocks are `block`.",
+      .deviation = "the prompt is cut at once; for the paper's blocks set `block`.",
       .default_phase = Phase::oneshot,
   };
   static constexpr Hooks hooks{"read_prompt evict layout protection warning state"};
@@ -45,13 +44,13 @@ struct KeyDiff : Selecting<> {
     while (cache.size() > budget) {
       const int32_t excess = cache.size() - budget, later = block > 0 && excess > block ? excess - block : 0;
       rescore(team, cache, cache.size() - later, [&](int32_t i) { return cache.key(i); });
-      // Tokens of later blocks have not arrived: they stay and do not count.
+      // Tokens of later blocks have not arrived yet: they stay and are not scored.
       keep_scored(team, cache, {.sinks = sinks, .recent = recent + later}, budget + later);
     }
   }
 
  private:
-  // score = -cosine to the anchor of rows 0..rows-1.
+  // Sets score = -cosine to the anchor of rows 0..rows-1.
   KVR_FN void rescore(const Team auto& team, Cache auto& cache, int32_t rows, auto key) {
     team.each(rows, [&](int32_t i) { cache.score(i) = inverse(norm(key(i))); });
     team.each(int32_t(state.size()), [&](int32_t c) {

@@ -5,16 +5,14 @@
 
 namespace kvreplay {
 
-// Keyformer, Adnan et al. 2024, section 3: accumulated attention whose logits carry Gumbel noise and a
-// temperature that rises while tokens are generated, so that what was dropped does not make the rest
-// overconfident.
+// Keyformer, Adnan et al. 2024, section 3: accumulated attention whose logits carry Gumbel noise and a temperature that
+// rises while tokens are generated, so that evictions do not make the remaining tokens overconfident.
 //  1. Row t, every live i: g = -ln(-ln U).
-//  2. f[i] += softmax over live i of (l_t(i) + g) / tau_t, summed over the group; tau_t = tau_init in the
-//  prompt,
+//  2. f[i] += softmax over live i of (l_t(i) + g) / tau_t, summed over the group; tau_t = tau_init in the prompt,
 //     tau_init + (t - P)(tau_end - tau_init)/gen_len afterwards.
 //  3. If more than B tokens are held, keep the last `recent` and the top B - recent of f.
 //  4. The attention itself is the ordinary softmax, without noise.
-// Logits are known here by their probabilities, exp(l) up to a factor: (p e^g)^(1/tau), normalised, is the
+// The logits are known here through their probabilities, exp(l) up to a factor: (p e^g)^(1/tau), normalised, is the
 // softmax.
 struct Keyformer : Selecting<0, kDerived> {
   static constexpr MethodInfo info{
@@ -36,7 +34,7 @@ struct Keyformer : Selecting<0, kDerived> {
   Rng rng;
 
   static void declare(auto& d) {
-    d.real("recent_frac", &Keyformer::recent_frac, {0, 1}, "share of the budget that is the recent window, below 1");
+    d.real("recent_frac", &Keyformer::recent_frac, {0, 1}, "share of the budget for the recent window, below 1");
     d.real("tau_init", &Keyformer::tau_init, {1e-6, 1e6}, "temperature of the prompt");
     d.real("tau_end", &Keyformer::tau_end, {1e-6, 1e6}, "temperature after gen_len decoded tokens");
     d.integer("gen_len", &Keyformer::gen_len, {1, kManyTokens}, "tokens over which the temperature rises", "n - P");

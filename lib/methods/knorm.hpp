@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// Key norms, Devoto et al. 2024, section 4: keys of small L2 norm tend to receive much attention.
+// Key norms, Devoto et al. 2024, section 4: keys with a small L2 norm tend to receive much attention.
 //  1. Keep the B keys of smallest ||k||_2 outside `recent`.
 // `skip_layers` are left exact: in the first layers the correlation does not hold.
 struct KNorm : Selecting<> {
@@ -33,7 +33,7 @@ struct KNorm : Selecting<> {
   }
   static const char* warning(const KNorm& m, const CommonOptions& options) {
     return options.phase == Phase::stream && m.recent == 0
-               ? "streaming without recent tokens collapses: keys of large norm go as soon as they "
+               ? "streaming without recent tokens collapses: keys of large norm are evicted as soon as they "
                  "arrive; give `recent`, for example a quarter of the budget"
                : "";
   }

@@ -6,24 +6,26 @@
 
 namespace kvreplay {
 
-// KVzip, Kim et al. 2025, section 3: what the model looks at when it repeats its context serves any later question.
+// KVzip, Kim et al. 2025, section 3: tokens that the model attends to when it repeats its context serve later
+// questions.
 //  1. The context is repeated chunk by chunk. Keys of chunk [s, e): the sinks before s, context tokens s..e-1, and the
-//     chunk's own rows up to the present one; softmax over these alone. All rows vote, those of the instruction too.
+//     chunk's own rows up to the present one; softmax over these alone. The instruction's rows vote, too.
 //  2. Score of a token that is no sink = the largest probability over the rows that repeat it and the group.
 //  3. Sinks stay. `uniform`: the top B of each kv head; `layer`, `pair`: the top B * heads over the kv heads of the
-//     layer, of all recorded layers. `head`: heads in descending order of their largest score, over the prompts of
+//     layer, or of all recorded layers. `head`: heads in descending order of their largest score, over the prompts of
 //     `calibration`, keep the whole prompt while B * heads lasts; the others keep sinks and recent.
 struct KvZip : Selecting<4> {
   static constexpr MethodInfo info{
       .name = "kvzip",
-      .title = "what the model looks at when it repeats the context",
+      .title = "tokens that the model attends to when it repeats the context",
       .source = "KVzip, Kim et al. 2025, section 3",
       .tier = 3,
-      .memory = "B prompt tokens and every later one; uneven over heads but with level uniform",
+      .memory = "B prompt tokens and every later one; uneven over heads unless level is uniform",
       .deviation =
-          "the release keeps scores strictly above the threshold, so a token or more less than B, protects the whole "
-          "system prompt, and takes chunks of 2000 tokens (kvdump --repeat: 2048). Its level head knows heads by other "
-          "text, as `calibration: others` does; by default they are known by this prompt.",
+          "the release keeps scores strictly above the threshold, so the size may differ from B, protects the whole "
+          "system prompt, and takes chunks of 2000 tokens (kvreplay record --repeat: 2048). Its level head ranks heads "
+          "by other "
+          "text, as `calibration: others` does; by default they are ranked by this prompt.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .layer_level = false,
@@ -41,13 +43,13 @@ struct KvZip : Selecting<4> {
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
     if (level == Level::head && sinks + recent == 0)
-      throw ParameterError("sinks", "level head leaves sinks and recent of most heads, and they are 0: raise one");
+      throw ParameterError("sinks", "with level head most heads keep only sinks and recent, and both are 0: raise one");
   }
   template <class M>
   static void declare_level(auto& d) {
     d.choice("level", static_cast<Level M::*>(&M::level), {"uniform", "layer", "pair", "head"},
-             "whose scores compete: of one kv head, of a layer, of all recorded layers; or whole heads, of all layers");
-    d.calibration("by whose repeated prompts level head knows heads: this one, or others of the trace");
+             "scores that compete: of one kv head, of a layer, of all recorded layers; or whole heads of all layers");
+    d.calibration("repeated prompts by which level head ranks heads: this one, or others of the trace");
     protect<M>(d);
   }
   Layout layout(const MethodContext& context) const {
@@ -76,14 +78,14 @@ struct KvZip : Selecting<4> {
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    score_by_repeat(team, prompt, cache, [](int32_t, int64_t, int32_t) { return 1.0; });
+    score_from_repeat(team, prompt, cache, [](int32_t, int64_t, int32_t) { return 1.0; });
   }
 
  protected:
-  // factor(head, row, token) times the probability; the largest counts. Found once for all budgets.
+  // Scores are the largest factor(head, row, token) times the probability. Computed once for all budgets.
   template <class Real>
-  KVR_FN void score_by_repeat(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
-                              auto factor) const {
+  KVR_FN void score_from_repeat(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
+                                auto factor) const {
     const int32_t rows = cache.size();
     if (larger != nullptr) team.each(rows, [&](int32_t i) { state[size_t(i)] = larger->state[size_t(i)]; });
     else find_scores(team, prompt, cache, factor);
@@ -95,7 +97,7 @@ struct KvZip : Selecting<4> {
   struct Seen {
     int32_t first, before, count;
     KVR_FN int32_t token(int32_t i) const { return i < before ? i : first + i - before; }
-    KVR_FN int32_t at(int32_t token) const {  // -1: no token of the chunk
+    KVR_FN int32_t at(int32_t token) const {  // -1: the chunk does not see the token
       const int32_t i = token - first + before;
       return token < first || i >= count ? -1 : i;
     }

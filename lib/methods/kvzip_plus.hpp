@@ -3,15 +3,15 @@
 
 namespace kvreplay {
 
-// KVzip+, of the kvpress library: KVzip whose probabilities are weighed by what the token's value adds to the residual
-// stream, ||v W|| behind the query head's output projection, over the norm of what entered the row's attention.
+// KVzip+, from the kvpress library: KVzip's probabilities are weighted by the token's contribution to the residual
+// stream, ||v W|| after the query head's output projection, divided by the norm of the input of the row's attention.
 struct KvZipPlus : KvZip {
   static constexpr MethodInfo info{
       .name = "kvzip_plus",
-      .title = "kvzip, weighed by what values add to the residual stream",
+      .title = "kvzip, weighted by the contribution of values to the residual stream",
       .source = "KVzip, Kim et al. 2025, section 3, with the weights of kvpress's KVzip+",
       .tier = 3,
-      .memory = "B prompt tokens and every later one; uneven over heads but with level uniform",
+      .memory = "B prompt tokens and every later one; uneven over heads unless level is uniform",
       .deviation = "as kvzip's; the norm is that of the attention module's input, as kvpress divides.",
       .streams = false,
       .default_phase = Phase::oneshot,
@@ -23,7 +23,7 @@ struct KvZipPlus : KvZip {
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    score_by_repeat(team, prompt, cache, [&](int32_t h, int64_t row, int32_t token) {
+    score_from_repeat(team, prompt, cache, [&](int32_t h, int64_t row, int32_t token) {
       return prompt.output_norm(h, token) / double(prompt.repeat().input_norms[row]);
     });
   }

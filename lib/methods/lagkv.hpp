@@ -4,14 +4,12 @@
 
 namespace kvreplay {
 
-// LagKV, Liang et al. 2025, section 3: tokens that spread wide when the chunk after theirs sets the scale.
+// LagKV, Liang et al. 2025, section 3: keeps tokens that spread widely on the scale set by the chunk after theirs.
 //  1. After the sinks, chunks of `lag` tokens; chunk c is scored with chunk c+1 as reference.
 //  2. Per channel min and max over the reference; u = (x - min) / (max - min), 0 where they are equal.
-//  3. Softmax over the chunk of the standard deviation of u over channels, for keys and for values; their
-//  mean.
+//  3. Softmax over the chunk of the standard deviation of u over channels, for keys and for values; their mean.
 //  4. Score = rank within the chunk / lag; sinks, the last full chunk and the tail get 1.
-//  5. Keep the top B (equal ranks: lower index). A prompt below sinks + 2 lag keeps sinks and the most
-//  recent.
+//  5. Keep the top B (equal ranks: lower index). A prompt below sinks + 2 lag keeps sinks and the most recent.
 struct LagKv : Selecting<4> {
   static constexpr MethodInfo info{
       .name = "lagkv",
@@ -19,7 +17,8 @@ struct LagKv : Selecting<4> {
       .source = "LagKV, Liang et al. 2025, section 3 (as kvpress 0.5.5 runs it)",
       .tier = 2,
       .memory = "B prompt tokens and every later one",
-      .deviation = "equal ranks of different chunks are open in the release: the lower index stays.",
+      .deviation =
+          "the release does not define the order of equal ranks of different chunks: here the lower index stays.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
@@ -28,14 +27,14 @@ struct LagKv : Selecting<4> {
   std::span<double> state;  // [4, P or wider]: minima, maxima, deviations, scores of a chunk
 
   static void declare(auto& d) {
-    d.integer("lag", &LagKv::lag, {2, kManyTokens}, "tokens of a chunk");
+    d.integer("lag", &LagKv::lag, {2, kManyTokens}, "tokens per chunk");
     protect<LagKv>(d);
   }
   Layout layout(const MethodContext& context) const {
     const int32_t widest = context.shape.dim > context.shape.v_dim ? context.shape.dim : context.shape.v_dim;
     return {.state_doubles = 2 * int64_t(widest) + 2 * int64_t(context.prompt_tokens), .scores = true};
   }
-  // Sinks score 1, as the last chunk does; they are not safe besides.
+  // Sinks score 1, as the last chunk does; they have no further protection.
   KVR_FN Protect protection() const { return {.recent = recent}; }
 
   template <class Real>
@@ -83,7 +82,7 @@ struct LagKv : Selecting<4> {
     softmax(team, deviation);
     team.each(lag, [&](int32_t i) { share[size_t(i)] += deviation[size_t(i)] / 2; });
   }
-  // How many entries come after entry i in C8's order.
+  // Number of entries that come after entry i in C8's order.
   KVR_FN int32_t rank(std::span<const double> x, int32_t i) const {
     int32_t behind = 0;
     for (int32_t j = 0; j < int32_t(x.size()); ++j)

@@ -6,15 +6,15 @@
 namespace kvreplay {
 
 // LAQ, Wang et al. 2025 (Lookahead Q-Cache): SnapKV whose observation window is the queries that are generated next, so
-// that a cut sees what decoding looks at.
+// that a cut sees the attention of decoding.
 //  1. s[j] = sum over `lookahead` rows and the group of x_row(j), for all prompt tokens j.
 //  2. Pool s as SnapKV does.
 //  3. Keep the top B; later tokens are kept.
-// The rows are the trace's own, P..P+lookahead-1, beside the keys that came meanwhile: THEN IT SEES THE FUTURE, and
-// what it has looked at is not measured: errors begin at row P+lookahead. With `generated` they are the paper's: the
-// first that the model generated from a cache that SnapKV had cut (kvdump --lookahead). Of these the trace has the
-// queries alone, so their softmax is over the prompt's tokens; nothing of the future is seen, and every row is
-// measured.
+// The rows are recorded rows of the trace, P..P+lookahead-1, with the keys that were added meanwhile. In this form the
+// method SEES THE FUTURE, and the rows it has seen are not measured: errors begin at row P+lookahead. With `generated`
+// the rows are the paper's: the first ones that the model generated from a cache that SnapKV had cut (`kvreplay record
+// --lookahead`). The trace holds only the queries of these rows, so their softmax is over the prompt's tokens. Then the
+// method sees nothing of the future, and every row is measured.
 struct Laq : SnapKv {
   static constexpr MethodInfo info{
       .name = "laq",
@@ -23,9 +23,10 @@ struct Laq : SnapKv {
       .tier = 3,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "looks at the trace's own next rows, where the paper generates them from a cache that snapkv has cut; "
-          "therefore an oracle, measured from the first row that it has not seen. With `generated` the rows are the "
-          "paper's, from a cut that kvdump --lookahead made once (256 tokens a kv head by default) whatever the budget "
+          "looks at the next recorded rows, while the paper generates them from a cache that snapkv has cut. "
+          "It is an oracle, measured from the first row that it has not seen. With `generated` the rows are the "
+          "paper's, from a cut that kvreplay record --lookahead made once (256 tokens a kv head by default) whatever "
+          "the budget "
           "here, and their own keys take no part in the softmax.",
       .streams = false,
       .default_phase = Phase::oneshot,
@@ -36,8 +37,9 @@ struct Laq : SnapKv {
 
   static void declare(auto& d) {
     d.integer("lookahead", &Laq::lookahead, {1, kManyTokens},
-              "rows after the prompt that vote; those of the trace itself are not measured");
-    d.boolean("generated", &Laq::generated, "rows that were generated from a cut cache (kvdump --lookahead) vote");
+              "rows after the prompt that vote; recorded rows that vote are not measured");
+    d.boolean("generated", &Laq::generated,
+              "rows that were generated from a cut cache (kvreplay record --lookahead) vote");
     declare_pooling<Laq>(d);
     protect<Laq>(d);
   }
@@ -48,9 +50,9 @@ struct Laq : SnapKv {
     if (!generated && lookahead >= later)
       throw ParameterError("lookahead",
                            "lookahead " + std::to_string(lookahead) + " leaves none of the " + std::to_string(later) +
-                               " rows after the prompt to measure; take a trace "
+                               " rows after the prompt to measure; use a trace "
                                "of at least " +
-                               std::to_string(lookahead + 1) + ", a smaller replay.prefill or a smaller lookahead");
+                               std::to_string(lookahead + 1) + ", a shorter prompt (prefill) or a smaller lookahead");
   }
   PromptNeeds needs(const MethodContext& context) const {
     if (generated) return {.lookahead = lookahead};
@@ -71,12 +73,12 @@ struct Laq : SnapKv {
       const Prompt<Real> own = prompt.block(b);
       for (int32_t h = 0; h < group; ++h) count_votes(team, own, h, cache, int64_t(b * group + h) * rows);
     }
-    share_votes(team, prompt, cache, rows);
+    pool_votes(team, prompt, cache, rows);
   }
 
  private:
-  // The votes of one query head of a kv head, from state[at] on. What is pooled later lends its place to a row's
-  // probabilities.
+  // Writes the votes of one query head of a kv head to state[at..]. The place of the later pooled votes is used as
+  // scratch for a row's probabilities.
   template <class Real>
   KVR_FN void count_votes(const Team auto& team, const Prompt<Real>& prompt, int32_t head,
                           const BasicCache<Real>& cache, int64_t at) const {

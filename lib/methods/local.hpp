@@ -22,7 +22,9 @@ struct Local {
   Variant variant = Variant::plain;
   int32_t budget = 0;
 
-  static void declare(auto& d) { d.choice("variant", &Local::variant, {"default", "lm_eval", "buzz"}, "whose window"); }
+  static void declare(auto& d) {
+    d.choice("variant", &Local::variant, {"default", "lm_eval", "buzz"}, "which definition of the window");
+  }
   void resolve(const MethodContext& context) { budget = context.budget.tokens + (variant == Variant::lm_eval ? 1 : 0); }
   static void set_options(const Local& m, CommonOptions& options) {
     if (m.variant == Variant::buzz) options.positions = Positions::cache;

@@ -8,22 +8,22 @@
 
 namespace kvreplay {
 
-// MagicPIG, Chen et al. 2024, section 4: tokens are sampled by locality-sensitive hashing, and weighed so that sums are
+// MagicPIG, Chen et al. 2024, section 4: tokens are sampled by locality-sensitive hashing and weighted so that sums are
 // nearly unbiased.
 //  1. End of the prompt: the middle is every token but the first `sinks` and the last `local`; kbar = its mean key. All
-//     keys count as k - kbar, which leaves a softmax as it is.
+//     keys are replaced by k - kbar, which does not change a softmax.
 //  2. L tables of K signs: bit b of table t is set if (k - kbar) Phi_{tK+b} > 0, Phi Gaussian.
 //  3. Step, per query head: a token of the middle is sampled iff at least min_tables tables agree with q's in all bits.
-//  4. With p = 1 - angle(q, k - kbar) / pi that has probability u, of at least min_tables successes in L trials of p^K.
-//  5. Sampled tokens weigh 1 / (u + 1e-4) in both sums, sinks, local and later tokens 1.
+//  4. With p = 1 - angle(q, k - kbar) / pi this has probability u, of at least min_tables successes in L trials of p^K.
+//  5. Sampled tokens have weight 1 / (u + 1e-4) in both sums; sinks, local and later tokens have weight 1.
 struct MagicPig {
   static constexpr MethodInfo info{
       .name = "magicpig",
-      .title = "tokens sampled by hashing, weighed by their probability",
+      .title = "tokens sampled by hashing, weighted by their probability",
       .source = "MagicPIG, Chen et al. 2024, section 4",
       .tier = 3,
-      .memory = "the full cache, 2 bytes a table and a norm for each token of the middle; what is read is an output",
-      .deviation = "one projection for each kv head and layer; the release's serves all layers.",
+      .memory = "the full cache, 2 bytes per table and a norm per token of the middle; the rows read are an output",
+      .deviation = "one projection for each kv head and layer; the release uses one for all layers.",
       .oneshots = false,
       .any_positions = false,
       .layer_level = false,
@@ -34,17 +34,17 @@ struct MagicPig {
   };
   static constexpr Hooks hooks{
       "read_prompt choose extra_bytes report layout needs random rng_arrays set_options state rng"};
-  static constexpr double kLeast = 1e-4;  // joins every probability
+  static constexpr double kLeast = 1e-4;  // added to every probability
   static constexpr int32_t kMostBits = 24;
   int32_t K = 10, L = 150, sinks = 4, local = 64, min_tables = 2;
   LayerSet dense_layers{{1 | uint64_t{1} << 16 | uint64_t{1} << 32 | uint64_t{1} << 48, 1}};
-  int32_t prompt = 0, first = 0, middle = 0;  // the rows that are hashed
+  int32_t prompt = 0, first = 0, middle = 0;  // prompt length; first row and number of rows that are hashed
   bool dense = false;
   std::span<double> state;  // [dim] kbar, [K L, dim] Phi, [P, L] codes of the middle, [P] norms, [L] codes of a query
   Rng rng;
 
   static void declare(auto& d) {
-    d.integer("K", &MagicPig::K, {1, kMostBits}, "signs of a table");
+    d.integer("K", &MagicPig::K, {1, kMostBits}, "signs per table");
     d.integer("L", &MagicPig::L, {1, 1 << 14}, "tables");
     d.integer("sinks", &MagicPig::sinks, {0, kManyTokens}, "first tokens that are always read");
     d.integer("local", &MagicPig::local, {0, kManyTokens}, "last tokens of the prompt that are always read");
@@ -56,7 +56,7 @@ struct MagicPig {
     dense = dense_layers.has(context.layer);
     if (min_tables > L)
       throw ParameterError("min_tables", "min_tables " + std::to_string(min_tables) + " of L " + std::to_string(L) +
-                                             " tables cannot agree; ask for fewer or hash into more");
+                                             " tables cannot agree; lower min_tables or raise L");
   }
   static bool random(const MagicPig&) { return true; }
   static void set_options(const MagicPig&, CommonOptions& options) { options.gqa_level = GqaLevel::query; }
@@ -69,7 +69,7 @@ struct MagicPig {
     return {.state_doubles = d + d * K * L + int64_t(prompt) * (L + 1) + L};
   }
   PromptNeeds needs(const MethodContext&) const { return {.whole = !dense}; }
-  // A step looks up one bucket a table.
+  // A step looks up one bucket per table.
   KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
     c.aux_bytes = int64_t(2) * L * middle, c.aux_bytes_read = int64_t(2) * (middle > 0 ? L : 0);
     c.sketch_floats = middle;
@@ -88,7 +88,7 @@ struct MagicPig {
       centre(d)[size_t(c)] = sum / middle;
     });
     const std::span<double> phi = projection(d);
-    team.each(d * columns, [&](int32_t i) {  // drawn row by row of [dim, K L], held column by column
+    team.each(d * columns, [&](int32_t i) {  // drawn row by row of [dim, K L], stored column by column
       phi[size_t(int64_t(i % columns) * d + i / columns)] = gaussian(rng, RngStream::sketch_matrix, i);
     });
     const auto centred = [&](int32_t i, int32_t c) {
@@ -135,7 +135,7 @@ struct MagicPig {
   KVR_FN std::span<double> norms(int32_t d) const {
     return state.subspan(size_t(d) * size_t(K * L + 1) + size_t(prompt) * size_t(L), size_t(prompt));
   }
-  // That a token of the middle is sampled.
+  // Probability that a token of the middle is sampled.
   template <class Real>
   KVR_FN double chance(const BasicCache<Real>& cache, int32_t i, std::span<const Real> q, double length) const {
     const int32_t d = int32_t(q.size());

@@ -4,10 +4,10 @@
 
 namespace kvreplay {
 
-// Non-causal attention, the attention half of Compactor: what a token receives when its neighbours may look
+// Non-causal attention, the attention half of Compactor: the attention that a token receives if its neighbours may look
 // ahead.
-//  1. Chunks of 256 consecutive prompt tokens; inside a chunk softmax over j of <q_i, k_j> for every i, without
-//     mask and without scale.  2. Column sums over i, mean over the group.  3. Times ||v_j||.
+//  1. Chunks of 256 consecutive prompt tokens; inside a chunk softmax over j of <q_i, k_j> for every i, without mask
+//     and without scale.  2. Column sums over i, mean over the group.  3. Times ||v_j||.
 //  4. Average pool of width 3 (zeros outside, divisor 3).  5. Keep the top B; later tokens are kept.
 struct NonCausal : Selecting<> {
   static constexpr MethodInfo info{
@@ -17,15 +17,14 @@ struct NonCausal : Selecting<> {
       .tier = 2,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "a shorter last chunk is its own chunk. Scores are not standardised over the layer: that shifts "
-          "and "
-          "scales those of all heads alike, which changes no order.",
+          "a shorter last chunk is its own chunk. Scores are not standardised over the layer: that would shift "
+          "and scale the scores of all heads equally, which changes no order.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
   static constexpr Hooks hooks{"read_prompt evict layout needs protection state"};
   static constexpr int32_t kChunk = 256;
-  std::span<double> state;  // [heads, P] what tokens receive, then [kChunk] one row
+  std::span<double> state;  // [heads, P] attention that tokens receive, then [kChunk] one row
 
   static void declare(auto& d) { protect<NonCausal>(d); }
   Layout layout(const MethodContext& context) const {

@@ -7,11 +7,11 @@
 
 namespace kvreplay {
 
-// PQCache, Zhang et al. 2024, sections 3 and 4: product quantisation of the keys tells which tokens are worth reading.
+// PQCache, Zhang et al. 2024, sections 3 and 4: product quantisation of the keys decides which tokens are read.
 //  1. End of the prompt, in each of `subvectors` parts of the channels: k-means of the keys between sinks and the
-//  prompt's
-//     end, 2^bits centroids, the first ones keys at equal distances. A key's code is the nearest centroid's number.
-//  2. A token that leaves the recent ones takes the nearest centroids.
+//     prompt's end, 2^bits centroids, initialised with keys at equal distances. A key's code is the number of the
+//     nearest centroid.
+//  2. A token that is no longer recent gets the nearest centroids.
 //  3. Step: score = sum over the parts of <q, centroid>; softmax of score / sqrt(d) over the tokens between sinks and
 //     recents, sum over the group. Read exactly the top B - sinks - recent, the sinks and the recents.
 // A prompt with fewer keys to cluster than centroids is read in full.
@@ -21,9 +21,9 @@ struct PqCache {
       .title = "tokens by the product-quantised codes of their keys",
       .source = "PQCache, Zhang et al. 2024, sections 3 and 4",
       .tier = 3,
-      .memory = "the full cache, a code a token and part, and the centroids; the budget bounds what is read",
+      .memory = "the full cache, a code per token and part, and the centroids; the budget bounds what is read",
       .deviation =
-          "k-means starts from keys at equal distances and is Lloyd's, ties to the lower centroid, an empty cluster "
+          "k-means is Lloyd's from keys at equal distances; ties go to the lower centroid, and an empty cluster "
           "keeps its centroid (the release: scikit-learn's).",
       .oneshots = false,
       .any_positions = false,
@@ -35,13 +35,13 @@ struct PqCache {
   static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs max_rows_read state"};
   int32_t subvectors = 2, bits = 6, sinks = 32, recent = kDerived, iterations = 25;
   int32_t budget = 0, tokens = 0;
-  int32_t coded = 0;        // tokens that have codes, from the first on
-  bool learnt = false;      // there are centroids
+  int32_t coded = 0;        // number of tokens, from the first on, that have codes
+  bool learnt = false;      // whether there are centroids
   std::span<double> state;  // [2^bits, dim] centroids, [subvectors, tokens] codes, [2^bits] sizes, [2, tokens] scores
 
   static void declare(auto& d) {
-    d.integer("subvectors", &PqCache::subvectors, {1, 64}, "parts of a key that are coded apart");
-    d.integer("bits", &PqCache::bits, {1, 12}, "bits of a part's code");
+    d.integer("subvectors", &PqCache::subvectors, {1, 64}, "parts of a key that are coded separately");
+    d.integer("bits", &PqCache::bits, {1, 12}, "bits per part of a code");
     d.integer("sinks", &PqCache::sinks, {0, kManyTokens}, "first tokens that are always read");
     d.integer("recent", &PqCache::recent, {1, kManyTokens}, "last tokens that are always read, the newest included",
               "floor(B/2)");
@@ -50,7 +50,7 @@ struct PqCache {
   void resolve(const MethodContext& context) {
     budget = context.budget.tokens, tokens = context.tokens;
     if (recent == kDerived) recent = budget / 2 > 1 ? budget / 2 : 1;
-    if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
+    if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
     if (context.shape.dim > 0 && context.shape.dim % subvectors != 0)
       throw ParameterError("subvectors", "subvectors " + std::to_string(subvectors) + " do not divide the " +
                                              std::to_string(context.shape.dim) + " numbers of a key into equal parts");

@@ -19,7 +19,7 @@ struct PyramidKv : SnapKv {
           "the layer's budget of prompt tokens and every later one; B differs per layer, so add the bytes of "
           "all of them (extras: tokens_of_all_layers)",
       .deviation =
-          "the slope is that of the later library in real numbers; variant kvfactory is the integer form of "
+          "the slope is a real number, as in the later library; variant kvfactory is the integer form of "
           "the release",
       .streams = false,
       .default_phase = Phase::oneshot,
@@ -36,8 +36,8 @@ struct PyramidKv : SnapKv {
   double all_layers = 0;
 
   static void declare(auto& d) {
-    d.choice("variant", &PyramidKv::rule, {"default", "kvpress", "kvfactory"}, "whose formula and window");
-    d.choice("scorer", &PyramidKv::scorer, {"snapkv"}, "whose scores; its parameters stand beside it");
+    d.choice("variant", &PyramidKv::rule, {"default", "kvpress", "kvfactory"}, "which formula and window");
+    d.choice("scorer", &PyramidKv::scorer, {"snapkv"}, "scorer; its parameters are written next to it");
     declare_votes<PyramidKv>(d);
     protect<PyramidKv>(d);
     d.real("beta", &PyramidKv::beta, {1, 1e9}, "the last layer's budget is about B / beta, > 1");
@@ -53,14 +53,14 @@ struct PyramidKv : SnapKv {
     if (layer == kDerived) layer = context.layer;
     if (layers == kDerived) layers = std::max(layer + 1, context.n_layers);
     if (layer >= layers)
-      throw ParameterError("l", "layer " + std::to_string(layer) + " is none of L = " + std::to_string(layers) +
-                                    " layers, which count from 0; give L and l together, or neither");
+      throw ParameterError("l", "layer " + std::to_string(layer) + " is not one of the L = " + std::to_string(layers) +
+                                    " layers, which are counted from 0; set both L and l, or neither");
     if (mean_budget == kUnset)
-      mean_budget =
-          rule == Rule::kvpress && context.budget.as_asked > 0 ? context.budget.as_asked : context.budget.tokens;
+      mean_budget = rule == Rule::kvpress && context.budget.requested_tokens > 0 ? context.budget.requested_tokens
+                                                                                 : context.budget.tokens;
     for (int32_t l = 0; l < layers; ++l) all_layers += tokens_of(l, context);
     budget = tokens_of(layer, context);
-    if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
+    if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
   }
   static void set_options(const PyramidKv& m, CommonOptions& options) {
     if (m.rule == Rule::kvpress) options.gqa_aggregate = Aggregate::mean;
@@ -78,7 +78,7 @@ struct PyramidKv : SnapKv {
     sloped = pyramid.slopes();
     return pyramid.tokens(l);
   }
-  // The release: whole numbers, and the window is taken out before and added afterwards.
+  // The release uses whole numbers; the window is subtracted before and added afterwards.
   int32_t integer_tokens(int32_t l, const MethodContext& context) {
     const int32_t inner = int32_t(mean_budget) - window;
     if (context.prompt_tokens < int32_t(mean_budget)) return context.prompt_tokens;

@@ -3,11 +3,11 @@
 
 namespace kvreplay {
 
-// Q-Filters, Godey et al. 2025, section 3: one direction per head tells which keys its queries attend to.
-//  1. Calibration, on queries of this or other text: per query head their first right singular vector, as they are
-//     rotated and not centred, with the sign that more than half of the queries have a positive product with it.
+// Q-Filters, Godey et al. 2025, section 3: one direction per head predicts which keys its queries attend to.
+//  1. Calibration, on queries of this or other text: per query head the first right singular vector of the rotated,
+//     uncentred queries, with the sign for which more than half of the queries have a positive product with it.
 //  2. f = mean of these over the group.
-//  3. s_j = <f, k_j>, once for all when token j arrives.
+//  3. s_j = <f, k_j>, computed once when token j arrives.
 //  4. Keep the last `recent` and the top B - recent.
 struct QFilters : Selecting<0, 32> {
   static constexpr MethodInfo info{
@@ -17,9 +17,8 @@ struct QFilters : Selecting<0, 32> {
       .tier = 3,
       .memory = "B tokens",
       .deviation =
-          "the direction is that of the prompt's own queries unless `calibration` names other text, as the release "
-          "does; "
-          "kvpress protects no recent tokens.",
+          "the direction is that of the prompt's queries unless `calibration` names other text, as the release "
+          "does; kvpress protects no recent tokens.",
       .default_phase = Phase::oneshot,
       .layer_level = false,
   };
@@ -27,7 +26,7 @@ struct QFilters : Selecting<0, 32> {
   std::span<double> state;  // f [d]
 
   static void declare(auto& d) {
-    d.calibration("whose queries the direction is found from: this prompt's own, or of other text");
+    d.calibration("queries that define the direction: those of this prompt, or of other text");
     protect<QFilters>(d);
   }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.shape.dim, .scores = true}; }
@@ -43,7 +42,7 @@ struct QFilters : Selecting<0, 32> {
     });
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = wide_dot(prompt.key(cache.token(i)), state); });
   }
-  // All rows but the newest have their score.
+  // All rows except the newest already have their score.
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t newest = cache.size() - 1;
     if (newest >= 0) team.each(1, [&](int32_t) { cache.score(newest) = wide_dot(cache.key(newest), state); });

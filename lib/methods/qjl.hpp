@@ -7,19 +7,19 @@ namespace kvreplay {
 
 // QJL, Zandieh et al. 2024: keys as the signs of a random projection, values in 2 bits. Nothing is evicted.
 //  1. S: d x m Gaussian, orthogonalised in blocks of d columns, times sqrt(d).
-//  2. In each group of tokens the channels of largest norm are outliers, which are sketched apart.
-//  3. Of a key stay sign(S^T k) of both parts, ||k|| and ||k_out||.
-//  4. <q, k> is taken to be sqrt(pi/2) / m_in ||k_in|| <S^T q_in, sign(S^T k_in)>, plus that of the outliers.
+//  2. In each group of tokens the channels of largest norm are outliers, which are sketched separately.
+//  3. A key is stored as sign(S^T k) of both parts, ||k|| and ||k_out||.
+//  4. <q, k> is estimated by sqrt(pi/2) / m_in ||k_in|| <S^T q_in, sign(S^T k_in)>, plus the term of the outliers.
 //  5. The tail that does not fill a buffer is exact. Values: kivi, the last `buffer` exact.
-// The estimate is linear in q, so a row holds the vector that it is the inner product with.
+// The estimate is linear in q, so a row stores the vector whose inner product with q is the estimate.
 struct Qjl {
   static constexpr MethodInfo info{
       .name = "qjl",
       .title = "sign sketch of keys, 2-bit values",
       .source = "QJL, Zandieh et al. 2024, Algorithm 1; values as KIVI, Liu et al. 2024",
       .tier = 3,
-      .memory = "signs and 2 norms a key, a group's outlier channels, 2-bit values, an exact tail; not S",
-      .deviation = "one matrix serves both sketches.",
+      .memory = "signs and 2 norms per key, the outlier channels of each group, 2-bit values, an exact tail; not S",
+      .deviation = "both sketches use one matrix.",
       .oneshots = false,
       .any_positions = false,
       .takes_budget = false,
@@ -30,16 +30,16 @@ struct Qjl {
   static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
   static constexpr int32_t kValueBits = 2;
   int32_t m_in = 256, m_out = 256, outliers = 8, group = 32, buffer = 128;
-  std::span<double> state;  // keys that are sketched, values that are quantised, then Work
+  std::span<double> state;  // number of keys sketched, number of values quantised, then Work
   Rng rng;
 
   static void declare(auto& d) {
-    d.integer("m_in", &Qjl::m_in, {1, 1 << 20}, "sign bits of a key");
-    d.integer("m_out", &Qjl::m_out, {1, 1 << 20}, "sign bits of its outlier channels");
+    d.integer("m_in", &Qjl::m_in, {1, 1 << 20}, "sign bits per key");
+    d.integer("m_out", &Qjl::m_out, {1, 1 << 20}, "sign bits per key for its outlier channels");
     d.integer("outliers", &Qjl::outliers, {0, 1 << 20}, "outlier channels");
     d.integer("group", &Qjl::group, {1, kManyTokens},
               "tokens that share outlier channels, numbers of a value that share a step");
-    d.integer("buffer", &Qjl::buffer, {1, kManyTokens}, "tokens that are sketched at a time, a multiple of group");
+    d.integer("buffer", &Qjl::buffer, {1, kManyTokens}, "tokens sketched at a time, a multiple of group");
   }
   void resolve(const MethodContext& context) {
     if (buffer % group != 0) throw ParameterError("buffer", "buffer must be a multiple of group");
@@ -56,7 +56,7 @@ struct Qjl {
     return {.state_doubles = 2 + d * m + 3 * d + m + context.shape.v_dim, .own_rows = context.tokens};
   }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    const int64_t first = cache.size() > 0 ? cache.token(0) : 0;  // a sliding window has left the others
+    const int64_t first = cache.size() > 0 ? cache.token(0) : 0;  // a sliding window has evicted earlier tokens
     const int64_t keys = std::max<int64_t>(0, int64_t(state[0]) - first), d = cache.shape().dim;
     const int64_t values = std::max<int64_t>(0, int64_t(state[1]) - first), dv = cache.shape().v_dim;
     const int64_t bits = m_in + (outliers > 0 ? m_out : 0), norms = outliers > 0 ? 2 : 1;
@@ -114,7 +114,8 @@ struct Qjl {
           [&](int32_t, int32_t c) { return value[size_t(c)]; });
     }
   }
-  // The channels of one part of a key (1: outliers): what an inner product with it is estimated by.
+  // Adds, for the channels of one part of a key (1: outliers), the vector whose inner product with a query is the
+  // estimate.
   KVR_FN void add_part(const Team auto& team, const Work& w, auto key, double part, int32_t m) const {
     const int32_t d = int32_t(w.key.size()), width = columns();
     const auto in = [&](int32_t c) { return w.outlier[size_t(c)] == part; };

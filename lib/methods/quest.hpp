@@ -4,11 +4,11 @@
 
 namespace kvreplay {
 
-// Quest, Tang et al. 2024, section 3: the pages that could hold the largest inner products are read.
-//  1. Per page of `page` consecutive tokens, channel-wise minimum and maximum of the keys, kept up to date as
-//     tokens arrive: the newest page competes with its true extremes.
+// Quest, Tang et al. 2024, section 3: reads the pages that could hold the largest inner products.
+//  1. Per page of `page` consecutive tokens, channel-wise minimum and maximum of the keys, kept up to date as tokens
+//     arrive: the newest page competes with its true extremes.
 //  2. Page score = sum over channels of max(q_c min_c, q_c max_c), an upper bound of <q, k> in the page.
-//  3. Read exactly the tokens of the max(3, floor(B / page)) best pages; of all if B >= n.
+//  3. Read exactly the tokens of the max(3, floor(B / page)) best pages; of all pages if B >= n.
 struct Quest {
   static constexpr MethodInfo info{
       .name = "quest",
@@ -32,7 +32,7 @@ struct Quest {
   std::span<double> state;  // [blocks, pages, 2, dim] extremes, then [pages] bounds, [pages] chosen
 
   static void declare(auto& d) {
-    d.integer("page", &Quest::page, {1, kManyTokens}, "tokens of a page");
+    d.integer("page", &Quest::page, {1, kManyTokens}, "tokens per page");
     d.layers("dense_layers", &Quest::dense_layers, "layers that read everything");
   }
   void resolve(const MethodContext& context) {
@@ -84,14 +84,14 @@ struct Quest {
  private:
   KVR_FN int32_t pages() const { return (tokens - 1) / page + 1; }
   KVR_FN int32_t read_pages() const {
-    if (budget >= tokens) return pages();  // a last page that is not full is not left out
+    if (budget >= tokens) return pages();  // includes a last page that is not full
     return budget / page > kFewestPages ? budget / page : kFewestPages;
   }
   KVR_FN int32_t page_of(const auto& cache, int32_t row) const { return cache.token(row) / page; }
   KVR_FN double* extremes(int32_t block, int32_t p, int32_t dim) const {
     return &state[size_t(2 * (int64_t(block) * pages() + p) * dim)];
   }
-  // A row joins the extremes of its page; the first row of a page opens them.
+  // Adds a row to the extremes of its page; the first row of a page initialises them.
   KVR_FN void widen(const Team auto& team, const auto& cache, int32_t row) {
     const int32_t dim = cache.shape().dim, p = page_of(cache, row);
     const bool opens = row == 0 || page_of(cache, row - 1) != p;
@@ -106,7 +106,7 @@ struct Quest {
       });
     }
   }
-  // Of <q, k> over the page's tokens, summed over the query heads.
+  // Upper bound of <q, k> over the page's tokens, summed over the query heads.
   template <class Real>
   KVR_FN double bound(const HeadShape& shape, const StepQueries<Real>& queries, int32_t p) const {
     double s = 0;

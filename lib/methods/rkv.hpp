@@ -4,25 +4,25 @@
 
 namespace kvreplay {
 
-// R-KV, Cai et al. 2025 (redundancy-aware compression for reasoning): tokens that the newest queries look at, and
-// that no later token repeats. Of L live keys m stay:
+// R-KV, Cai et al. 2025 (redundancy-aware compression for reasoning): keeps tokens that the newest queries attend to
+// and that no later token repeats. m of L live keys stay:
 //  1. I = attention of the last w queries to the L-w older keys: the largest logit of the group, softmax over these
 //     keys alone, mean over the w rows, max pool.  (agg sum: a softmax per query head, mean over the heads.)
 //  2. S = cosines of all pairs of the L keys, with a zero diagonal.
-//  3. In row i the entry of the newest key with S_ij > threshold is set to 0 (of token 0 if there is none), so that of
-//     tokens that repeat each other the newest is not held redundant.
+//  3. In row i the entry of the newest key with S_ij > threshold is set to 0 (the entry of token 0 if there is none).
+//     The newest of several similar tokens therefore does not count as redundant.
 //  4. R = softmax over all L of the column means of S.
 //  5. Keep the top m-w by lambda I - (1-lambda) R, and the w newest.
-// R is a softmax over numbers in [-1, 1], hence nearly 1/L everywhere: I decides nearly all.
+// R is a softmax over numbers in [-1, 1], hence nearly 1/L everywhere: I decides almost everything.
 struct Rkv : Buffered {
   static constexpr MethodInfo info{
       .name = "rkv",
-      .title = "importance less redundancy, cut once a buffer",
+      .title = "importance minus redundancy, cut once per buffer",
       .source = "R-KV, Cai et al. 2025, section 3 (as r1_kv.py of the release runs it)",
       .tier = 2,
       .memory = "B tokens and up to `buffer` more, and the last `window` queries of the group",
       .deviation =
-          "cuts when the buffer is full, as the project page says (the release: where the length is a multiple of 128, "
+          "cuts when the buffer is full, as on the project page (the release: when the length is a multiple of 128, "
           "one step late); lambda is that of later comparisons (0.07 in the release's class).",
       .any_positions = false,
       .layer_level = false,
@@ -33,24 +33,24 @@ struct Rkv : Buffered {
   double lambda = 0.1, threshold = 0.5;
   Retain retain = Retain::last;
   Votes agg = Votes::max;
-  double scale = 1;         // of the logits
-  int32_t seen = 0;         // queries that have come
-  int32_t room = 0;         // rows of the columns below
+  double scale = 1;         // scale of the logits
+  int32_t seen = 0;         // number of queries so far
+  int32_t room = 0;         // length of each column below
   std::span<double> state;  // [window, heads, dim] ring of queries, [dim] sum of directions, columns of [room] numbers
 
   static void declare(auto& d) {
     d.integer("window", &Rkv::window, {1, kManyTokens}, "newest tokens, whose queries vote and which stay");
     declare_buffer<Rkv>(d);
-    d.real("lambda", &Rkv::lambda, {0, 1}, "weight of the importance; the redundancy has the rest");
+    d.real("lambda", &Rkv::lambda, {0, 1}, "weight of the importance; the redundancy gets the rest");
     d.integer("kernel", &Rkv::kernel, {1, kManyTokens}, "pooling width in tokens, odd; 1 = no pooling");
     d.real("threshold", &Rkv::threshold, {-1, 1}, "cosine above which a key repeats another");
-    d.choice("retain", &Rkv::retain, {"last", "first", "none"}, "which of the keys that repeat one is not counted");
+    d.choice("retain", &Rkv::retain, {"last", "first", "none"}, "which of the keys similar to a key is not counted");
     d.choice("agg", &Rkv::agg, {"max", "sum"}, "the group's largest logit, or the mean of its probabilities");
   }
   void resolve(const MethodContext& context) {
     Buffered::resolve(context, window);
     room = int32_t(most_rows(context));
-    if (kernel % 2 == 0) throw no_centre(kernel);
+    if (kernel % 2 == 0) throw even_kernel_error(kernel);
   }
   Layout layout(const MethodContext& context) const {
     const HeadShape& s = context.shape;
@@ -72,7 +72,7 @@ struct Rkv : Buffered {
   KVR_FN void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
     remember(team, {queries.dim, 0, queries.heads}, queries);
     scale = queries.scale;
-    comes();
+    on_new_token();
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (!is_due() || cache.size() <= target) return;
@@ -106,7 +106,7 @@ struct Rkv : Buffered {
     }
     ++seen;
   }
-  // Step 1, but for the pooling.
+  // Step 1 without the pooling.
   KVR_FN void find_importance(const Team auto& team, const auto& cache) const {
     const HeadShape shape = cache.shape();
     const int32_t older = cache.size() - window, rows = seen < window ? seen : window;

@@ -7,11 +7,11 @@
 namespace kvreplay {
 
 // RocketKV, Behnam et al. 2025, section 3: a coarse cut of the prompt, then hybrid sparse attention in every step.
-//  1. Stage 1: SnapKV to `stage1` tokens, for good. With c = max(1, P/B), r = min(0.2 + 0.06 log2 c, 0.8):
-//     cap = floor(P / c^r), at least min(2 (n-P), P); stage1 = cap - (n-P).
+//  1. Stage 1: SnapKV to `stage1` tokens, permanently. With c = max(1, P/B), r = min(0.2 + 0.06 log2 c, 0.8): cap =
+//     floor(P / c^r), at least min(2 (n-P), P); stage1 = cap - (n-P).
 //  2. Stage 2, over the L live tokens, c2 = max(1, cap/B): pages of ceil(sqrt(c2)) neighbours (1 if that exceeds c2).
-//     sign_c = the sign of the group's sum of q_c; a page's vector = largest sign_c k_c of its tokens; the
-//     floor(d page / c2) channels of largest mean |q_c| count: s = sum over them of sign_c q_c page_c.
+//     sign_c = the sign of the group's sum of q_c; a page's vector = largest sign_c k_c of its tokens. The floor(d page
+//     / c2) channels of largest mean |q_c| are used: s = sum over them of sign_c q_c page_c.
 //  3. Softmax of s / sqrt(d sum of the channels' |q_c| / sum |q_c|) over tokens, each with its page's s, mean over the
 //     group; exact attention to the top floor(B/2) tokens.
 // In a group whose queries differ in sign a page's value is no bound.
@@ -21,10 +21,10 @@ struct RocketKv : SnapKv {
       .title = "one coarse cut, then pages of few channels",
       .source = "RocketKV, Behnam et al. 2025, section 3 (stage 2 as the release runs it)",
       .tier = 2,
-      .memory = "the tokens of stage 1, every later one, and two vectors a page; the budget bounds what is read",
+      .memory = "the tokens of stage 1, every later one, and two vectors per page; the budget bounds what is read",
       .deviation =
-          "the number of tokens after the prompt, which the release is told, is the trace's own; stage 1 keeps at "
-          "least its window and one token more, and the prompt where the budget holds it.",
+          "the number of tokens after the prompt, an argument of the release, comes from the trace; stage 1 keeps at "
+          "least its window and one more token, or the whole prompt if it fits the budget.",
       .oneshots = false,
       .any_positions = false,
       .layer_level = false,

@@ -5,21 +5,21 @@
 
 namespace kvreplay {
 
-// Scissorhands, Liu et al. 2023, algorithms 1 and 2: tokens that were seldom looked at in the recent past
-// ("persistence of importance") leave, half of the cache at a time.
+// Scissorhands, Liu et al. 2023, algorithms 1 and 2: evicts tokens that received little attention in the recent past
+// ("persistence of importance"), half of the cache at a time.
 //  1. In row t token i is "low" iff the group sum of p_t(i) is strictly below G/|C_t|.
 //  2. Its counter is the number of low marks in the last `hist` rows, prompt rows included.
-//  3. If more than B tokens are held, drop the `drop` tokens with the largest counter outside the last
-//     `recent`; among equal counters the higher index goes first.
-//  4. End of the prompt: drop P - B in the same way.
-// Counters tie in most decisions, so the rule for ties decides. `fraction` divides by the rows that a token
-// has seen of the last `hist`. `authors_code` is another algorithm: from token 100 on a token stays iff one
-// of the last 100 rows gave it more than the entry at rank int(0.9 * width) of that row, sorted as stored: a
-// prompt row is P wide, with zeros for its future. The last 10 always stay, and there is no budget.
+//  3. If more than B tokens are held, evict the `drop` tokens with the largest counter outside the last `recent`; among
+//     equal counters the higher index is evicted first.
+//  4. End of the prompt: evict P - B in the same way.
+// Counters tie in most decisions, so the rule for ties matters. `fraction` divides by the number of the last `hist`
+// rows that saw the token. `authors_code` is another algorithm: from token 100 on a token stays iff one of the last 100
+// rows gave it more than the entry at rank int(0.9 * width) of that row, sorted as stored: a prompt row has width P,
+// with zeros for its future. The last 10 always stay, and there is no budget.
 struct Scissorhands : Selecting<0, 10> {
   static constexpr MethodInfo info{
       .name = "scissorhands",
-      .title = "seldom attended in the last rows",
+      .title = "evicts tokens seldom attended to by the last rows",
       .source = "Scissorhands, Liu et al. 2023, algorithms 1 and 2",
       .tier = 1,
       .memory = "B tokens, each with a ring of hist marks (hist/8 bytes) and their count",
@@ -43,7 +43,7 @@ struct Scissorhands : Selecting<0, 10> {
   static void declare(auto& d) {
     d.choice("variant", &Scissorhands::variant, {"default", "fraction", "authors_code"}, "which rule");
     d.integer("hist", &Scissorhands::hist, {1, kManyTokens}, "rows whose marks count (authors_code: 100)");
-    d.integer("drop", &Scissorhands::drop, {1, kManyTokens}, "tokens that leave at a time",
+    d.integer("drop", &Scissorhands::drop, {1, kManyTokens}, "tokens evicted at a time",
               "max(1, min(floor(B/2), B - recent))");
     protect<Scissorhands>(d);
   }
@@ -56,7 +56,7 @@ struct Scissorhands : Selecting<0, 10> {
     if (drop == kDerived) drop = budget / 2 < 1 ? 1 : budget / 2 < most ? budget / 2 : most;
     if (drop > most)
       throw ParameterError("drop", "drop " + std::to_string(drop) + " exceeds the " + std::to_string(most) +
-                                       " tokens of the budget that nothing protects; drop fewer at a time");
+                                       " unprotected tokens of the budget; lower drop");
   }
   static bool budgetless(const Scissorhands& m) { return m.variant == Variant::authors_code; }
   int64_t max_rows(const MethodContext&) const { return variant == Variant::authors_code ? tokens : budget; }
@@ -108,7 +108,8 @@ struct Scissorhands : Selecting<0, 10> {
     hist = kCodeHist;
   }
   KVR_FN int32_t words() const { return ((hist < tokens ? hist : tokens) + 63) / 64; }
-  // What a row's probabilities are compared with: `held` of them, stored `width` wide, `live` attended to.
+  // Limit for a row's probabilities: `held` of them are stored, the row is `width` wide, and it attends to `live`
+  // tokens.
   KVR_FN double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live, auto probability) const {
     if (variant != Variant::authors_code) return double(how == Aggregate::sum ? heads : 1) / live;
     const int32_t rank = width - int32_t(kCodeRank * width);  // from the top
@@ -117,7 +118,7 @@ struct Scissorhands : Selecting<0, 10> {
   KVR_FN bool is_marked(double p, double limit) const {
     return variant == Variant::authors_code ? p > limit : p < limit;
   }
-  // Sets token i's mark of row t in the place of that of row t - hist; by how much its count changes.
+  // Sets token i's mark for row t, which replaces that for row t - hist; returns the change of its count.
   KVR_FN int32_t mark(int32_t i, int32_t t, bool set) {
     const int32_t at = t % hist;
     double& word = state[size_t(i) * size_t(words()) + size_t(at / 64)];
@@ -125,7 +126,7 @@ struct Scissorhands : Selecting<0, 10> {
     word = std::bit_cast<double>(set ? bits | bit : bits & ~bit);
     return int32_t(set) - int32_t((bits & bit) != 0);
   }
-  // In device code nvcc makes nothing of std::popcount, and says so nowhere.
+  // In device code nvcc silently compiles std::popcount to nothing.
   KVR_FN static int32_t set_bits(uint64_t x) { return __builtin_popcountll(x); }
   KVR_FN int32_t count(int32_t i) const {
     int32_t n = 0;

@@ -5,14 +5,14 @@
 
 namespace kvreplay {
 
-// Self-Balancing Walk (BalanceKV, Han et al. 2025, Algorithm 2 and SoftmaxBalance; after Alweiss, Liu and
-// Sawhney 2021) on the middle of the prompt, `rounds` times on the survivors.
+// Self-Balancing Walk (BalanceKV, Han et al. 2025, Algorithm 2 and SoftmaxBalance; after Alweiss, Liu and Sawhney 2021)
+// on the middle of the prompt, `rounds` times on the survivors.
 //  1. W = 0. For each vector u_i in order: y = <W, u_i>; through the kernel, sum over j < i of eta_j K_ij.
 //  2. If |y| > c r^2: fail (or `clamp` p to [0, 1], or toss a `coin`).
 //  3. p = 1/2 - y/(2 c r^2); eta_i = +1 iff U_i < p, else -1.  4. W += eta_i u_i.
-//  5. The smaller sign class stays (equal sizes: +). Survivors weigh 2^rounds in both sums.
-// Kernels: k <ki,kj>; kv <ki,kj><vi,vj>; expv exp(scale <ki,kj>)<vi,vj>, over its largest possible value.
-// With the literal c the walk is a fair coin on real keys.
+//  5. The smaller sign class stays (equal sizes: +). Survivors have weight 2^rounds in both sums.
+// Kernels: k <ki,kj>; kv <ki,kj><vi,vj>; expv exp(scale <ki,kj>)<vi,vj>, divided by its largest possible value. With
+// the literal c the walk is a fair coin on real keys.
 struct SelfBalancingWalk : Thinning<> {
   static constexpr MethodInfo info{
       .name = "self_balancing_walk",
@@ -21,7 +21,7 @@ struct SelfBalancingWalk : Thinning<> {
       .tier = 1,
       .memory = "survivors of the middle, sinks, recent and later tokens, one weight",
       .deviation =
-          "the printed update adds k_i where u_i is meant. The size is random, at most half a round: the "
+          "the printed update adds k_i instead of u_i. The size is random, at most half per round: the "
           "budget sets sinks and recent only.",
       .streams = false,
       .default_phase = Phase::oneshot,
@@ -34,17 +34,17 @@ struct SelfBalancingWalk : Thinning<> {
   OnFail on_fail = OnFail::fail;
   int32_t rounds = 1;
   double scale = 1;
-  std::span<double> state;  // rows of the walk
+  std::span<double> state;  // packed rows of the walk
   Rng rng;
 
   static void declare(auto& d) {
-    d.choice("kernel", &SelfBalancingWalk::kernel, {"expv", "k", "kv"}, "inner product that is balanced");
+    d.choice("kernel", &SelfBalancingWalk::kernel, {"expv", "k", "kv"}, "inner product to balance");
     d.real("delta", &SelfBalancingWalk::delta, {1e-300, 1}, "failure probability of the theorem", "1/n^2");
     d.real("c", &SelfBalancingWalk::c, {1e-300, 1e300}, "bound of |y| over r^2", "30 ln(n/delta)");
     d.real("r", &SelfBalancingWalk::r, {1e-300, 1e300}, "bound of the vectors' norms; kernels k and kv",
            "measured maximum");
     d.choice("on_fail", &SelfBalancingWalk::on_fail, {"fail", "clamp", "coin"}, "what happens when |y| > c r^2");
-    d.integer("rounds", &SelfBalancingWalk::rounds, {1, 30}, "how often the survivors are balanced again");
+    d.integer("rounds", &SelfBalancingWalk::rounds, {1, 30}, "number of times the survivors are balanced");
     protect<SelfBalancingWalk>(d);
   }
   void resolve(const MethodContext& context) {
@@ -53,7 +53,7 @@ struct SelfBalancingWalk : Thinning<> {
     if (c == kUnset) c = theory::walk_constant(context.tokens, delta);
     if (r != kUnset && kernel == Kernel::expv)
       throw ParameterError("r",
-                           "kernel expv is divided by its own maximum and takes no r; remove it, or take kernel "
+                           "kernel expv is divided by its own maximum and takes no r; remove it, or use kernel "
                            "k or kv");
   }
   static bool random(const SelfBalancingWalk&) { return true; }
@@ -69,12 +69,13 @@ struct SelfBalancingWalk : Thinning<> {
   }
   static std::string failure_text(int32_t code, int32_t token) {
     if (code == radius_too_small)
-      return "r is below the norm of token " + std::to_string(token) + "; give a larger r, or none to measure it";
+      return "r is below the norm of token " + std::to_string(token) +
+             "; set a larger r, or leave it out to measure it";
     return "the walk failed at token " + std::to_string(token) +
-           ": |y| > c r^2; give a larger c, or on_fail clamp or coin";
+           ": |y| > c r^2; set a larger c, or on_fail clamp or coin";
   }
 
-  // Scores are the signs.
+  // The scores hold the signs.
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;
     for (int32_t round = 0; round < rounds; ++round) {
@@ -83,13 +84,13 @@ struct SelfBalancingWalk : Thinning<> {
       if (!walk(team, cache, m, round, sign)) return;
       const double small = smaller_class(team, m.count, sign);
       team.each(m.count, [&](int32_t i) { sign(i) = sign(i) == small ? 1 : 0; });
-      drop_unscored(team, cache, m);
+      evict_unscored(team, cache, m);
     }
     weigh_rows(team, cache, middle(cache), std::ldexp(1.0, rounds));
   }
 
  private:
-  // False: the method has failed.
+  // Returns false if the method failed.
   KVR_FN bool walk(const Team auto& team, auto& cache, Middle m, int32_t round, auto sign) {
     const RowsFrom products{cache, m.first};
     const SoftmaxKernel expv = products.softmax_kernel(team, m.count, scale);

@@ -5,10 +5,10 @@ namespace kvreplay {
 
 // SnapKV, Li et al. 2024, section 4: the last prompt rows (the observation window) vote for the prefix.
 //  1. s[j] = sum over rows P-w..P-1 and the group of x_row(j), for prefix keys j < P-w.
-//  2. Pool s along j with stride 1: `max` ignores what lies outside the prefix, `avg` counts it as 0.
-//  3. Keep the top B-w of the pooled scores and the w window tokens; later tokens are kept. If B <= w, keep
-//     the last B prompt tokens.
-// `score` obc_value, obc_key or obc_joint: in place of x, what the row's output loses with the token
+//  2. Pool s along j with stride 1: `max` ignores positions outside the prefix, `avg` counts them as 0.
+//  3. Keep the top B-w of the pooled scores and the w window tokens; later tokens are kept. If B <= w, keep the last B
+//     prompt tokens.
+// `score` obc_value, obc_key or obc_joint: replaces x by the error of the row's output without the token
 // (output_scores.hpp). Max pooling makes exact ties at the boundary in most heads: the lower index stays (C8).
 struct SnapKv : Selecting<> {
   static constexpr MethodInfo info{
@@ -32,11 +32,11 @@ struct SnapKv : Selecting<> {
   Pool pool = Pool::derived;
   When when = When::derived;
   TokenScore score = TokenScore::attention;
-  std::span<double> state;  // [heads, P] votes, and the same pooled
+  std::span<double> state;  // [heads, P] votes, then [heads, P] pooled votes
 
   static void declare(auto& d) {
     d.choice("variant", &SnapKv::variant, {"default", "kvpress", "paper_config", "kvfactory", "none_pool"},
-             "whose defaults");
+             "which set of defaults");
     declare_votes<SnapKv>(d);
     protect<SnapKv>(d);
   }
@@ -46,7 +46,7 @@ struct SnapKv : Selecting<> {
               "observation window, prompt rows that vote and stay", "32; kvpress 64, kvfactory 8");
     declare_pooling<M>(d);
     d.choice("score", static_cast<TokenScore M::*>(&M::score), kTokenScores,
-             "what a row gives to a token: its probability, or what the output loses without it");
+             "score that a row adds to a token: its probability, or the error of the output without it");
   }
   template <class M>
   static void declare_pooling(auto& d) {
@@ -55,7 +55,7 @@ struct SnapKv : Selecting<> {
     d.choice("pool", static_cast<Pool M::*>(&M::pool), {"max", "avg"}, "how neighbours share their votes",
              "max; kvpress avg");
     d.choice("when", static_cast<When M::*>(&M::when), {"before", "after"},
-             "query heads become one before or after pooling", "before; kvpress and paper_config after");
+             "whether query heads are aggregated before or after pooling", "before; kvpress and paper_config after");
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
@@ -64,7 +64,7 @@ struct SnapKv : Selecting<> {
     if (kernel == kDerived) kernel = kvpress ? 5 : variant == Variant::none_pool ? 1 : 7;
     if (pool == Pool::derived) pool = kvpress ? Pool::avg : Pool::max;
     if (when == When::derived) when = kvpress || variant == Variant::paper_config ? When::after : When::before;
-    if (kernel % 2 == 0) throw no_centre(kernel);
+    if (kernel % 2 == 0) throw even_kernel_error(kernel);
   }
   static void set_options(const SnapKv& m, CommonOptions& options) {
     if (m.variant == Variant::kvpress || m.variant == Variant::paper_config) options.gqa_aggregate = Aggregate::mean;
@@ -92,15 +92,15 @@ struct SnapKv : Selecting<> {
     team.each(window, [&](int32_t i) {
       cache.score(prefix + i) = aggregate(prompt.how(), heads, [&](int32_t h) { return vote(h, prefix + i); });
     });
-    share_votes(team, prompt, cache, prefix);
+    pool_votes(team, prompt, cache, prefix);
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
  protected:
-  // From the votes of each head on the first `prefix` rows of the cache, [heads, prefix], to their scores.
+  // Computes scores from the votes of each head for the first `prefix` rows of the cache, [heads, prefix].
   template <class Real>
-  KVR_FN void share_votes(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
-                          int32_t prefix) const {
+  KVR_FN void pool_votes(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
+                         int32_t prefix) const {
     const int32_t heads = prompt.shape().heads;
     double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
     if (when == When::before)

@@ -4,9 +4,9 @@
 namespace kvreplay {
 
 // The fixed pattern of sparse transformers, a static baseline of H2O.
-//  1. Row t keeps its own block of l tokens and the last c tokens of each finished block. If no c is left for
-//     l = floor(B'/2): c = 1 and the shortest blocks that fit, which needs a budget of about 2 sqrt(n).
-//  2. What is outside is evicted.  3. `with_h2o`: the top floor(B/2) by A of what is outside stay.
+//  1. Row t keeps its own block of l tokens and the last c tokens of each finished block. If no c is left for l =
+//     floor(B'/2): c = 1 and the shortest blocks that fit, which needs a budget of about 2 sqrt(n).
+//  2. Tokens outside the pattern are evicted.  3. `with_h2o`: the top floor(B/2) by A of the tokens outside stay.
 struct SparseFixed : SparsePattern<SparseFixed> {
   static constexpr MethodInfo info{
       .name = "sparse_fixed",
@@ -14,14 +14,14 @@ struct SparseFixed : SparsePattern<SparseFixed> {
       .source = "baseline of H2O, Zhang et al. 2023, Table 1 and Fig. 1",
       .tier = 1,
       .memory = "at most B tokens; with_h2o one score each",
-      .deviation = "the definition is ours: no code was released, and the paper gives no sizes.",
+      .deviation = "our definition: no code was released, and the paper gives no sizes.",
       .oneshots = false,
   };
   static constexpr Hooks hooks{"read_prompt evict observe layout needs observes implied_layout"};
   int32_t l = kDerived, c = kDerived;
 
   static void declare(auto& d) {
-    d.integer("l", &SparseFixed::l, {1, kManyTokens}, "tokens of a block", "floor(B'/2)");
+    d.integer("l", &SparseFixed::l, {1, kManyTokens}, "tokens per block", "floor(B'/2)");
     d.integer("c", &SparseFixed::c, {1, kManyTokens}, "last tokens of a finished block that stay",
               "floor((B' - l) / ceil(n / l))");
     declare_heavy(d);
@@ -41,7 +41,7 @@ struct SparseFixed : SparsePattern<SparseFixed> {
     if (c < 1 || most > room)
       throw ParameterError("l", "blocks of " + std::to_string(l) + " with their last " + std::to_string(c < 1 ? 1 : c) +
                                     " do not fit " + std::to_string(room) +
-                                    " tokens; give other l and c, or leave both out");
+                                    " tokens; set other l and c, or leave both out");
   }
   KVR_FN bool inside(int32_t j, int32_t t) const { return j / l == t / l || j % l >= l - c; }
 

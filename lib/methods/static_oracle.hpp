@@ -3,14 +3,14 @@
 
 namespace kvreplay {
 
-// The ceiling of every one-shot eviction that only names tokens. IT SEES THE FUTURE: for regret only.
+// The ceiling of every one-shot eviction that only selects tokens. IT SEES THE FUTURE: for regret only.
 //  1. F[i] = sum over all scored decode rows and the group of x_t(i), for prompt tokens i.
 //  2. Keep the top B.  3. Later tokens are kept.
-// Weighted sampling can still beat it in diffuse layers, since it carries no weights.
+// Weighted sampling can still have a lower error in diffuse layers, because this oracle uses no weights.
 struct StaticOracle : Selecting<> {
   static constexpr MethodInfo info{
       .name = "static_oracle",
-      .title = "best choice after the prompt (oracle: sees the future)",
+      .title = "largest attention from all later rows (oracle: sees the future)",
       .source = "ceiling; definition",
       .tier = 1,
       .memory = "B prompt tokens and every later one",
@@ -30,7 +30,7 @@ struct StaticOracle : Selecting<> {
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
     if (per_head && context.shape.heads > 1)
-      throw ParameterError("per_head", "per_head is gqa.level: query, and another level was given; leave one out");
+      throw ParameterError("per_head", "per_head means gqa.level: query, but another level is set; leave one out");
   }
   static void set_options(const StaticOracle& m, CommonOptions& options) {
     if (m.per_head) options.gqa_level = GqaLevel::query;

@@ -3,10 +3,9 @@
 
 namespace kvreplay {
 
-// StreamingLLM, Xiao et al. 2023, section 3.2: the first tokens (attention sinks) and the most recent
-// ones. Positions are re-assigned inside the cache by rotating the cached keys; `positions: original`
-// leaves them, as most libraries run it.
-// Published settings differ (4+512, 1+255, 4+2000, 4+160): quote sinks and window.
+// StreamingLLM, Xiao et al. 2023, section 3.2: the first tokens (attention sinks) and the most recent ones. Positions
+// are re-assigned inside the cache by rotating the cached keys; `positions: original` leaves them unchanged, as most
+// libraries run it. Published settings differ (4+512, 1+255, 4+2000, 4+160): quote sinks and window.
 struct StreamingLlm {
   static constexpr MethodInfo info{
       .name = "streaming_llm",
@@ -25,14 +24,14 @@ struct StreamingLlm {
   static void declare(auto& d) {
     d.integer("sinks", &StreamingLlm::sinks, {0, kManyTokens}, "first tokens of the trace that always stay");
     d.integer("room_for", &StreamingLlm::room_for, {0, kManyTokens},
-              "tokens that are evicted for before they arrive: B - room_for stay");
+              "tokens that get room before they arrive: B - room_for stay");
   }
   void resolve(const MethodContext& context) {
     budget = context.budget.tokens - room_for;
     if (room_for > 0 && sinks >= budget)
       throw ParameterError("room_for", "room_for " + std::to_string(room_for) + " and sinks " + std::to_string(sinks) +
                                            " leave no recent token in a budget of " +
-                                           std::to_string(context.budget.tokens) + "; give less or a larger budget");
+                                           std::to_string(context.budget.tokens) + "; lower them or raise the budget");
     if (sinks >= budget)
       throw ParameterError("sinks", "sinks " + std::to_string(sinks) +
                                         " leave no room for recent tokens in a budget of " + std::to_string(budget) +

@@ -4,21 +4,22 @@
 
 namespace kvreplay {
 
-// SubGen, Zandieh et al. 2024, section 3.2, the version of the experiments: recent tokens plus greedy
-// k-center over the older keys (Gonzalez 1985, farthest-first traversal).
+// SubGen, Zandieh et al. 2024, section 3.2, the version of the experiments: recent tokens plus greedy k-center over the
+// older keys (Gonzalez 1985, farthest-first traversal).
 //  1. If P <= B keep all. Otherwise keep the last `recent` prompt tokens.
-//  2. Centres among keys 0..P-recent-1: start at token `first`, then always the key that is farthest
-//     from its nearest centre (Euclidean, as stored; ties: lowest index), until B - recent are chosen.
+//  2. Centres among keys 0..P-recent-1: start at token `first`, then always the key that is farthest from its nearest
+//     centre (Euclidean, as stored; ties: lowest index), until B - recent are chosen.
 //  3. Later tokens are kept. `weights: cluster_size`: a centre counts for all keys nearest to it.
-// Farthest-first picks outliers, and on most heads is worse than sinks or H2O. That is the method.
+// Farthest-first picks outliers, and on most heads its error is higher than that of sinks or H2O. This is a property of
+// the method.
 struct SubGen {
   static constexpr MethodInfo info{
       .name = "subgen",
       .title = "recent window + greedy k-center",
       .source = "SubGen, Zandieh et al. 2024, section 3.2",
       .tier = 1,
-      .memory = "B prompt tokens and every later one; with cluster_size one weight a centre",
-      .deviation = "the paper gives neither the split of the budget nor the first centre: half and token 0.",
+      .memory = "B prompt tokens and every later one; with cluster_size one weight per centre",
+      .deviation = "the paper gives neither the split of the budget nor the first centre: here half and token 0.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
@@ -27,14 +28,14 @@ struct SubGen {
   int32_t recent = kDerived, first = 0;
   Weights weights = Weights::none;
   int32_t budget = 0;
-  std::span<double> state;  // of the traversal
+  std::span<double> state;  // state of the traversal
   Rng rng;
   const SubGen* larger = nullptr;
 
   static void declare(auto& d) {
     d.integer("recent", &SubGen::recent, {0, kManyTokens}, "last prompt tokens that stay", "floor(B/2)");
     d.integer_or_word("first", &SubGen::first, {0, kManyTokens}, "random", "token of the first centre");
-    d.choice("weights", &SubGen::weights, {"none", "cluster_size"}, "what a centre counts for");
+    d.choice("weights", &SubGen::weights, {"none", "cluster_size"}, "weight of a centre");
   }
   void resolve(const MethodContext& context) {
     budget = context.budget.tokens;
@@ -62,7 +63,7 @@ struct SubGen {
     c.weight_floats = weighs ? budget - recent : 0;
   }
 
-  // Leaves score 1 on what stays and, as weight, how many keys each centre stands for.
+  // Sets score 1 on rows that stay and, as weight, the number of keys that each centre represents.
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     const int32_t older = cache.size() - recent;
@@ -70,7 +71,7 @@ struct SubGen {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = i >= older ? 1 : 0; });
     FarthestFirst centres(cache, older, budget - recent, state);
     if (continues(larger, cache.size()))
-      centres.take_order(team, FarthestFirst(cache, older, larger->budget - recent, larger->state));
+      centres.copy_order(team, FarthestFirst(cache, older, larger->budget - recent, larger->state));
     else centres.choose(team, first_centre(older));
     team.each(budget - recent, [&](int32_t i) { cache.score(centres.row(i)) = 1; });
     if (weights != Weights::cluster_size) return;
@@ -85,9 +86,9 @@ struct SubGen {
  private:
   KVR_FN int32_t first_centre(int32_t older) const {
     const int32_t centre = first != kWord ? first : int32_t(rng.uniform(RngStream::k_center_start, 0) * older);
-    return centre < older ? centre : older - 1;  // a sliding window leaves fewer tokens than the prompt had
+    return centre < older ? centre : older - 1;  // a sliding window may leave fewer tokens than the prompt had
   }
-  // Whether a larger budget has found the order of these centres already.
+  // Whether the run at a larger budget has already computed the order of these centres.
   KVR_FN bool continues(const SubGen* other, int32_t rows) const {
     return other != nullptr && other->recent == recent && other->first == first && rows > other->budget &&
            weights == Weights::none;

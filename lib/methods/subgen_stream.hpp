@@ -5,16 +5,16 @@
 
 namespace kvreplay {
 
-// SubGen, Zandieh et al. 2024, Algorithm 1: the normaliser from samples of online clusters of the keys, the
-// numerator from a sample of the values. Token by token, from the first one of the prompt on:
+// SubGen, Zandieh et al. 2024, Algorithm 1: the normaliser from samples of online clusters of the keys, the numerator
+// from a sample of the values. Token by token, from the first token of the prompt on:
 //  1. i = the cluster whose representative is nearest to k (ties: the oldest).
-//  2. None within delta: a new cluster, representative k for good, t samples k, count 1.
+//  2. None within delta: a new cluster with permanent representative k, t samples k, count 1.
 //  3. Otherwise n_i += 1, and each of its t samples becomes k with probability 1/n_i.
 //  4. Each of the s slots of the reservoir becomes (k, v) with probability ||v||^2 / (mu + ||v||^2).
 //  5. mu += ||v||^2.
 //  6. Output z / tau: z sums mu / (s ||v||^2) exp(l) v over slots, tau sums n_i/t exp(l) over samples.
-// Rows: sinks; s slots (in z alone); for each cluster a representative (in neither) and t samples (in tau
-// alone). The score of a slot is ||v||^2, or 0 if it is empty; that of a representative is n_i.
+// Rows: sinks; s slots (in z alone); for each cluster a representative (in neither) and t samples (in tau alone). The
+// score of a slot is ||v||^2, or 0 if it is empty; that of a representative is n_i.
 struct SubGenStream {
   static constexpr MethodInfo info{
       .name = "subgen_stream",
@@ -38,32 +38,32 @@ struct SubGenStream {
   double delta = kUnset, delta_rel = kUnset, epsilon = kUnset;
   int32_t t = 8, s = 128, sinks = 0, t_max = 64, s_max = 2048;
   double c_t = 1, c_s = 1, radius = 0;
-  theory::SubGen asked;            // before the caps
-  int32_t samples = 0, slots = 0;  // t and s after them
+  theory::SubGen asked;            // t and s before the caps
+  int32_t samples = 0, slots = 0;  // t and s after the caps
   std::span<double> state;         // mu
   Rng rng;
 
   static void declare(auto& d) {
-    const char* either = "none: give delta or delta_rel";
+    const char* either = "none: set delta or delta_rel";
     d.real("delta", &SubGenStream::delta, {0, 1e300}, "largest distance to a representative", either);
     d.real("delta_rel", &SubGenStream::delta_rel, {0, 1e300},
            "delta over the median distance of two keys of the whole trace (sees the future)", either);
-    d.integer("t", &SubGenStream::t, {1, kManyTokens}, "samples of a cluster");
+    d.integer("t", &SubGenStream::t, {1, kManyTokens}, "samples per cluster");
     d.integer("s", &SubGenStream::s, {1, kManyTokens}, "slots of the reservoir");
     d.real("epsilon", &SubGenStream::epsilon, {1e-6, 1 - 1e-6},
-           "error that t and s follow from, by the largest query of the trace (sees the future)", "unset");
+           "error from which t and s are derived, by the trace's largest query (sees the future)", "unset");
     d.integer("sinks", &SubGenStream::sinks, {0, kManyTokens}, "first tokens, held exactly outside of both");
-    d.integer("t_max", &SubGenStream::t_max, {1, kManyTokens}, "most t that epsilon can ask for");
-    d.integer("s_max", &SubGenStream::s_max, {1, kManyTokens}, "most s that epsilon can ask for");
+    d.integer("t_max", &SubGenStream::t_max, {1, kManyTokens}, "largest t that epsilon can lead to");
+    d.integer("s_max", &SubGenStream::s_max, {1, kManyTokens}, "largest s that epsilon can lead to");
     d.real("c_t", &SubGenStream::c_t, {1e-300, 1e300}, "constant of the theory's t");
     d.real("c_s", &SubGenStream::c_s, {1e-300, 1e300}, "constant of the theory's s");
   }
   void resolve(const MethodContext& context) {
     if ((delta == kUnset) == (delta_rel == kUnset))
-      throw ParameterError("delta", "subgen_stream needs one radius: give either delta or delta_rel");
+      throw ParameterError("delta", "subgen_stream needs one radius: set either delta or delta_rel");
     samples = t, slots = s, radius = delta != kUnset ? delta : delta_rel * context.median_key_distance;
     if (epsilon == kUnset) return;
-    const double r = context.scale * context.largest_query_norm;  // the paper's query holds the scale
+    const double r = context.scale * context.largest_query_norm;  // the paper's query includes the scale
     asked = theory::SubGen::of(epsilon, radius, r, std::max(2, context.tokens), context.shape.dim, c_t, c_s);
     samples = int32_t(std::min<double>(asked.t.nearest(), t_max));
     slots = int32_t(std::min<double>(asked.s.nearest(), s_max));
@@ -97,7 +97,7 @@ struct SubGenStream {
       for (int32_t j = 0; j < slots; ++j) cache.push(team, token, 0, 0);
     add_key(team, token, cache);
     add_value(team, token, cache);
-    cache.push(team, token, 0, 0);  // and gone for good, unless one of the two has taken it
+    cache.push(team, token, 0, 0);  // evicted by the next line, unless a sample or a slot has taken it
     cache.drop(team, cache.size() - 1);
   }
 

@@ -3,14 +3,14 @@
 
 namespace kvreplay {
 
-// The best that an attention-mass ranking can do, H2O Table 8 "Top-K": at every step the tokens that
-// this step's queries attend to most, from the full cache.
-//  1. Exact probabilities of the step, summed over the group.  2. Read the B + extra largest; the newest
-//  token has no privilege.  3. Renormalise over them.
+// The best possible attention-mass ranking, H2O Table 8 "Top-K": at every step the tokens that this step's queries
+// attend to most, from the full cache.
+//  1. Exact probabilities of the step, summed over the group.  2. Read the B + extra largest; the newest token has no
+//     privilege.  3. Renormalise over them.
 // It maximises mass, not accuracy: in diffuse heads a plain window can have a smaller error.
-// Variants: topk_plus_current reads the top floor(f * t) of the t earlier tokens, and the newest (FlexGen's
-// sparse attention, which does not renormalise). with_h2o reads floor(B/2) resident heavy hitters, chosen by
-// h2o's A without recents, the newest, and the top B - floor(B/2) of the step from the full cache.
+// Variants: topk_plus_current reads the top floor(f * t) of the t earlier tokens, and the newest (FlexGen's sparse
+// attention, which does not renormalise). with_h2o reads floor(B/2) resident heavy hitters, chosen by h2o's A without
+// recents, the newest, and the top B - floor(B/2) of the step from the full cache.
 struct TopkOracle {
   static constexpr MethodInfo info{
       .name = "topk_oracle",
@@ -18,7 +18,7 @@ struct TopkOracle {
       .source = "H2O, Zhang et al. 2023, Table 8",
       .tier = 1,
       .memory = "the full cache; the budget bounds what is read",
-      .deviation = "with_h2o is our definition: the paper gives none.",
+      .deviation = "with_h2o is our definition: the paper has none.",
       .oneshots = false,
       .any_positions = false,
       .implied_layout = true,
@@ -35,7 +35,7 @@ struct TopkOracle {
   bool heads_differ() const { return per_head; }
 
   static void declare(auto& d) {
-    d.choice("variant", &TopkOracle::variant, {"default", "topk_plus_current", "with_h2o"}, "what is read");
+    d.choice("variant", &TopkOracle::variant, {"default", "topk_plus_current", "with_h2o"}, "which tokens are read");
     d.integer("extra", &TopkOracle::extra, {0, 1},
               "1: read B + 1 tokens, as many as a streaming method attends to (variant default)");
     d.boolean("per_head", &TopkOracle::per_head, "every query head reads its own tokens");
@@ -47,7 +47,7 @@ struct TopkOracle {
     budget = context.budget.tokens;
     if (f == kUnset) f = budget < context.prompt_tokens ? double(budget) / context.prompt_tokens : 1;
     if (!renormalise && variant != Variant::topk_plus_current)
-      throw ParameterError("renormalise", "only variant topk_plus_current can do without; leave it out");
+      throw ParameterError("renormalise", "only variant topk_plus_current supports renormalise: false; leave it out");
     if (variant == Variant::with_h2o) heavy = budget < context.tokens ? budget / 2 : budget;
     most = variant == Variant::topk_plus_current ? int32_t(f * context.tokens) + 1 : budget + 1;
   }
@@ -67,7 +67,7 @@ struct TopkOracle {
     for (int32_t h = 1; h < x.heads && !per_head; ++h)
       team.each(x.rows, [&](int32_t i) { chosen[int64_t(h) * x.rows + i] = chosen[i]; });
   }
-  // with_h2o: a row that is no heavy hitter has lost its score, -1, for good.
+  // with_h2o: a row that is no heavy hitter keeps score -1 for ever.
   KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
     if (variant == Variant::with_h2o)
       team.each(cache.size(), [&](int32_t i) { cache.score(i) += resident(cache, i) ? p[size_t(i)] : 0; });

@@ -3,11 +3,10 @@
 
 namespace kvreplay {
 
-// Nucleus selection as a ceiling: as many tokens as a share p of the step's attention needs.
-//  1. Sort the exact probabilities of the step (group mean).  2. Read the shortest prefix whose mass reaches
-//  p.
-//  3. Renormalise over it.
-// How many that are on average is the run's mean_attended_tokens.
+// Nucleus selection as a ceiling: reads as many tokens as needed for a share p of the step's attention.
+//  1. Sort the exact probabilities of the step (group mean).  2. Read the shortest prefix whose mass reaches p.  3.
+//     Renormalise over it.
+// The mean number of tokens read is the run's mean_attended_tokens.
 struct Topp {
   static constexpr MethodInfo info{
       .name = "topp",
@@ -33,12 +32,12 @@ struct Topp {
     d.boolean("per_head", &Topp::per_head, "every query head reads its own tokens");
   }
   void resolve(const MethodContext&) {
-    if (!(p > 0)) throw ParameterError("p", "p 0 reads nothing; give a share above 0");
+    if (!(p > 0)) throw ParameterError("p", "p 0 reads nothing; set a share above 0");
   }
 
   KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
     const int32_t rows = cache.size();
-    const double mass = p < 1 ? p : INFINITY;  // p = 1 is everything, whatever rounding makes of the sum
+    const double mass = p < 1 ? p : INFINITY;  // p = 1 reads all rows, whatever the rounding of the sum
     for (int32_t h = 0; h < (per_head ? x.heads : 1); ++h)
       choose_mass(
           team, rows, mass, [&](int32_t i) { return per_head ? x(h, i) : x.mean(i); },

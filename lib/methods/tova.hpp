@@ -5,18 +5,18 @@
 
 namespace kvreplay {
 
-// TOVA, Oren et al. 2024 ("Transformers are multi-state RNNs"), section 3.2: what the present query looks at
-// least is dropped.
+// TOVA, Oren et al. 2024 ("Transformers are multi-state RNNs"), section 3.2: evicts the token that the present query
+// attends to least.
 //  1. Score = this step's p_t, summed over the group; nothing is accumulated.
-//  2. If more than B tokens are held, drop the smallest; the newest is a candidate like any other.
+//  2. If more than B tokens are held, evict the smallest score; the newest is a candidate like any other.
 //  3. End of the prompt: score = row P-1, keep the top B at once.
-// `variant: layer` (kvpress): the mean over all heads of the layer decides for the whole layer, and the
-// newest token always stays. `score` obc_value, obc_key or obc_joint: in place of p_t, what the row's output loses with
-// the token (output_scores.hpp).
+// `variant: layer` (kvpress): the mean over all heads of the layer decides for the whole layer, and the newest token
+// always stays. `score` obc_value, obc_key or obc_joint: replaces p_t by the error of the row's output without the
+// token (output_scores.hpp).
 struct Tova : Selecting<> {
   static constexpr MethodInfo info{
       .name = "tova",
-      .title = "least attended by the present query",
+      .title = "evicts the token least attended to by the present query",
       .source = "TOVA, Oren et al. 2024, section 3.2",
       .tier = 2,
       .memory = "B tokens; the score of a step is not kept",
@@ -28,13 +28,13 @@ struct Tova : Selecting<> {
   enum class Variant { standard, layer, kvpress };
   Variant variant = Variant::standard;
   TokenScore score = TokenScore::attention;
-  std::span<double> state;  // the outputs of a step, for scores that look at them
+  std::span<double> state;  // the outputs of a step, for scores that use them
 
   static void declare(auto& d) {
     d.choice("variant", &Tova::variant, {"default", "layer", "kvpress"},
              "a set for each kv head, or one for the layer (kvpress is another name of layer)");
     d.choice("score", &Tova::score, kTokenScores,
-             "what a row gives to a token: its probability, or what the output loses without it");
+             "score that a row adds to a token: its probability, or the error of the output without it");
     protect<Tova>(d);
   }
   void resolve(const MethodContext& context) {

@@ -5,26 +5,27 @@
 
 namespace kvreplay {
 
-// TriAttention, 2026: keys are judged by their distance to the queries that are to come, which before rotation keep to
-// one direction in every pair of channels.
+// TriAttention, 2026: keys are scored by their distance to future queries, which before rotation have one main
+// direction in every pair of channels.
 //  1. Calibration, per query head and pair f of channels, on un-rotated queries of this or other text: m_f = mean of
 //     q_f as a complex number, a_f = mean |q_f|; means of the channels that do not rotate.
 //  2. A cut at time T (position of the newest token + 1), for a key kappa at position p before its rotation:
 //     s(j) = mean over offsets D of sum_f |m_f| |kappa_f| cos(w_f (T - p + D) + arg m_f - arg kappa_f)
-//          + sum_f (a_f - |m_f|) |kappa_f|  +  <mean of the others, the key's others>.
-//  3. Per query head s is standardised over the candidates; then the largest of the group counts.
+//          + sum_f (a_f - |m_f|) |kappa_f|  +  <mean, key> over the channels that do not rotate.
+//  3. Per query head s is standardised over the candidates; then the largest of the group is the score.
 //  4. Keep the top m. `head`: by the mean over layers, for kv head h of each. `union`: by the largest of all heads.
-// The stored key holds e^{i w_f p}: sum_f is Re(m_f e^{i w_f (T + D)} conj k_f), so nothing is un-rotated in a cut.
+// The stored key contains the factor e^{i w_f p}: sum_f is Re(m_f e^{i w_f (T + D)} conj k_f), so a cut un-rotates
+// nothing.
 struct TriAttention : Buffered, CommonCuts {
   static constexpr MethodInfo info{
       .name = "triattention",
-      .title = "distance to the mean query before rotation, cut once a buffer",
+      .title = "distance to the mean query before rotation, cut once per buffer",
       .source = "TriAttention, arXiv 2604.04921, section 4",
       .tier = 2,
       .memory = "B tokens and up to `buffer` more; means of queries are constants of the model",
       .deviation =
-          "calibrated on this prompt's own queries unless `calibration` names other text, as the release does; one set "
-          "per kv head by default; a prompt longer than the budget competes, where the release keeps its first tokens; "
+          "calibrated on this prompt's queries unless `calibration` names other text, as the release does; one set "
+          "per kv head by default; a prompt longer than the budget competes, while the release keeps its first tokens; "
           "channels that do not rotate count by their mean product.",
       .any_positions = false,
       .layer_level = false,
@@ -37,23 +38,23 @@ struct TriAttention : Buffered, CommonCuts {
   bool normalise = true, trig_term = true, keep_prompt = false;
   NormTerm norm_term = NormTerm::residual;
   int32_t prompt = 0, room = 0, next = 0;  // next: T
-  int32_t pairs = 0;                       // of channels that rotate
+  int32_t pairs = 0;                       // pairs of channels that rotate
   bool interleaved = false;
   std::span<double> state;  // [heads, dim] mean queries, [heads, dim] weights of norms, [dim] frequencies, [dim] a
                             // query, [heads, room] scores
 
   static void declare(auto& d) {
     declare_buffer<TriAttention>(d);
-    d.calibration("whose queries are known: this prompt's own, or of other text");
-    d.integer("offsets", &TriAttention::offsets, {1, 1 << 20}, "farthest of the distances 1, 2, 4, ... ahead");
-    d.choice("offset_agg", &TriAttention::offset_agg, {"mean", "max"}, "how distances ahead become one");
-    d.choice("group", &TriAttention::group, {"mean", "max"}, "how query heads become one; with level union max");
+    d.calibration("queries for calibration: those of this prompt, or of other text");
+    d.integer("offsets", &TriAttention::offsets, {1, 1 << 20}, "largest of the distances ahead, 1, 2, 4, ...");
+    d.choice("offset_agg", &TriAttention::offset_agg, {"mean", "max"}, "how distances ahead are combined");
+    d.choice("group", &TriAttention::group, {"mean", "max"}, "how query heads are combined; with level union max");
     declare_level<TriAttention>(d);
     d.boolean("normalise", &TriAttention::normalise, "whether each query head's scores are standardised");
     d.choice("norm_term", &TriAttention::norm_term, {"residual", "full"},
-             "what weighs a key's norm: the part of |q_f| that its mean direction leaves, or all of it");
-    d.boolean("trig_term", &TriAttention::trig_term, "whether distances count");
-    d.boolean("keep_prompt", &TriAttention::keep_prompt, "whether the prompt stays, and the budget is of later tokens");
+             "weight of a key's norm: |q_f| minus its mean direction, or all of |q_f|");
+    d.boolean("trig_term", &TriAttention::trig_term, "whether distances enter the score");
+    d.boolean("keep_prompt", &TriAttention::keep_prompt, "whether the prompt stays and the budget is for later tokens");
     d.integer("sinks", &TriAttention::sinks, {0, kManyTokens}, "first tokens that always stay");
     d.integer("recent", &TriAttention::recent, {0, kManyTokens}, "last tokens that always stay, the newest included");
   }
@@ -88,7 +89,7 @@ struct TriAttention : Buffered, CommonCuts {
   template <class Real>
   KVR_FN void observe_queries(const Team auto&, const StepQueries<Real>& queries) {
     next = queries.position + 1;
-    comes();
+    on_new_token();
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (!is_due()) return;
@@ -96,7 +97,7 @@ struct TriAttention : Buffered, CommonCuts {
                   n = cache.size() - first - recent;
     const int32_t count = target - recent - (keep_prompt ? 0 : first);
     if (n <= count) return;
-    if (knows_cut()) return cut_as_known(team, cache);
+    if (has_known_cut()) return apply_known_cut(team, cache);
     const HeadShape shape = cache.shape();
     for (int32_t h = 0; h < shape.heads; ++h) score(team, cache, h, first, n);
     team.each(n, [&](int32_t j) {
@@ -104,7 +105,7 @@ struct TriAttention : Buffered, CommonCuts {
       const bool largest = group == Together::max || level == Level::all;
       cache.score(first + j) = aggregate(largest ? Aggregate::max : Aggregate::mean, s, room, shape.heads);
     });
-    if (must_wait(team, cache, {first, recent}, count)) return;
+    if (waits_for_other_heads(team, cache, {first, recent}, count)) return;
     keep_best(team, cache, {safe, recent}, count, [&](int32_t i) { return cache.score(i); });
   }
 

@@ -3,14 +3,14 @@
 
 namespace kvreplay {
 
-// Uniform sampling, the baseline of BalanceKV: sinks and recent prompt tokens exactly, m of the M tokens
-// between them without replacement, each standing for M/m of them.
+// Uniform sampling, the baseline of BalanceKV: sinks and recent prompt tokens stay exact. m of the M tokens between
+// them are sampled without replacement, and each represents M/m of them.
 //  1. Draw u_j for each middle token.  2. Keep the m with the smallest u_j (ties: lower index).
-//  3. Weight M/m in numerator and denominator on those, 1 on sinks, recents and later tokens.
-// `tail: c`: the last c middle tokens stay exactly, and m - c of the other M - c are sampled. With c = the
-// survivors of weight 1 of a balancekv run (its column extras) the two differ by the walk alone. Variants:
-// `coin` = balancekv with gamma 0, which shares its truncation; `notebook` = rounds of fair coins: the first
-// of each block gets +, stable sort (- before +), the first half goes on in that order, weight 2^rounds.
+//  3. Their weight is M/m in numerator and denominator; sinks, recents and later tokens have weight 1.
+// `tail: c`: the last c middle tokens stay exact, and m - c of the other M - c are sampled. With c = the survivors of
+// weight 1 of a balancekv run (its column extras) the two methods differ only by the walk. Variants: `coin` = balancekv
+// with gamma 0, including its truncation. `notebook` = rounds of fair coins: the first of each block gets +, stable
+// sort (- before +), the first half goes on in that order, weight 2^rounds.
 struct Uniform : Thinning<> {
   static constexpr MethodInfo info{
       .name = "uniform",
@@ -31,25 +31,25 @@ struct Uniform : Thinning<> {
   Weights weights = Weights::ratio;
   Variant variant = Variant::sample;
   BalanceKv coins;
-  std::span<double> state;  // of `coin`; of `notebook` places in the middle [M], and those of the + [M]
+  std::span<double> state;  // `coin`: its state; `notebook`: indices of middle tokens [M], and of those with + [M]
   Rng rng;
 
   static void declare(auto& d) {
     protect<Uniform>(d);
-    d.integer("m", &Uniform::m, {0, kManyTokens}, "tokens kept of the middle",
+    d.integer("m", &Uniform::m, {0, kManyTokens}, "middle tokens that are kept",
               "B - sinks - recent, or floor(M/2^rounds)");
-    d.integer("rounds", &Uniform::rounds, {1, 8}, "keep what as many halvings keep", "unset");
-    d.choice("weights", &Uniform::weights, {"ratio", "none", "pow2"}, "of sampled tokens: M/m, 1 or 2^rounds");
-    d.integer("tail", &Uniform::tail, {0, kManyTokens}, "last middle tokens that stay exactly, of the m");
+    d.integer("rounds", &Uniform::rounds, {1, 8}, "keep as many tokens as this number of halvings", "unset");
+    d.choice("weights", &Uniform::weights, {"ratio", "none", "pow2"}, "weight of sampled tokens: M/m, 1 or 2^rounds");
+    d.integer("tail", &Uniform::tail, {0, kManyTokens}, "how many of the m are the last middle tokens, kept exactly");
     d.choice("variant", &Uniform::variant, {"default", "coin", "notebook"}, "how the sample is drawn");
-    d.integer("block", &Uniform::block, {2, kManyTokens}, "variants coin and notebook: tokens of a block");
+    d.integer("block", &Uniform::block, {2, kManyTokens}, "variants coin and notebook: tokens per block");
   }
   void resolve(const MethodContext& context) {
     Thinning::resolve(context);
     if (variant != Variant::sample && (m != kDerived || tail > 0))
       throw ParameterError(tail > 0 ? "tail" : "m",
                            "variants coin and notebook halve the middle and take neither m "
-                           "nor tail; give rounds");
+                           "nor tail; set rounds");
     if (variant == Variant::coin) {
       coins.sinks = sinks, coins.recent = recent, coins.rounds = rounds, coins.block = block, coins.gamma = 0;
       coins.resolve(context);
@@ -85,7 +85,7 @@ struct Uniform : Thinning<> {
 
  private:
   KVR_FN int32_t rounds_of(int32_t held, int32_t first) const {
-    return rounds != kDerived ? rounds : rounds_that_fit(held, first);
+    return rounds != kDerived ? rounds : rounds_to_fit(held, first);
   }
   void resolve_sample(int32_t M) {
     const int32_t room = budget - sinks - recent, halved = rounds == kDerived ? -1 : M >> rounds;
@@ -95,9 +95,9 @@ struct Uniform : Thinning<> {
                                     std::to_string(recent) + " exceeds the budget of " + std::to_string(budget));
     if (tail > m)
       throw ParameterError("tail", "tail " + std::to_string(tail) + " exceeds the " + std::to_string(m) +
-                                       " tokens that are kept of the middle");
+                                       " middle tokens that are kept");
     if (weights == Weights::pow2 && rounds == kDerived)
-      throw ParameterError("rounds", "weights pow2 are 2^rounds; give rounds");
+      throw ParameterError("rounds", "weights pow2 are 2^rounds; set rounds");
   }
   KVR_FN double uniform(int32_t j, int32_t round) const {
     return rng.uniform(RngStream::uniform_sampling, j, 0, round);
@@ -122,10 +122,10 @@ struct Uniform : Thinning<> {
     for (int32_t round = 0; round < T; ++round, left /= 2) sort_by_coin(team, left, round);
     team.each(all.count, [&](int32_t j) { cache.score(all.first + j) = 0; });
     team.each(left, [&](int32_t j) { cache.score(all.first + int32_t(state[size_t(j)])) = 1; });
-    drop_unscored(team, cache, all);
+    evict_unscored(team, cache, all);
     weigh_rows(team, cache, {all.first, left}, std::ldexp(1.0, T));
   }
-  // The first `left` places: those with - before those with +.
+  // Sorts the first `left` tokens: those with - before those with +.
   KVR_FN void sort_by_coin(const Team auto& team, int32_t left, int32_t round) {
     if (team.rank() == 0) {
       double* const of_plus = state.data() + state.size() / 2;

@@ -4,22 +4,21 @@
 
 namespace kvreplay {
 
-// WildCat: the middle tokens of the prompt as a Nystroem coreset of r pivots, by randomly pivoted Cholesky.
-//  1. Subtract the mean middle key (softmax does not see it).
+// WildCat: represents the middle tokens of the prompt by a Nystroem coreset of r pivots, by randomly pivoted Cholesky.
+//  1. Subtract the mean middle key (this does not change a softmax).
 //  2. H_ij = exp(scale / tau2 <k_i, k_j> - shift).
 //  3. r times: draw a pivot with probability proportional to the residual diagonal, and update it.
 //  4. W = (H_SS + ridge trace / r I)^-1 H_S,all.
-//  5. Store (k_S, W V, W 1): a key, a sum of values and a mass, which may be negative. Other tokens stay as
-//  they
-//     are. Output: sum exp(l) (W V) / sum exp(l) (W 1).
+//  5. Store (k_S, W V, W 1): a key, a sum of values and a mass, which may be negative. Other tokens are unchanged.
+//     Output: sum exp(l) (W V) / sum exp(l) (W 1).
 struct WildCat : Thinning<4, 32> {
   static constexpr MethodInfo info{
       .name = "wildcat",
       .title = "randomly pivoted Cholesky coreset",
-      .source = "WildCat, its public page; the choices below the page's level are ours",
+      .source = "WildCat, its public page; details that the page leaves open are our choice",
       .tier = 3,
-      .memory = "B prompt tokens and every later one; of the pivots a value sum and a mass",
-      .deviation = "known from its public page only. A given r may exceed what the budget leaves.",
+      .memory = "B prompt tokens and every later one; a value sum and a mass per pivot",
+      .deviation = "known from its public page only. An explicit r may exceed the room in the budget.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .any_positions = false,
@@ -29,7 +28,7 @@ struct WildCat : Thinning<4, 32> {
   int32_t r = kDerived;
   double tau2 = 1, ridge = 1e-6;
   double rate = 1;
-  std::span<double> state;  // pivots that were found, then Work
+  std::span<double> state;  // number of pivots, then Work
   Rng rng;
 
   static void declare(auto& d) {
@@ -59,7 +58,7 @@ struct WildCat : Thinning<4, 32> {
     for (int32_t i = 0; i < cache.size(); ++i) extras["negative_masses"] += cache.den(i) < 0 ? 1 : 0;
   }
   static std::string failure_text(int32_t, int32_t pivots) {
-    return "H_SS of " + std::to_string(pivots) + " pivots has no inverse; give a larger ridge";
+    return "H_SS of " + std::to_string(pivots) + " pivots has no inverse; set a larger ridge";
   }
 
   template <class Real>
@@ -75,7 +74,7 @@ struct WildCat : Thinning<4, 32> {
   }
 
  private:
-  // Of the middle tokens. shift: the largest ||k||^2, which no inner product exceeds.
+  // Data of the middle tokens. shift: the largest ||k||^2, an upper bound of every inner product.
   struct Work {
     int32_t M, d, columns;
     double rate, shift = 0;
@@ -101,7 +100,7 @@ struct WildCat : Thinning<4, 32> {
     w.shift = team.largest(M, [&](int32_t i) { return wide_dot(w.key(i), w.key(i)); }).score;
     return w;
   }
-  // Step 4: sum(a) = row a of W [V 1]. False: H_SS has no inverse.
+  // Step 4: sum(a) = row a of W [V 1]. Returns false if H_SS has no inverse.
   KVR_FN bool solve(const Team auto& team, const auto& cache, int32_t first, int32_t found, const Work& w) const {
     team.each(found, [&](int32_t a) {
       double* const sum = w.sum(a);

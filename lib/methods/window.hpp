@@ -3,8 +3,8 @@
 
 namespace kvreplay {
 
-// The last B tokens, the newest included: the baseline of every paper. Where a model puts its
-// attention sinks at the start, dropping them makes the error exceed 1; that is the expected result.
+// The last B tokens, the newest included: the baseline of every paper. If a model has its attention sinks at the start,
+// evicting them makes the error exceed 1; that is the expected result.
 struct Window {
   static constexpr MethodInfo info{
       .name = "window",

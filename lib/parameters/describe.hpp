@@ -5,17 +5,17 @@
 #include "core/method_info.hpp"
 #include "parameters/parameter.hpp"
 
-// declare(d) of a method or of a row format calls a function of Describe for each parameter, one line each. The default
-// is the member's initialiser.
+// declare(d) of a method or of a row format calls one function of Describe per parameter. The default is the member's
+// initialiser.
 
 namespace kvreplay {
 
-// What is told of one parameter; where its member lies and what is there by default.
+// Declaration of one parameter, with the offset of its member, which holds the default.
 struct Declared {
   const char* name;
   size_t offset;
   const char* help;
-  const char* derived = "";  // where the default follows from something else, how
+  const char* derived = "";  // how the default is derived; "" if it is a constant
 };
 
 class Describer {
@@ -23,8 +23,8 @@ class Describer {
   explicit Describer(const void* policy) : policy_(static_cast<const std::byte*>(policy)) {}
   void add(ParameterSpec::Kind kind, const Declared& d, Range range, std::vector<std::string> choices = {});
   void add_scorer(const Declared& d);
-  void add_choice(const char* name, std::vector<ParameterSpec> nested);  // of the scorer that was added last
-  // Once all are added: with their defaults.
+  void add_choice(const char* name, std::vector<ParameterSpec> nested);  // for the scorer that was added last
+  // Returns all parameters with their defaults; call once, after the last add().
   std::vector<ParameterSpec> take();
 
  private:
@@ -37,7 +37,7 @@ class Describe {
   using Kind = ParameterSpec::Kind;
 
  public:
-  // policy: of which `m` is all or a part.
+  // policy: the whole policy, of which `m` is all or a part.
   Describe(Describer& to, const M& m, const void* policy, bool whole = true)
       : to_(to), m_(m), policy_(policy), whole_(whole) {}
 
@@ -75,13 +75,14 @@ class Describe {
   }
   // A path, relative to the configuration. The policy does not see it.
   void file(const char* name, const char* help) { to_.add(Kind::file, {name, 0, help, "none: give a file"}, {0, 0}); }
-  // Whose queries the numbers are of that Prompt::mean_query() and its neighbours show. The policy does not see it; a
-  // scorer that another method wraps is calibrated by the prompt itself.
+  // Selects the queries behind the statistics of Prompt::mean_query() and its neighbours. The policy does not see it. A
+  // scorer that another method wraps is calibrated on the replayed prompt.
   void calibration(const char* help) {
     if (whole_)
       to_.add(Kind::calibration, {"calibration", 0, help}, {0, 0}, {"self", "others", "prompt:ID", "file:PATH"});
   }
-  // `E` is an enum whose values 0, 1, ... stand for the words; the value after them is derived.
+  // `E` is an enum whose values 0, 1, ... correspond to the words; the value after them means that the default is
+  // derived.
   template <class E>
   void choice(const char* name, E M::*member, std::initializer_list<const char*> words, const char* help,
               const char* derived = "") {
@@ -93,7 +94,7 @@ class Describe {
     static_assert(sizeof(E) == sizeof(int32_t));
     to_.add(Kind::choice, {name, at(m_.*member), help, derived}, {0, 0}, {words.begin(), words.end()});
   }
-  // A scorer inside of the method (core/wrapped.hpp).
+  // A scorer inside the method (core/wrapped.hpp).
   template <class S>
   void scorer(const char* name, S M::*member, const char* help) {
     const S& own = m_.*member;

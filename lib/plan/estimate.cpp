@@ -9,35 +9,34 @@
 #include "formats/registry.hpp"
 #include "plan/estimate.hpp"
 
-// The model behind --dry-run and the ETA. A unit of work is a kv head with its group of G query heads;
-// one multiply-add counts 2.
+// The model behind --dry-run and the ETA. A unit of work is a kv head with its group of G query heads; one multiply-add
+// counts 2. n: tokens, P: prompt tokens, B: budget.
 //   exact pass, once per unit:  rows * n * (2 d + 2 dv) * G, rows = those that have a strip: the scored ones,
 //                               and on traces of up to kLongTrace tokens all that some method observes
 //   prompt statistics:          (P^2 - F^2) / 2 * 2 d * G, once per unit, F the first row that a method reads
-//   a cell:                     rows * min(B, n) * (2 d + 2 dv) * G, rows = those that somebody looks at;
-//                               without a budget B = n
-//                               eight times that where the policy's own text is followed step by step
+//   a cell:                     rows * min(B, n) * (2 d + 2 dv) * G, rows = those observed or scored;
+//                               without a budget B = n;
+//                               eight times that where the policy is followed step by step
 //   arrays that are saved:      4000 for each number: most of it is compression
 //   noise on probabilities:     1500 for each (row, token, head) that a method draws for
-//   a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays
+//   a cut of the prompt:        P * B * 2 d, as if each token were compared with each kept token
 //   memory of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
-//                               tile, for every cache what it notes of each token and each row (the rows
-//                               themselves are those of k and v, unless a row format rewrites them: for each
-//                               cache, or once where it codes rows one by one), and k, v and queries of one
-//                               unit that is read ahead
+//                               tile; for every cache its notes on each token and each row (the rows themselves
+//                               are those of k and v, unless a row format rewrites them: for each cache, or once
+//                               where it codes rows one by one); k, v and queries of one unit that is read ahead
 // The cost of a unit is spread evenly over its cells.
 
 namespace kvreplay {
 namespace {
 
 constexpr double kBytesPerRow = 33;     // token, score, two weights, two marks, at most
-constexpr double kBytesPerToken = 12;   // of each cache: copies, evictions and their ages
-constexpr double kBytesPerStep = 12;    // the same while it streams: where tokens stand in tiles and products
-constexpr double kBytesPerScored = 48;  // of each cell and query head: what is kept of a scored row
-constexpr double kProgramBytes = 40e6;  // what runs before anything is loaded
+constexpr double kBytesPerToken = 12;   // for each cache: copies, evictions and their ages
+constexpr double kBytesPerStep = 12;    // in addition while it streams: where tokens stand in tiles and products
+constexpr double kBytesPerScored = 48;  // for each cell and query head: what is kept of a scored row
+constexpr double kProgramBytes = 40e6;  // the program before anything is loaded
 constexpr double kOperationsPerSecond = 5e10;
-constexpr double kStepByStep = 8;             // times what shared sums cost
-constexpr double kOperationsPerSaved = 4000;  // a number, written and compressed
+constexpr double kStepByStep = 8;             // factor over the cost of shared sums
+constexpr double kOperationsPerSaved = 4000;  // writing and compressing a number
 constexpr double kOperationsPerDraw = 1500;   // a number of the generator and two logarithms
 
 const LayerInfo& layer_of(const Cell& cell, const std::vector<TraceInfo>& traces) {
@@ -58,14 +57,14 @@ double cached_rows(const Cell& cell) {
   return cell.budget.none() ? cell.extent.tokens : std::min(cell.budget.tokens, cell.extent.tokens);
 }
 
-// Caches share what is read back of tokens that are coded one by one.
-bool shares_coded_rows(const Cell& cell, bool audit) {
+// Caches share the rows that are read back if tokens are coded one by one.
+bool has_shared_codes(const Cell& cell, bool audit) {
   const RowFormat& format = cell.options().row_format;
   return !format.is_source() && !has_blocks(format) && !audit;
 }
-// Rows that a row format keeps a copy of, for one cache.
+// Rows that a row format copies for one cache.
 double coded_rows(const Cell& cell, bool audit) {
-  if (cell.options().row_format.is_source() || shares_coded_rows(cell, audit)) return 0;
+  if (cell.options().row_format.is_source() || has_shared_codes(cell, audit)) return 0;
   return cell.options().phase == Phase::stream ? cached_rows(cell) : cell.extent.tokens;
 }
 
@@ -73,8 +72,8 @@ PromptNeeds needs_of(const Cell& cell) { return BoundMethod(cell.variant->values
 
 bool observes(const Cell& cell) { return cell.variant->values.observes(cell.options()); }
 
-// First row of the prompt whose probabilities the method looks at when all of it arrives; the prompt's end if
-// there is none.
+// First row of the prompt whose probabilities the method looks at when all of it arrives; the prompt's end if there is
+// none.
 double first_read(const Cell& cell) {
   const PromptNeeds needs = needs_of(cell);
   double first = cell.extent.prompt_tokens;
@@ -84,8 +83,8 @@ double first_read(const Cell& cell) {
   return first;
 }
 
-// Rows that it writes, chooses or scores in its own way are nobody else's.
-bool goes_step_by_step(const Cell& cell) {
+// Rows that a method writes, chooses or scores in its own way cannot be shared with other caches.
+bool is_step_by_step(const Cell& cell) {
   const Hooks hooks = cell.method().hooks;
   return hooks.has(Hook::append) || hooks.has(Hook::choose) || (observes(cell) && !hooks.has(Hook::score_rule)) ||
          !cell.options().row_format.is_source();
@@ -115,10 +114,10 @@ struct Unit {
     const double rows = observes(cell) ? stepped : scored_rows(replay, decoded);
     const double cut =
         !cell.budget.none() && !cell.variant->prompt_streams ? prompt() * cached_rows(cell) * 2 * layer.head_dim : 0;
-    const double step = cached_rows(cell) * 2 * width() * heads() * (goes_step_by_step(cell) ? kStepByStep : 1);
+    const double step = cached_rows(cell) * 2 * width() * heads() * (is_step_by_step(cell) ? kStepByStep : 1);
     return rows * step + cut + noise(cell) * kOperationsPerDraw;
   }
-  // Numbers that a run keeps of a cell.
+  // Numbers that a run saves for a cell.
   double saved(const Cell& cell, const RunConfig& config) const {
     const double rows = scored_rows(config.replay, tokens() - prompt()), lists = tokens() - prompt() + 1;
     const SaveOptions& save = config.output;
@@ -136,7 +135,7 @@ struct Unit {
     return tokens() <= kQueryRows ||
            std::any_of(cells.begin(), cells.end(), [](const Cell& cell) { return needs_of(cell).queries; });
   }
-  // Cosines and sines of every distance, where a method re-assigns positions.
+  // Cosines and sines of every distance, if a method re-assigns positions.
   double rotation() const {
     const bool some = layer.rope && std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
                         return cell.options().positions == Positions::cache;
@@ -157,11 +156,11 @@ struct Unit {
     const double per_token = kBytesPerToken + (cell.options().phase == Phase::stream ? kBytesPerStep : 0);
     return tokens() * per_token + rows * kBytesPerRow + copied * width() * real_bytes;
   }
-  // Row formats of which every token is read back once, for all caches.
+  // Number of row formats that read back every token once, for all caches.
   double shared_formats(bool audit) const {
     std::set<std::pair<std::string, uint32_t>> formats;
     for (const Cell& cell : cells)
-      if (const RowFormat& format = cell.options().row_format; shares_coded_rows(cell, audit))
+      if (const RowFormat& format = cell.options().row_format; has_shared_codes(cell, audit))
         formats.emplace(row_format_json(format), is_random(format) ? cell.seed.value_or(0) : 0);
     return double(formats.size());
   }
@@ -189,7 +188,7 @@ std::vector<Unit> units_of(const std::vector<Cell>& plan, const std::vector<Trac
   return units;
 }
 
-// As many units as there are jobs are in memory at a time; the largest ones may meet.
+// As many units as there are jobs are in memory at a time; assume that the largest ones coincide.
 double peak_of(std::vector<double> bytes, int jobs) {
   const size_t at_once = jobs > 0 ? size_t(jobs) : std::max(1u, std::thread::hardware_concurrency());
   std::sort(bytes.begin(), bytes.end(), std::greater<>());

@@ -12,7 +12,7 @@ struct PlanEstimate {
   int64_t bytes_peak = 0;
   std::vector<double> cost;
 };
-// Of a cost, on one core with AVX2; roughly.
+// Rough seconds for a cost on one core with AVX2.
 double core_seconds(double cost);
 PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces);
 

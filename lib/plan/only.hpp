@@ -6,23 +6,22 @@
 
 #include "catalog/cell.hpp"
 
-// A part of a plan, named by a table: `--only FILE.csv`.
+// Selects part of a plan by a table: `--only FILE.csv`.
 
 namespace kvreplay {
 
-// Rows of a CSV file whose header names some of: trace_id, prompt, layer, kv_head, method, given,
-// budget_tokens, seed. A cell passes if it equals some row in all of the row's fields that are not empty;
-// fields are written as in results.csv.
+// Rows of a CSV file whose header names some of: trace_id, prompt, layer, kv_head, method, given, budget_tokens, seed.
+// A cell passes if it equals some row in all of that row's non-empty fields. Fields are written as in results.csv.
 class CellFilter {
  public:
-  // Throws ConfigError with the line.
+  // Throws ConfigError that names the line.
   explicit CellFilter(const std::filesystem::path& file);
 
-  // The cells of a plan that pass, in its order. Throws ConfigError with the line of a row that names none.
+  // The cells of a plan that pass, in the plan's order. Throws ConfigError that names the line of a row without a cell.
   std::vector<Cell> of(std::vector<Cell> plan) const;
 
  private:
-  struct Pattern {  // which columns are given, and the line of each combination of values
+  struct Pattern {  // columns that are filled in, and the line of each combination of values
     std::vector<size_t> columns;
     std::unordered_map<std::string, int64_t> lines;
   };

@@ -19,7 +19,7 @@ namespace kvreplay {
 namespace {
 
 constexpr size_t kKeyDigits = 16;
-constexpr const char* kKeyLetter = "k";  // hex digits alone may look like a number (123e45) to readers of CSV
+constexpr const char* kKeyLetter = "k";  // readers of CSV may take hex digits alone for a number (123e45)
 
 std::string read_digest(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
@@ -41,7 +41,7 @@ std::string metrics_json(std::vector<std::string> metrics) {
   return json_of(metrics);
 }
 
-// A trace id may cover the tensors alone: what else enters the logits of a layer.
+// A trace id may cover the tensors alone. These are the other inputs of a layer's logits.
 std::string logits_json(const LayerInfo& layer) {
   JsonObject facts;
   facts.add("scaling", layer.scaling).add("softcap", layer.softcap).add("sliding_window", layer.sliding_window);
@@ -50,7 +50,7 @@ std::string logits_json(const LayerInfo& layer) {
   return facts.text();
 }
 
-// Other prompts whose rows enter a cell's numbers.
+// Other prompts whose rows affect a cell's numbers.
 std::string calibration_json(const std::vector<CalibrationPrompt>& prompts) {
   JsonObject all;
   for (const CalibrationPrompt& p : prompts)
@@ -58,7 +58,7 @@ std::string calibration_json(const std::vector<CalibrationPrompt>& prompts) {
   return all.text();
 }
 
-// What the keys of all cells of a run have in common.
+// The part of the key that all cells of a run share.
 JsonObject run_object(const RunConfig& config) {
   JsonObject all;
   all.add("schema", kEngineSchema).add_json("queries", queries_json(config.replay));
@@ -89,11 +89,11 @@ class Planner {
   std::vector<Cell> take() { return std::move(plan_); }
 
  private:
-  // A variant whose file of lists, if it names one, is still to be read for each head.
+  // A variant. If it names a file of lists, the file is read later, for each head.
   struct Planned {
     const SelectedLayer::Variant& selected;
     std::shared_ptr<const Variant> variant;
-    std::string key;  // what determines the numbers, but for lists, kv head and seed
+    std::string key;  // everything that determines the numbers, except lists, kv head and seed
   };
 
   const PromptInfo& prompt_of(const SelectedLayer& at) const { return traces_[at.trace].prompts[at.prompt]; }
@@ -109,7 +109,7 @@ class Planner {
       variant->digests.allocator = digest_of_file(instance.options.allocator_file);
     variant->uniforms = instance.uniforms.string();
     if (!variant->uniforms.empty()) variant->digests.uniforms = digest_of_file(instance.uniforms);
-    Problems told;  // when the configuration was checked
+    Problems told;  // ignored: the check of the configuration has reported them
     variant->calibration = calibration_of(config_, instance, traces_[at.trace], prompt_of(at), told);
     if (const Calibration& by = instance.values.calibration(); by.source == Calibration::Source::file)
       variant->digests.calibration = digest_of_file(by.name);
@@ -143,7 +143,7 @@ class Planner {
     }
   }
 
-  // Two fractions, sizes in bytes or shares of the cache may come to the same number of tokens: one cell.
+  // Two fractions, sizes in bytes or shares of the cache may be the same number of tokens: one cell.
   void add(Cell cell, const std::string& key) {
     cell.key = kKeyLetter + sha256_hex(key).substr(0, kKeyDigits);
     const auto [known, is_new] = places_.try_emplace(cell.key, plan_.size());
@@ -154,7 +154,7 @@ class Planner {
     shares.erase(std::unique(shares.begin(), shares.end()), shares.end());
   }
 
-  // Lists that the method is given say themselves how they are replayed, and may do so for each head.
+  // A file of lists says how its lists are replayed, and may do so for each head.
   static void take_lists(Cell& cell, const SelectedLayer::Variant& selected, const LayerInfo& layer) {
     auto own = std::make_shared<Variant>(*cell.variant);
     own->kept = kept_file_of(own->values.file(), cell.budget.none() ? std::nullopt : std::optional(cell.budget.tokens));
@@ -172,7 +172,7 @@ class Planner {
     cell.variant = std::move(own);
   }
 
-  // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content of a file
+  // Contains everything that changes a number of the cell. Paths, threads and the audit do not. The content of a file
   // of uniforms is part of the parameters.
   std::string key_of(const SelectedLayer& at, const SelectedLayer::Variant& selected, const Variant& variant) const {
     JsonObject all = of_run_;
@@ -198,7 +198,7 @@ class Planner {
   const JsonObject of_run_;
   std::vector<std::shared_ptr<const TraceNames>> names_;
   std::map<std::filesystem::path, std::string> digests_;
-  std::unordered_map<std::string, size_t> places_;  // of cells in the plan, by key
+  std::unordered_map<std::string, size_t> places_;  // index of each cell in the plan, by key
   std::vector<Cell> plan_;
 };
 

@@ -9,14 +9,15 @@
 namespace kvreplay {
 namespace {
 
-constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller output are counted, not divided by
+constexpr double kTinyShare = 1e-12;  // fraction of max ||v||; a row with a smaller output is counted, but not divided
+                                      // by
 
 template <class Real>
 int32_t group_of(const HeadStream<Real>& stream) {
   return stream.shape.heads / stream.shape.blocks;
 }
 
-// Of one of the caches that share a file's lists.
+// Lists of one of the caches that share a file's lists.
 GivenLists lists_of(const KeptLists& all, int32_t cache, int32_t caches) {
   const int32_t count = all.count() / caches;
   const auto is_zero = [](double w) { return w == 0; };
@@ -26,7 +27,7 @@ GivenLists lists_of(const KeptLists& all, int32_t cache, int32_t caches) {
   return {all.tokens.data(), weights(all.num), weights(all.den), all.off.data() + cache * count, count, split};
 }
 
-// What is wrong with them fails the cell alone.
+// Wrong lists fail the cell alone.
 template <class Real>
 void read_lists(Decision<Real>& d, const HeadStream<Real>& stream, int32_t caches, int32_t budget) {
   const Cell& cell = d.cell();
@@ -55,7 +56,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   for (size_t i = 0; i < cells.size(); ++i)
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
-  // An audit looks at the cache's own copy alone, and a device holds rows of its own.
+  // An audit reads only the cache's own copy, and a device holds rows of its own.
   const bool shares = !options.audit && !options.device;
   const auto rows_of_format = codings.of(cell, setup.options.row_format, stream, shares);
   setup.coding = rows_of_format.coding;
@@ -89,9 +90,10 @@ void keep_lists(const Decision<Real>& d, CellResult& result) {
   }
 }
 
-// What a method knows of queries are constants of the model, which no cache stores: numbers of 4 bytes.
+// A method's query statistics are constants of the model, which no cache stores. They count 4 bytes a number.
 template <class Real>
-void tell_calibration(const Decision<Real>& d, const HeadStream<Real>& stream, std::map<std::string, double>& extras) {
+void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stream,
+                           std::map<std::string, double>& extras) {
   const CacheReplay<Real>& cache = *d.caches.front();
   const StatisticsNeeds asks = cache.needs().known;
   if (!asks.any()) return;
@@ -115,22 +117,22 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   if (!d.alive()) return result;
   std::vector<const Ledger*> ledgers;
   for (const auto& cache : d.caches) cache->take_report(), ledgers.push_back(&cache->ledger());
-  // Query heads that choose what they read share the full cache, unless each has evicted tokens of its own.
+  // Query heads that choose what they read share the full cache, unless one of them has evicted tokens.
   const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
   const MethodInfo& info = cell.method().info;
   const bool shared = info.reads_full_cache && std::none_of(ledgers.begin(), ledgers.end(), evicted);
-  const HeldTokens full = held_by_exact(stream.tokens, stream.prompt, stream.window);
+  const HeldTokens full = exact_cache_tokens(stream.tokens, stream.prompt, stream.window);
   measure_sizes(ledgers,
                 {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared, shared && info.own_index},
                 result.measures);
-  tell_calibration(d, stream, result.measures.extras);
+  add_calibration_bytes(d, stream, result.measures.extras);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());
   d.errors[number].finish(result, d.caches.front()->method().error_bound());
   result.double_precision = sizeof(Real) == sizeof(double);
-  result.by_cores = d.on_device == Decision<Real>::Way::none;
+  result.on_cpu = d.on_device == Decision<Real>::Way::none;
   result.oneshot = cell.options().phase == Phase::oneshot;
-  // What was coded when, while the prompt came in, is in no list of a later step.
+  // No list of a later step records what was coded while the prompt streamed in.
   result.partial = d.streams_prompt() && waits(d.caches.front()->options().row_format);
   if (options.save.kept) keep_lists(d, result);
   return result;

@@ -13,20 +13,20 @@
 
 namespace kvreplay {
 
-// Cells that decide together: one, or with gqa.level layer those of the layer's selected kv heads. One cache for the
-// group or the layer, or with gqa.level query one for each query head.
+// Cells that decide together: one cell, or with gqa.level layer the cells of the layer's selected kv heads. The group
+// or the layer has one cache, or with gqa.level query one for each query head.
 template <class Real>
 struct Decision {
   using Way = typename DeviceEvaluator<Real>::Way;
   std::vector<const Cell*> cells;
   std::vector<std::unique_ptr<CacheReplay<Real>>> caches;
-  std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // of each cache, where the cores compute its rows
-  std::vector<Accumulator> errors;                           // of each cell
+  std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // one for each cache that the CPU replays
+  std::vector<Accumulator> errors;                           // one for each cell
   Way on_device = Way::none;
   bool cut_on_device = false;
-  int32_t first_measured = 0;  // row; those before it an oracle has looked at
-  std::string failure;         // or ""
-  // What the caches refer to.
+  int32_t first_measured = 0;  // first row that is measured; an oracle has looked at the rows before it
+  std::string failure;         // "" if nothing failed
+  // Storage that the caches refer to.
   std::vector<std::vector<double>> uniforms;
   KeptLists lists;
 
@@ -39,11 +39,11 @@ struct Decision {
   }
 };
 
-// scored: which tokens' rows are.
+// scored: [tokens] 1 for tokens whose rows are scored.
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
                              const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings);
-// Of one of its cells, once all rows have come.
+// Result of one of its cells, after all rows have been replayed.
 template <class Real>
 CellResult result_of(Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream, const RunOptions& options);
 

@@ -70,7 +70,7 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
     for (size_t c = 0; c < d.cells.size(); ++c) report(*d.cells[c], result_of(d, c, stream_, options_));
 }
 
-// A decision goes to the device as a whole.
+// All caches of a decision go to the device, or none.
 template <class Real>
 void HeadReplay<Real>::choose_ways() {
   for (Decision<Real>& d : decisions_) {
@@ -91,8 +91,7 @@ void HeadReplay<Real>::sum_prompt(const Stop& stop) {
   if (device_ == nullptr)
     return prompt_.sum([&](const PromptPass& pass) { return prompt_pass(exact_, pass); },
                        [&] { return future_sums(exact_, scored_); }, stop);
-  // Rows that a cache is shown one by one, and sums of anything but the prompt's attention, come from this machine's
-  // cores.
+  // The CPU computes rows that a cache reads one by one, and all sums except those of the prompt's attention.
   const auto columns = [&](const PromptPass& pass) {
     PromptPass here = pass;
     std::vector<int32_t> there;
@@ -108,7 +107,7 @@ void HeadReplay<Real>::sum_prompt(const Stop& stop) {
       columns, [&] { return device_->device().future_sums(asked_of_device().rows); }, stop);
 }
 
-// What budgets decide alike is found once, at the largest.
+// Decisions that budgets have in common are computed once, at the largest budget.
 template <class Real>
 std::vector<size_t> HeadReplay<Real>::by_falling_budget() const {
   std::vector<size_t> order(decisions_.size());
@@ -136,7 +135,7 @@ void HeadReplay<Real>::read_prompts(const Stop& stop) {
     });
   }
   for (const auto& [key, cache] : larger)
-    if (cache != nullptr) cache->forget_selection();  // null: it failed
+    if (cache != nullptr) cache->forget_selection();  // null: the cache failed
 }
 
 template <class Real>
@@ -157,7 +156,7 @@ auto HeadReplay<Real>::family_of(const Decision<Real>& d, const CacheReplay<Real
           cache.first_head(),     cache.heads(),  cache.streams_prompt()};
 }
 
-// Once the prompt's caches are cut.
+// Runs after the prompt's caches are cut.
 template <class Real>
 void HeadReplay<Real>::make_evaluators() {
   for (Decision<Real>& d : decisions_)
@@ -168,7 +167,7 @@ void HeadReplay<Real>::make_evaluators() {
 
 template <class Real>
 void HeadReplay<Real>::replay_on_device() {
-  std::vector<std::pair<Decision<Real>*, size_t>> whose;  // caches of decisions
+  std::vector<std::pair<Decision<Real>*, size_t>> whose;  // (decision, index of its cache)
   std::map<FamilyKey, size_t> families;
   for (Decision<Real>& d : decisions_)
     for (size_t c = 0; c < d.caches.size() && d.alive() && d.on_device != Way::none; ++c) {
@@ -186,7 +185,7 @@ void HeadReplay<Real>::replay_on_device() {
       });
 }
 
-// What no device has taken.
+// Replays the decisions that no device has taken.
 template <class Real>
 void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
   const auto waits = [](const Decision<Real>& d) { return d.alive() && d.on_device == Way::none; };
@@ -212,7 +211,7 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
   }
 }
 
-// Tiles are the same whatever is replayed on them, so that a resumed run computes what a whole one does.
+// Tiles do not depend on which cells are replayed, so a resumed run computes what a whole run does.
 template <class Real>
 void HeadReplay<Real>::next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const {
   tile.rows.clear();
@@ -226,7 +225,7 @@ void HeadReplay<Real>::next_tile(int32_t begin, int32_t end, Tile<Real>& tile) c
   }
 }
 
-// Of this and the following tiles of the prompt, or of what comes after it.
+// Rows of this and the following tiles; t in the prompt: up to its end, otherwise up to the end of the stream.
 template <class Real>
 std::vector<int32_t> HeadReplay<Real>::rows_from(int32_t t) const {
   const int32_t end = t < stream_.prompt ? stream_.prompt : stream_.tokens;
@@ -272,8 +271,8 @@ void HeadReplay<Real>::rows(Decision<Real>& d, size_t c, const Tile<Real>& tile,
   take(d, c, results_, exact, passed.count());
 }
 
-// Hands rows of a cache to the cells that they belong to; exact: [heads of the stream, rows], token -1 where nobody
-// scores the row.
+// Hands a cache's rows to the cells that they belong to. exact: [heads of the stream, rows], token -1 for rows that are
+// not scored.
 template <class Real>
 void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results, const std::vector<ExactRow>& exact,
                             double seconds) {

@@ -11,18 +11,18 @@
 
 namespace kvreplay {
 
-// All cells of one kv head (or of one layer, where its kv heads decide together), replayed together: tile after tile,
-// the exact pass once, then every cache.
+// Replays all cells of one kv head (or of one layer, if its kv heads decide together) at once: for each tile the exact
+// pass once, then every cache.
 template <class Real>
 class HeadReplay {
  public:
   HeadReplay(const HeadStream<Real>& stream, const RunOptions& options);
-  // One decision: a cell, or with gqa.level layer the cells of the selected kv heads.
+  // Adds one decision: a cell, or with gqa.level layer the cells of the selected kv heads.
   void add(const std::vector<const Cell*>& cells);
   void add(const Cell& cell) { add(std::vector<const Cell*>{&cell}); }
   using Stop = std::function<bool()>;
   using Report = std::function<void(const Cell&, const CellResult&)>;
-  // Reports every cell that was finished; a stopped run reports none of those in flight.
+  // Reports every finished cell. A stopped run reports none of the cells in flight.
   void run(const Stop& stop, const Report& report);
 
  private:
@@ -47,7 +47,7 @@ class HeadReplay {
             double seconds);
   template <class F>
   void guarded(Decision<Real>& d, F work);
-  // Caches of one method at several budgets, whose first token is the same.
+  // Identifies caches of one method at several budgets that have the same first token.
   using FamilyKey = std::tuple<FastPath::Kind, const Method*, size_t, uint32_t, int32_t, int32_t, bool>;
   FamilyKey family_of(const Decision<Real>& d, const CacheReplay<Real>& cache) const;
 
@@ -57,11 +57,11 @@ class HeadReplay {
   SparseRows<Real> sparse_;
   std::vector<uint8_t> scored_;  // [tokens]
   bool every_row_;               // some method needs the probabilities of rows that are not scored
-  bool without_strips_ = false;  // they come from its cache's own dot products: a strip would cost O(n) a row
+  bool without_strips_ = false;  // those come from its cache's own dot products: a strip would cost O(n) a row
   bool prefixes_ = false;        // some cell is cut once and is compared on the prompt alone
   ScoredNorms<Real> norms_;
   EvaluationShared<Real> shared_;
-  std::unique_ptr<DeviceEvaluator<Real>> device_;  // null: none
+  std::unique_ptr<DeviceEvaluator<Real>> device_;  // null: no device
   RowCodings<Real> codings_;
   std::vector<Decision<Real>> decisions_;
   PromptReading<Real> prompt_;

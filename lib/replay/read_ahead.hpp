@@ -9,12 +9,12 @@
 
 namespace kvreplay {
 
-// One thread that loads items 0, 1, ... in order while others work, one item ahead of them. HDF5 has one
-// lock, so more readers would not read faster.
+// One thread that loads items 0, 1, ... in order, one item ahead of the threads that work on them. HDF5 has one lock,
+// so more readers would not read faster.
 template <class Item>
 class ReadAhead {
  public:
-  // load(i) may throw: next() then throws it, once, and there are no further items.
+  // load(i) may throw: next() then throws it once, and there are no further items.
   ReadAhead(size_t count, std::function<Item(size_t)> load)
       : count_(count), load_(std::move(load)), thread_([this] { run(); }) {}
   ~ReadAhead() {
@@ -28,7 +28,7 @@ class ReadAhead {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // The next item and its number; nothing when all are taken. For any number of threads.
+  // The next item and its number; nothing when all are taken. May be called from any number of threads.
   std::optional<std::pair<size_t, Item>> next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return ready_ || error_ || over_; });
@@ -64,7 +64,7 @@ class ReadAhead {
     over_ = true;
     changed_.notify_all();
   }
-  // Until nothing waits to be taken, so that one item is held and no more; false: nobody wants another.
+  // Waits until no item is ready, so that at most one is held. Returns false if no further item is wanted.
   bool wait_for_room() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !ready_ || over_; });
@@ -82,7 +82,7 @@ class ReadAhead {
   std::optional<std::pair<size_t, Item>> ready_;
   std::exception_ptr error_;
   bool over_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last: it uses all members above
 };
 
 }  // namespace kvreplay

@@ -51,7 +51,7 @@ class ListedCache {
     for (const int32_t token : tokens) held_until_[size_t(token)] = lists_;
     cache_.retain(kOneThread, [&](int32_t row) { return held_until_[size_t(cache_.token(row))] == lists_; });
   }
-  // What codes_rows() codes is read from `row` on.
+  // Rows that codes_rows() codes are read coded from `row` on.
   template <class F>
   void code(int32_t row, F codes_rows) {
     const auto coded = [&] { return cache_.coded_keys() + cache_.coded_values(); };
@@ -80,7 +80,7 @@ class ListedCache {
   BasicCache<float> cache_;
   Formatter<float> formatter_;
   ReadBack read_;
-  std::vector<int32_t> held_until_;  // [tokens] the last list that holds it, counted from 1
+  std::vector<int32_t> held_until_;  // [tokens] the last list that holds the token, counted from 1
   int32_t lists_ = 0;
 };
 

@@ -10,21 +10,21 @@
 
 namespace kvreplay {
 
-// A head stream as row formats see it. It outlives what is made of it.
+// The part of a head stream that row formats read. Objects made from it refer to it.
 template <class Real>
 RowCoding::Stream coding_stream(const HeadStream<Real>& stream);
 
-// What row formats need of one head stream, made once for all caches that store their rows so.
+// What row formats need from one head stream, made once for all caches that use the format.
 template <class Real>
 class RowCodings {
  public:
-  // Both null for rows as the trace has them. format: as the layer stores its rows. Throws ConfigError where the cell's
+  // Both are null for rows as the trace has them. format: the row format of the layer. Throws ConfigError if the cell's
   // file of uniforms cannot be read.
   struct Shared {
     std::shared_ptr<const RowCoding> coding;
     std::shared_ptr<CodedTokens<Real>> tokens;  // null: rows are not coded one by one
   };
-  // shares: caches may share what is read back of a token.
+  // shares: whether caches may share the rows that are read back.
   Shared of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream, bool shares);
 
  private:

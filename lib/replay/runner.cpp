@@ -18,7 +18,7 @@
 namespace kvreplay {
 namespace {
 
-// Cells that share tensors and the exact pass: of one kv head, or of a layer whose heads decide together.
+// Cells that share tensors and the exact pass: those of one kv head, or of a layer whose heads decide together.
 struct Group {
   HeadRequest request;
   std::vector<std::vector<const Cell*>> decisions;
@@ -33,10 +33,10 @@ bool same_decision(const Cell& a, const Cell& b) {
          a.variant->params == b.variant->params;
 }
 
-// What its methods ask of the stream.
-void ask_for(const Cell& cell, HeadRequest& request) {
+// Adds what the cell's method needs of the stream.
+void add_needs(const Cell& cell, HeadRequest& request) {
   const PromptNeeds needs = BoundMethod(cell.variant->values, cell.context()).needs();
-  request.ask_for(needs, cell.variant->values.calibration());
+  request.add_needs(needs, cell.variant->values.calibration());
   request.rotation = request.rotation || cell.options().positions == Positions::cache;
   request.output_norms = request.output_norms || cell.options().wrapper.kind == Wrapper::Kind::critical;
   request.all_queries = request.all_queries || cell.variant->values.oracle_needs().largest_query_norm;
@@ -58,7 +58,7 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells, const RunOptions&
       groups.push_back(
           {{.place = place, .extent = cell.extent, .gradient = gradient_for(options), .all_queries = false}, {}});
     Group& group = groups[found->second];
-    ask_for(cell, group.request);
+    add_needs(cell, group.request);
     const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),
                                    [&](const auto& d) { return same_decision(*d.front(), cell); });
     if (same == group.decisions.end()) group.decisions.push_back({&cell});
@@ -67,8 +67,8 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells, const RunOptions&
   return groups;
 }
 
-// What of each trace the cells need; to share budgets, all layers of those whose cells need them, and the
-// prompts that allocators learn from.
+// The part of each trace that the cells need. If budgets are shared (to_share), this includes all layers of traces
+// whose cells need them, and the prompts that allocators are calibrated on.
 std::map<size_t, TraceScope> scopes_of(const std::vector<Cell>& cells, bool to_share) {
   struct Wanted {
     std::set<std::string> prompts;
@@ -109,14 +109,14 @@ class Reader {
       };
     return stream;
   }
-  // As HeadSource::windows.
+  // See HeadSource::windows.
   std::vector<int32_t> windows(size_t trace, const std::string& prompt) {
     const std::lock_guard lock(mutex_);
     std::vector<int32_t> held;
     for (const LayerInfo& l : opened(trace).prompt(prompt).layers) held.push_back(l.sliding_window);
     return held;
   }
-  // As HeadSource::layers.
+  // See HeadSource::layers.
   std::vector<Place> layers(size_t trace, const std::string& prompt) {
     const std::lock_guard lock(mutex_);
     std::vector<Place> held;
@@ -136,7 +136,7 @@ class Reader {
   std::mutex mutex_;
 };
 
-// The caller's functions, one at a time.
+// Calls the caller's functions, one at a time.
 class Reports {
  public:
   explicit Reports(const RunOptions& options) : options_(options) {}
@@ -149,7 +149,7 @@ class Reports {
     const std::lock_guard lock(mutex_);
     if (options_.on_cell) options_.on_cell(named(cell), result);
   }
-  void head_is_done() {
+  void finish_head() {
     const std::lock_guard lock(mutex_);
     if (options_.on_head) options_.on_head();
   }
@@ -163,7 +163,7 @@ class Reports {
     for (const auto& decision : group.decisions)
       for (const Cell* cell : decision) lost(*cell, why);
   }
-  bool fail_if_lost(const Cell& cell, const WithoutBudget& without) {
+  bool report_missing_budget(const Cell& cell, const WithoutBudget& without) {
     const auto found = without.find(cell.key);
     if (found != without.end()) lost(cell, found->second);
     return found != without.end();
@@ -178,19 +178,19 @@ class Reports {
 template <class Real>
 struct Loaded {
   std::optional<HeadStream<Real>> stream;
-  std::string lost;  // why there is none
+  std::string lost;  // why there is no stream
 };
 
 template <class Real>
-Loaded<Real> load_unless_lost(Reader& reader, const Group& group, bool others_go_on) {
+Loaded<Real> load_or_failure(Reader& reader, const Group& group, bool others_go_on) {
   try {
     return {reader.load<Real>(group.request), ""};
   } catch (...) {
-    return {std::nullopt, why_head_is_lost(others_go_on)};
+    return {std::nullopt, head_failure_reason(others_go_on)};
   }
 }
 
-// A head is reported when all of it is replayed, so one that is lost on the way has reported nothing.
+// A head is reported when all of it is replayed, so a head that is lost on the way has reported nothing.
 template <class Real, class Stop>
 void replay_group(const Group& group, const HeadStream<Real>& stream, const RunOptions& options, const Stop& stop,
                   Reports& reports) {
@@ -203,34 +203,35 @@ void replay_group(const Group& group, const HeadStream<Real>& stream, const RunO
       reports.result(cell, result);
     });
   } catch (...) {
-    reports.lost(group, why_head_is_lost(options.outlive_heads && !reported));
+    reports.lost(group, head_failure_reason(options.continue_on_head_failure && !reported));
   }
 }
 
-// A file that only those miss who share a budget over it is no reason for the others to stop.
+// If a trace needed only for budget sharing cannot be read, only the cells that share fail.
 template <class Real>
 WithoutBudget share(std::vector<Cell>& cells, const RunOptions& options) {
   Reader reader(options.tensors, scopes_of(cells, true));
   const HeadSource<Real> heads{[&](const HeadRequest& request) { return reader.load<Real>(request); },
                                [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); },
                                [&](size_t trace, const std::string& prompt) { return reader.windows(trace, prompt); }};
-  return share_budgets<Real>(cells, {options.jobs, options.audit, options.queries, options.stop, options.outlive_heads},
-                             heads);
+  return share_budgets<Real>(
+      cells, {options.jobs, options.audit, options.queries, options.stop, options.continue_on_head_failure}, heads);
 }
 
 template <class Real>
 void run_typed(std::vector<Cell> cells, const RunOptions& options) {
   const WithoutBudget without = share<Real>(cells, options);
-  if (options.stop && options.stop()) return;  // what was lost on the way says nothing of the cells
+  if (options.stop && options.stop()) return;  // heads lost by the stop say nothing about the cells
   Reader reader(options.tensors, scopes_of(cells, false));
   Reports reports(options);
-  std::erase_if(cells, [&](const Cell& cell) { return reports.fail_if_lost(cell, without); });
+  std::erase_if(cells, [&](const Cell& cell) { return reports.report_missing_budget(cell, without); });
   const std::vector<Group> groups = group_cells(cells, options);
   FirstError error;
   const auto stop = [&] { return error.stopped() || (options.stop && options.stop()); };
   const auto drain = [&] { return stop() || (options.drain && options.drain()); };
-  ReadAhead<Loaded<Real>> heads(
-      groups.size(), [&](size_t g) { return load_unless_lost<Real>(reader, groups[g], options.outlive_heads); });
+  ReadAhead<Loaded<Real>> heads(groups.size(), [&](size_t g) {
+    return load_or_failure<Real>(reader, groups[g], options.continue_on_head_failure);
+  });
   on_threads(std::min(options.jobs, int(groups.size())), error, [&] {
     while (!drain()) {
       auto next = heads.next();
@@ -241,7 +242,7 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
       reports.started(*group.decisions.front().front());
       if (head.stream) replay_group(group, *head.stream, options, stop, reports);
       else reports.lost(group, head.lost);
-      reports.head_is_done();
+      reports.finish_head();
     }
   });
 }

@@ -12,42 +12,41 @@
 namespace kvreplay {
 
 struct RunOptions {
-  OpenTensors tensors;  // of the run's traces, which Place::trace counts
+  OpenTensors tensors;  // traces of the run, indexed by Place::trace
   QuerySelection queries;
   SaveOptions save;
   int jobs = 1;  // threads over kv heads; the numbers do not depend on it
   bool double_precision = false;
-  bool audit = false;  // poison what no policy may read
-  // Some method of the plan (not only of these cells) observes every decode row. Strips are computed for all
-  // rows then, so that a resumed run computes what a whole one does.
+  bool audit = false;  // poison memory that no policy may read
+  // Set if some method of the plan (not only of these cells) observes every decode row. Strips are then computed for
+  // all rows, so that a resumed run computes what a whole run does.
   bool every_row = false;
-  // Tokens of a trace up to which every row that some cache observes has a strip.
+  // Longest trace, in tokens, on which every row that some cache observes has a strip.
   int32_t strips_up_to = kLongTrace;
   Wanted wanted;
   Needles needles;
-  // Null: everything is computed by this machine's cores. Single precision only. A cell that the device has
-  // no way for is replayed by the cores.
+  // Null: the CPU computes everything. Single precision only. The CPU replays cells that the device cannot replay.
   OpenHeadDevice device;
   // Called from worker threads, one at a time (under a lock).
   std::function<void(const Cell&, const CellResult&)> on_cell;
   std::function<void()> on_head;  // after the last cell of a kv head, under the same lock
   std::function<void(const Cell&)> on_start;
-  // Asked between cells and tiles; true ends the run after what is in flight.
+  // Asked between cells and tiles; true stops the run without finishing the heads in work.
   std::function<bool()> stop;
-  // Asked between heads; true: heads in work are finished, and no other is begun.
+  // Asked between heads; true: heads in work are finished, and no other head is started.
   std::function<bool()> drain;
-  // A head that cannot be read, or has no budget that can be shared, fails its cells and the others go on.
+  // If set, a head that cannot be read, or has no budget that can be shared, fails its cells and the others go on.
   // Otherwise it ends the run.
-  bool outlive_heads = false;
+  bool continue_on_head_failure = false;
 };
 
-// Replays the cells, grouped by kv head so that the tensors are read and the exact pass is computed
-// once per group. Errors of one cell (a denominator of zero, a broken promise of a policy) become a
-// failed CellResult; a trace that cannot be read throws TraceError.
+// Replays the cells, grouped by kv head, so that each group reads its tensors and computes the exact pass once. An
+// error of one cell (a zero denominator, a policy that breaks a promise) becomes a failed CellResult. A trace that
+// cannot be read throws TraceError.
 void run_cells(const std::vector<Cell>& cells, const RunOptions& options);
 
-// The same cells, each with its share where a budget is shared. Throws where one cannot be found, unless heads are
-// outlived.
+// Returns the cells with their shares set where a budget is shared. Throws if a share cannot be found, unless
+// continue_on_head_failure is set.
 std::vector<Cell> with_budgets(std::vector<Cell> cells, const RunOptions& options);
 
 }  // namespace kvreplay

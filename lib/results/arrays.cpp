@@ -21,7 +21,7 @@ void write_flat(H5Output& file, const std::string& name, const std::vector<T>& d
   file.write(name, std::span<const T>(data), {int64_t(data.size())});
 }
 
-// Numbers are stored as wide as they were computed.
+// Numbers are stored in the precision in which they were computed.
 void write_reals(H5Output& file, const std::string& name, const std::vector<double>& data,
                  const std::vector<int64_t>& shape, bool double_precision) {
   if (double_precision) return file.write(name, std::span<const double>(data), shape);
@@ -54,7 +54,7 @@ void write_projections(H5Output& file, const Cell&, const CellResult& result) {
     drawn.insert(drawn.end(), row, row + result.drawn);
     recorded.insert(recorded.end(), row + result.drawn, row + result.samples);
   }
-  // Compressing takes a fifth of a run's time, and a twelfth of these bytes.
+  // Compression would take a fifth of a run's time and save a twelfth of these bytes.
   const bool compress = false;
   file.write("projections/a", std::span<const float>(drawn), {shape[0], shape[1], result.drawn}, compress);
   file.write("projections/cosine_distance", std::span<const float>(result.distances), {shape[0], shape[1]}, compress);
@@ -68,7 +68,7 @@ void write_lists(H5Output& file, const std::string& name, const TokenLists& list
   write_flat(file, "kept/" + name + "_off", lists.off);
 }
 
-// Whose lists they are, in the words of results.csv, so that a file says it without its table.
+// Identifies the lists in the terms of results.csv, so that the file is complete without its table.
 void write_label(H5Output& file, const Cell& cell) {
   file.attribute("kept", "method", std::string(cell.method().info.name));
   file.attribute("kept", "given", cell.variant->given);
@@ -90,18 +90,18 @@ void write_kept(H5Output& file, const Cell& cell, const CellResult& result) {
   write_label(file, cell);
 }
 
-struct Kind {
+struct ArrayKind {
   const char* name;
   bool SaveOptions::*wanted;
   void (*write)(H5Output&, const Cell&, const CellResult&);
 };
-constexpr Kind kKinds[] = {{"curves", &SaveOptions::curves, write_curves},
-                           {"kept", &SaveOptions::kept, write_kept},
-                           {"outputs", &SaveOptions::outputs, write_outputs},
-                           {"projections", &SaveOptions::projections, write_projections}};
+constexpr ArrayKind kKinds[] = {{"curves", &SaveOptions::curves, write_curves},
+                                {"kept", &SaveOptions::kept, write_kept},
+                                {"outputs", &SaveOptions::outputs, write_outputs},
+                                {"projections", &SaveOptions::projections, write_projections}};
 
-// H5Output publishes under the name it is given, for good; two processes may gather at a time, so that this name
-// is ours alone.
+// H5Output publishes under the name that it gets. Two processes may gather at the same time, so the name must belong to
+// this process alone.
 template <class Fill>
 void publish_h5(const fs::path& file, Fill fill) {
   const fs::path temporary = temporary_name(file);
@@ -126,7 +126,7 @@ std::string sum_of(const std::string& bytes) { return sha256_hex(bytes).substr(0
 
 std::vector<std::string> kinds_of(const SaveOptions& save) {
   std::vector<std::string> kinds;
-  for (const Kind& kind : kKinds)
+  for (const ArrayKind& kind : kKinds)
     if (save.*kind.wanted) kinds.emplace_back(kind.name);
   return kinds;
 }
@@ -135,7 +135,7 @@ std::vector<std::string> all_kinds() { return kinds_of({true, true, true, true})
 
 std::string arrays_of(const Cell& cell, const CellResult& result, const SaveOptions& save) {
   H5Output out;
-  for (const Kind& kind : kKinds)
+  for (const ArrayKind& kind : kKinds)
     if (save.*kind.wanted) kind.write(out, cell, result);
   return out.bytes();
 }
@@ -146,8 +146,8 @@ std::optional<ArraysAt> ArraysAt::parse(const std::string& text) {
   const size_t space = text.find(' '), at = text.rfind('@', space), plus = text.find('+', at);
   if (space == text.npos || at == text.npos || plus > space) return std::nullopt;
   const std::string_view all = text;
-  const auto offset = number_in<uint64_t>(all.substr(at + 1, plus - at - 1));
-  const auto bytes = number_in<uint64_t>(all.substr(plus + 1, space - plus - 1));
+  const auto offset = parse_number<uint64_t>(all.substr(at + 1, plus - at - 1));
+  const auto bytes = parse_number<uint64_t>(all.substr(plus + 1, space - plus - 1));
   std::vector<std::string> words = split_words(all.substr(space));
   if (!offset || !bytes || words.empty()) return std::nullopt;
   ArraysAt arrays{text.substr(0, at), *offset, *bytes, std::move(words.front()), {}};
@@ -187,7 +187,7 @@ std::string ArraysReader::read(const ArraysAt& at) {
   if (in_ && sum_of(bytes) == at.sum) return bytes;
   throw OutputError(
       fmt::format("{}: the arrays at byte {} were changed or damaged. Remove the file, and replay "
-                  "what it held",
+                  "the cells that it held",
                   (dir_ / at.file).string(), at.offset));
 }
 

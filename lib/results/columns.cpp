@@ -36,14 +36,14 @@ std::string extras_text(const Sources& s) {
   for (const auto& [name, value] : s.result.measures.extras) extras.add(name, value);
   return extras.empty() ? kEmpty : json_of(extras.text());
 }
-// A cell that the device has no way for is the cores' work.
-std::string device(const Sources& s) { return s.result.by_cores ? json_of("cpu") : or_empty(s.process.device); }
+// The CPU replays cells that the device cannot replay.
+std::string device(const Sources& s) { return s.result.on_cpu ? json_of("cpu") : or_empty(s.process.device); }
 template <auto Member>
 std::string seconds(const Sources& s) {
   return s.result.ok ? json_of(s.result.measures.*Member) : kEmpty;
 }
 
-// Whose cell it is.
+// Columns that identify the cell.
 constexpr Source kIdentity[] = {
     {{"key", "", "hash of everything that determines the numbers", false, false},
      [](const Sources& s) { return json_of(s.cell.key); }},
@@ -73,7 +73,7 @@ constexpr Source kIdentity[] = {
      [](const Sources& s) { return s.result.ok ? json_of(s.result.n_queries) : kEmpty; }},
 };
 
-// How it went. They stand among the metrics, after this one.
+// Columns about the outcome. In the table they follow this metric.
 constexpr size_t kOutcomeAfter = Metric("bound_holds").index;
 constexpr Source kOutcome[] = {
     {{"select_s", "s", "time of this run at the end of the prompt: scores and the cut", false, true},
@@ -88,14 +88,14 @@ constexpr Source kOutcome[] = {
 constexpr Source kRemarks[] = {
     {{"given", "", "parameters and options that are not the method's defaults, as canonical JSON", false, false},
      [](const Sources& s) { return json_of(s.cell.variant->given); }},
-    {{"extras", "", "what the method reports of itself, as canonical JSON", false, false}, extras_text},
+    {{"extras", "", "what the method reports about itself, as canonical JSON", false, false}, extras_text},
     {{"precision", "", "width of the arithmetic: single or double", false, false},
      [](const Sources& s) { return or_empty(s.process.precision); }},
     {{"device", "", "where it was computed", false, false}, device},
     {{"schema", "", "version of the definitions", false, false},
      [](const Sources& s) { return json_of(s.process.schema); }},
     {{kShareColumn, "",
-      "share of the full cache's bytes (budget.of: which) for which the budget was asked; of several: 0.1;0.2", false,
+      "shares of the full cache's bytes (budget.of says which) that the budget was asked for, as 0.1;0.2", false,
       false},
      [](const Sources& s) { return or_empty(shares_text(s.cell.shares)); }},
 };
@@ -115,7 +115,7 @@ bool finite(const std::vector<double>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); });
 }
 
-// What is not a number in a result, or "".
+// Name of a value in the result that is not a number, or "".
 std::string not_a_number(const CellResult& result) {
   const auto values = result.measures.all();
   for (size_t i = 0; i < values.size(); ++i)

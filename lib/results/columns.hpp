@@ -5,7 +5,7 @@
 
 #include "measures/cell_result.hpp"
 
-// The columns of results.csv: what a cell is, and what it is measured by (measures/metrics.hpp).
+// The columns of results.csv: those that identify a cell, and its metrics (measures/metrics.hpp).
 
 namespace kvreplay {
 
@@ -18,30 +18,30 @@ struct Column {  // the table drives csv, meta, `list metrics` and the docs
 };
 const std::vector<Column>& columns();
 
-// What is the same for all cells of a process.
+// Facts that all cells of a process share.
 struct ProcessRecord {
   std::string version, git_commit;
-  std::string precision, device, isa;  // "": not known
+  std::string precision, device, isa;  // "": unknown
   std::string host;
   int schema = 0;
 
   std::string build() const { return version + " " + git_commit; }
 };
 
-// One row. A measure that is not a finite number is a bug of ours: the row is then a failed one that says so.
+// One row. A measure that is not a finite number is a bug of this program: the row is then marked as failed and says
+// so.
 struct Row {
   bool ok = false;
-  std::string json;  // of each column its value; null is an empty field
+  std::string json;  // value of each column; null is an empty field
 };
 Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& process);
 
-// The column of a table that says what a cell's budget was asked for. A cell is the same whoever asked: what is
-// published of it has no share.
+// The column with the shares that a budget was asked for. Shares are no part of a cell, so its published line has none.
 constexpr const char* kShareColumn = "budget_share";
 std::string shares_text(const std::vector<double>& shares);
 
 std::vector<std::string> column_names();
-size_t column_index(std::string_view name);  // in columns()
+size_t column_index(std::string_view name);  // index in columns()
 // Fields joined by commas and quoted where needed, with the line's end.
 std::string csv_line(const std::vector<std::string>& fields);
 

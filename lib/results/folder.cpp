@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Removes files whose name passes: users may have put other things beside ours.
+// Removes files whose name passes. Other files may belong to the user.
 template <class IsOurs>
 void remove_files(const fs::path& dir, IsOurs is_ours) {
   if (!fs::is_directory(dir)) return;
@@ -53,7 +53,7 @@ json counts(const Keys& plan, const Shards& shards) {
   return {{"planned", plan.size()}, {"ok", ok}, {"failed", failed}, {"missing", int64_t(plan.size()) - ok - failed}};
 }
 
-// Of a file that passes `is_ours`, or a temporary of one that a killed run left.
+// Accepts names that pass `is_ours`, and temporary names of such files that a killed run left.
 auto with_temporaries(bool (*is_ours)(const std::string&)) {
   return [is_ours](const std::string& name) { return is_ours(name) || is_ours(final_name(name)); };
 }
@@ -106,7 +106,7 @@ ResultsFolder::ResultsFolder(const fs::path& dir, const SaveOptions& save, const
     return arrays && reader.holds(*arrays, kinds);
   };
   for (auto& [key, cell] : shards_.cells) {
-    // A file that was removed may have been made again, and a later run may have saved more.
+    // A removed file may have been computed again, and a later run may have saved more kinds.
     const auto there =
         kinds.empty() ? cell.arrays.end() : std::find_if(cell.arrays.begin(), cell.arrays.end(), is_there);
     if (there != cell.arrays.end()) std::iter_swap(cell.arrays.begin(), there);
@@ -174,7 +174,7 @@ Notes ResultsFolder::write_tables(const Keys& plan, const std::string& meta, con
   all["computed_by"] = computed_by;
   all["columns"] = describe_columns();
   all["cells"] = counts(plan, shards_);
-  // What holds in the heads that are there need not hold when the others come.
+  // A note that holds for the present heads may not hold when the missing ones are added.
   const Notes notes = all["cells"]["missing"] == 0 ? notes_of(seen) : Notes();
   all["notes"] = json::parse(notes_json(notes));
   publish_text(dir_ / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");

@@ -11,12 +11,12 @@
 namespace kvreplay {
 namespace {
 
-constexpr size_t kNamed = 4;  // instances in one sentence
+constexpr size_t kNamed = 4;  // instances that one sentence names
 
 using Instances = std::vector<uint32_t>;
 using Budgets = std::vector<int32_t>;
 
-// Bits that depend on all of a number.
+// Mixes the bits of a number, so that each depends on all of them.
 uint64_t mixed(uint64_t x) {
   x ^= x >> 30, x *= 0xbf58476d1ce4e5b9U;
   x ^= x >> 27, x *= 0x94d049bb133111ebU;
@@ -43,7 +43,7 @@ std::string listed(std::vector<std::string> names) {
   return names.empty() ? last : join(names) + " and " + last;
 }
 
-// A note under way: its cells are counted as they are met.
+// A note in progress: counts cells as they arrive.
 struct Draft {
   std::set<uint32_t> heads, traces;
   size_t cells = 0;
@@ -63,7 +63,7 @@ struct Draft {
   }
 };
 
-// What is counted of an instance at a budget.
+// Counts by instance and budget.
 using Counts = std::map<std::pair<uint32_t, int32_t>, Draft>;
 
 Counts counted(const SeenCells& seen, auto wanted) {
@@ -90,13 +90,13 @@ struct Words {
   NoteKind kind;
   const char *brief, *text;  // for a row, and for a sentence
 };
-constexpr Words kOfInstances[] = {
+constexpr Words kInstanceNotes[] = {
     {NoteKind::budget_holds_all, "budget holds all tokens",
-     "the budget is not below the tokens of the trace, so that "
-     "nothing is left out"},
+     "the budget is at least the number of tokens of the trace, so "
+     "nothing is evicted"},
     {NoteKind::budget_holds_prompt, "budget holds the prompt",
-     "the budget is not below the prompt, of which a "
-     "one-shot method then cuts nothing"},
+     "the budget is at least the length of the prompt, so a "
+     "one-shot method evicts nothing"},
     {NoteKind::protection_fills_budget, "protected tokens fill the budget",
      "tokens that always stay (sinks, recent "
      "or observation window) fill the budget, so that scores decide nothing; take a smaller window or a larger budget"},
@@ -105,10 +105,10 @@ constexpr Words kOfInstances[] = {
      "attention sinks leave the layer's sliding window, which the prompt fills, so that only recent and chosen tokens "
      "are attended to"},
     {NoteKind::nothing_quantised, "quantised nothing",
-     "quantised nothing (every row is one of those that stay exact: R of kivi and gear, full_precision)"},
+     "quantised nothing (every row stays exact: R of kivi and gear, full_precision)"},
 };
 
-// Instances for which `found` has the same budgets, with these.
+// Groups the instances that `found` holds with equal budgets.
 std::vector<std::pair<Instances, Budgets>> by_budgets(const Counts& found) {
   std::map<uint32_t, Budgets> budgets_of;
   for (const auto& [place, draft] : found) budgets_of[place.first].push_back(place.second);
@@ -120,7 +120,7 @@ std::vector<std::pair<Instances, Budgets>> by_budgets(const Counts& found) {
   return groups;
 }
 
-void add_of_instances(const Words& words, const SeenCells& seen, const Counts& all, Notes& notes) {
+void add_instance_notes(const Words& words, const SeenCells& seen, const Counts& all, Notes& notes) {
   const Counts found = counted(seen, [&](const SeenCell& cell) { return cell.has(words.kind); });
   for (auto& [instances, budgets] : by_budgets(found)) {
     const Draft some = summed(found, instances, budgets);
@@ -138,11 +138,11 @@ void add_of_instances(const Words& words, const SeenCells& seen, const Counts& a
   }
 }
 
-// Numbers of an instance at a budget, in whatever order its cells come.
+// Sum over an instance's cells at a budget; it does not depend on their order.
 struct Outcome {
   uint64_t sum = 0;
   size_t cells = 0;
-  bool compresses = false;  // in some cell: where none does, another note says so
+  bool compresses = false;  // in some cell; if it does not, another note reports that
   auto operator<=>(const Outcome&) const = default;
 };
 
@@ -164,7 +164,7 @@ void add_equal(const Instances& instances, Budgets budgets, const Counts& all, c
 }
 
 void add_equals(const SeenCells& seen, const Counts& all, Notes& notes) {
-  std::map<std::pair<int32_t, uint32_t>, Outcome> outcomes;  // of a budget and an instance
+  std::map<std::pair<int32_t, uint32_t>, Outcome> outcomes;  // by budget and instance
   for (const SeenCell& cell : seen.cells()) {
     Outcome& outcome = outcomes[{cell.budget, cell.instance}];
     outcome.sum += mixed(mixed(cell.head, cell.seed), cell.numbers);
@@ -180,9 +180,9 @@ void add_equals(const SeenCells& seen, const Counts& all, Notes& notes) {
   for (const auto& [instances, budgets] : groups) add_equal(instances, budgets, all, seen, notes);
 }
 
-// Heads by what all methods that see nothing else gave for them. Without an error there is nothing to tell one from
-// another.
-std::vector<Instances> heads_alike(const SeenCells& seen) {
+// Groups heads for which all methods that see only one head gave equal results. Cells without an error cannot
+// distinguish heads.
+std::vector<Instances> equal_heads(const SeenCells& seen) {
   std::map<uint32_t, uint64_t> sums;
   for (const SeenCell& cell : seen.cells())
     if (cell.has_error && cell.seed == 0 && !cell.shares)
@@ -209,26 +209,26 @@ void add_repeated_heads(const SeenCells& seen, Notes& notes) {
   Instances heads;
   std::string example;
   size_t known = 0, different = 0;
-  for (const Instances& alike : heads_alike(seen)) {
+  for (const Instances& alike : equal_heads(seen)) {
     known += alike.size(), ++different;
     if (alike.size() < 2) continue;
     heads.insert(heads.end(), alike.begin(), alike.end());
     if (example.empty()) example = fmt::format("{} = {}", seen.heads()[alike[0]].place, seen.heads()[alike[1]].place);
   }
   if (heads.empty()) return;
-  const std::string text =
-      different == 1 ? fmt::format(
-                           "all {} kv heads of the table give the same numbers: it holds one head's evidence, "
-                           "and intervals mean nothing; was a head repeated when the trace was written?",
-                           known)
-                     : fmt::format(
-                           "{} of {} kv heads give the numbers of another one ({}): they count as one head, "
-                           "and intervals are too narrow",
-                           heads.size(), known, example);
+  const std::string text = different == 1
+                               ? fmt::format(
+                                     "all {} kv heads of the table give the same numbers: they count as one head, "
+                                     "and intervals have no meaning; was a head repeated when the trace was written?",
+                                     known)
+                               : fmt::format(
+                                     "{} of {} kv heads give the numbers of another one ({}): they count as one head, "
+                                     "and intervals are too narrow",
+                                     heads.size(), known, example);
   notes.push_back(note_of_heads(NoteKind::heads_repeat, heads, seen, text));
 }
 
-// Heads of which `kind` holds in every cell that can show it.
+// Heads for which `kind` holds in every cell that can show it.
 Instances heads_with(NoteKind kind, const SeenCells& seen, auto shows) {
   std::map<uint32_t, bool> in_all;
   for (const SeenCell& cell : seen.cells())
@@ -247,11 +247,11 @@ void add_flat_heads(const SeenCells& seen, Notes& notes) {
         note_of_heads(kind, heads, seen, fmt::format("{}: {} (first: {})", of, text, seen.heads()[heads[0]].place)));
   };
   add(NoteKind::outputs_zero, heads_with(NoteKind::outputs_zero, seen, [](const SeenCell&) { return true; }),
-      "exact outputs are zero in every scored row, so that there is no relative error and the heads are left out of "
+      "exact outputs are zero in every scored row, so there is no relative error and the heads are left out of "
       "every mean");
   add(NoteKind::outputs_constant,
       heads_with(NoteKind::outputs_constant, seen, [](const SeenCell& cell) { return cell.loses_mass; }),
-      "outputs do not depend on what is kept, as where all values are equal: every error is 0, whatever the method");
+      "outputs do not depend on which tokens are kept, as when all values are equal: every method has error 0");
 }
 
 void add_single_head(const SeenCells& seen, Notes& notes) {
@@ -262,7 +262,7 @@ void add_single_head(const SeenCells& seen, Notes& notes) {
     if (heads.size() == 1) single.push_back(heads[0]);
   if (single.empty()) return;
   notes.push_back(note_of_heads(NoteKind::single_head, single, seen,
-                                "a single kv head stands behind every mean of a trace, so that there is no interval; "
+                                "every mean of a trace comes from a single kv head, so there is no interval; "
                                 "replay more heads, layers or prompts"));
 }
 
@@ -270,12 +270,12 @@ void add_single_head(const SeenCells& seen, Notes& notes) {
 
 Notes notes_of(const SeenCells& seen) {
   Notes notes;
-  if (!seen.tells_instances()) return notes;
+  if (!seen.has_instances()) return notes;
   add_repeated_heads(seen, notes);
   add_flat_heads(seen, notes);
   add_single_head(seen, notes);
   const Counts all = counted(seen, [](const SeenCell&) { return true; });
-  for (const Words& words : kOfInstances) add_of_instances(words, seen, all, notes);
+  for (const Words& words : kInstanceNotes) add_instance_notes(words, seen, all, notes);
   add_equals(seen, all, notes);
   std::stable_sort(notes.begin(), notes.end(), [](const Note& a, const Note& b) { return a.kind < b.kind; });
   return notes;

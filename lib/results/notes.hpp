@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// What is to be said of a table: kinds in their order, then instances in theirs, then budgets.
+// The notes on a table, sorted by kind, then instances, then budgets.
 Notes notes_of(const SeenCells& seen);
 
 }  // namespace kvreplay

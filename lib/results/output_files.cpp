@@ -22,11 +22,11 @@ namespace fs = std::filesystem;
 [[noreturn]] void fail(const fs::path& file, const std::string& what, int error) {
   const char* remedy =
       error == ENOSPC || error == EDQUOT ? "free some space and run again" : "choose another directory with -o";
-  throw OutputError(fmt::format("{}: {}: {}. What is published so far is kept; {}", file.string(), what,
+  throw OutputError(fmt::format("{}: {}: {}. Published results are kept; {}", file.string(), what,
                                 std::generic_category().message(error), remedy));
 }
 
-// Returns 0 or the error.
+// Returns 0 or the error number.
 int write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -79,7 +79,7 @@ void publish_text(const fs::path& file, const std::string& text) {
 }
 
 TextFile::TextFile(const fs::path& file) : final_(file) {
-  do {  // a killed process may have had this one's name and number
+  do {  // a killed process may have had this process's name and number
     temporary_ = temporary_name(file);
     file_ = create_new(temporary_);
   } while (file_ < 0 && errno == EEXIST);
@@ -109,7 +109,7 @@ void TextFile::publish() {
   temporary_.clear();
 }
 
-// Two processes of one name exist where containers share a host name: the second takes a number.
+// Containers that share a host name can have two processes with one name: the second takes a number.
 AppendFile::AppendFile(const fs::path& dir, const std::string& name, const std::string& extension) {
   for (int i = 0; file_ < 0; ++i) {
     path_ = dir / fmt::format("{}.{}{}{}", name, process_name(), i == 0 ? "" : fmt::format("-{}", i), extension);
@@ -135,7 +135,7 @@ uint64_t AppendFile::append(std::string_view bytes) {
   return bytes_ - bytes.size();
 }
 
-// Half a line that could not be taken back is closed here, so that it spoils nothing but itself.
+// Ends a line that an earlier failed append may have left incomplete, so that only that line is lost.
 uint64_t LineFile::append(const std::string& line) {
   const bool closes = torn();
   return AppendFile::append((closes ? "\n" : "") + line + "\n") + (closes ? 1 : 0);

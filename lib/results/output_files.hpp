@@ -4,11 +4,11 @@
 #include <string>
 #include <string_view>
 
-// What a run writes, such that other processes see whole files and whole lines, or none.
+// Files that a run writes so that other processes see whole files and whole lines, or none.
 
 namespace kvreplay {
 
-// `<host>.<process id>`: part of the name of whatever only this process writes.
+// `<host>.<process id>`: part of the names of files that only this process writes.
 std::string process_name();
 // A name beside `file` that no other process and no earlier call uses.
 std::filesystem::path temporary_name(const std::filesystem::path& file);
@@ -17,7 +17,7 @@ std::string final_name(const std::string& temporary);
 // Writes a text under a temporary name and publishes it.
 void publish_text(const std::filesystem::path& file, const std::string& text);
 
-// Writes and publishes a text that is made piece by piece. Without publish() nothing is left.
+// Writes and publishes a text piece by piece. Without publish() no file is left.
 class TextFile {
  public:
   explicit TextFile(const std::filesystem::path& file);
@@ -44,7 +44,8 @@ class AppendFile {
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
-  // Returns where the bytes stand in the file. They outlive this process, and after sync() the machine.
+  // Returns the offset of the bytes in the file. They survive the end of this process, and after sync() a crash of the
+  // machine.
   uint64_t append(std::string_view bytes);
   void sync();
   const std::filesystem::path& path() const { return path_; }
@@ -61,7 +62,7 @@ class AppendFile {
 class LineFile : public AppendFile {
  public:
   LineFile(const std::filesystem::path& dir, const std::string& name) : AppendFile(dir, name, ".jsonl") {}
-  uint64_t append(const std::string& line);  // without its end; returns where it stands
+  uint64_t append(const std::string& line);  // without its line end; returns its offset
 };
 
 // All of these throw OutputError.

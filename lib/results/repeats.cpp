@@ -8,8 +8,7 @@
 namespace kvreplay {
 namespace {
 
-// The first column in which two rows differ, "" if they agree. What measures the run, and where it was computed, is
-// no result.
+// The first column in which two rows differ, "" if they agree. Timings and the device are not compared.
 std::string difference(const Fields& a, const Fields& b) {
   for (size_t i = 0; i < columns().size(); ++i) {
     const Column& column = columns()[i];

@@ -16,8 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-// Where an output does not follow the mass that its row has lost, values are the same for all tokens: more than
-// what single precision leaves of equal numbers, and mass enough to show.
+// If a row has lost attention mass and its output did not change, the values of all tokens are equal. kNoError is above
+// the rounding of single precision, and 1 - kMostMass is enough mass to show.
 constexpr double kNoError = 1e-5, kMostMass = 0.99;
 
 const std::string& at(const Fields& row, const char* name) { return row[column_index(name)]; }
@@ -30,7 +30,7 @@ uint64_t hash_of(std::string_view text, uint64_t hash = 0xcbf29ce484222325U) {
   return hash;
 }
 
-// Columns that two methods with one outcome have in common: what a theorem says of a method is none of them.
+// Columns in which two methods with one outcome agree. Bounds are left out: a theorem about the method gives them.
 const std::vector<size_t>& measured_columns() {
   static const std::vector<size_t> measured = [] {
     std::vector<size_t> places;
@@ -56,8 +56,8 @@ std::string text_in(const json& object, const char* name) {
   return value.is_string() ? value.get<std::string>() : "";
 }
 
-// Whether a row format changes every row that it codes. Layers that are skipped store what the trace has, and a row
-// does not say how many layers the model has.
+// Whether a row format changes every row that it codes. Skipped layers store the trace's rows, and a row of the table
+// does not contain the model's number of layers.
 bool is_quantised(const json& params) {
   const json format = params.value("row_format", json());
   if (format.is_object() && format.contains("skip_layers")) return false;
@@ -71,7 +71,7 @@ bool is_quantised(const json& params) {
                : quantises_by_name(format);
 }
 
-// Whether the layer has a sliding window that the prompt fills: the exact cache grows no more.
+// Whether the prompt fills the layer's sliding window, so that the exact cache stops growing.
 bool window_is_full(const Fields& row) {
   const std::string& prompt = at(row, "prompt_full_bytes");
   return !prompt.empty() && prompt == at(row, "full_bytes") && count_at(row, "n_tokens") > count_at(row, "n_prefill");
@@ -86,7 +86,7 @@ Id place_of(std::unordered_map<std::string, Id>& known, const std::string& name,
 
 uint32_t SeenCells::instance_of(const Fields& row) {
   const std::string &method = at(row, "method"), &given = at(row, "given");
-  if (given.empty()) tells_instances_ = false;
+  if (given.empty()) has_instances_ = false;
   const auto [found, is_new] = instance_of_.emplace(std::pair(method, given), uint32_t(instances_.size()));
   if (is_new) instances_.push_back({method, given});
   return found->second;
@@ -122,7 +122,7 @@ SeenCells::Declared SeenCells::declared_of(const std::string& name, const std::s
   return said;
 }
 
-// Rows of another version may have parameters that this one does not know: then nothing is said of them.
+// Rows of another version may have parameters that this version does not know: then nothing is declared.
 const SeenCells::Declared& SeenCells::declared(const std::string& method, const std::string& params) {
   const std::string name = method + " " + params;
   const auto found = declared_.find(name);
@@ -147,14 +147,14 @@ uint32_t SeenCells::head_of(const Fields& row) {
   return head;
 }
 
-void SeenCells::say_of_budget(const Fields& row, const Declared& said, SeenCell& cell) const {
+void SeenCells::note_budget(const Fields& row, const Declared& said, SeenCell& cell) const {
   const int32_t prompt = count_at(row, "n_prefill"), tokens = count_at(row, "n_tokens");
   const int32_t evicted = count_at(row, "n_evictions");
   if (cell.budget >= tokens) return cell.set(NoteKind::budget_holds_all);
   if (said.oneshot && cell.budget >= prompt) return cell.set(NoteKind::budget_holds_prompt);
   if (!said.known || said.holds_all || at(row, "n_evictions").empty()) return;
   if (evicted == 0) return cell.set(NoteKind::nothing_evicted);
-  // What a formula of the layer has left of the budget, the cut shows, unless a sliding window dropped more.
+  // For a budget that follows from the layer, the cut shows its size, unless a sliding window dropped more.
   const int32_t cut_to = prompt - evicted;
   const bool shown = said.sloped && count_at(row, "peak_kept_tokens") == cut_to + tokens - prompt;
   const int32_t budget = shown ? cut_to : cell.budget;
@@ -177,7 +177,7 @@ void SeenCells::add(const Fields& row) {
                     real_at(row, "kept_mass_mean") < kMostMass;
   if (error.empty() && count_at(row, "rows_skipped") > 0) cell.set(NoteKind::outputs_zero);
   if (!error.empty() && real_at(row, "rel_err_out_mean") < kNoError) cell.set(NoteKind::outputs_constant);
-  if (cell.budget > 0) say_of_budget(row, said, cell);
+  if (cell.budget > 0) note_budget(row, said, cell);
   if (said.sinks > 0 && window_is_full(row)) cell.set(NoteKind::sinks_leave_window);
   if (said.quantises && at(row, "n_quantised") == "0") cell.set(NoteKind::nothing_quantised);
   cells_.push_back(cell);

@@ -24,7 +24,7 @@ JsonObject process_object(const ProcessRecord& process) {
   return all.add("schema", process.schema);
 }
 
-// The text between `before`, which must come next, and the next quote; `rest` then starts behind that quote.
+// The text between `before`, which must come next, and the next quote; `rest` then starts after that quote.
 std::optional<std::string_view> taken(std::string_view& rest, std::string_view before) {
   if (!rest.starts_with(before)) return std::nullopt;
   const size_t end = rest.find('"', before.size());
@@ -34,7 +34,7 @@ std::optional<std::string_view> taken(std::string_view& rest, std::string_view b
   return value;
 }
 
-// A line whose sum is right is one of ours: its first members stand where shard_line put them.
+// This program wrote the line, because its checksum is right: its first members are where shard_line put them.
 bool add_members(std::string_view members, const std::string& own_build, const LineAt& at, Shards& shards) {
   constexpr std::string_view kBegun = "\"begun\":";
   if (members.starts_with(kBegun)) {
@@ -52,7 +52,7 @@ bool add_members(std::string_view members, const std::string& own_build, const L
   return true;
 }
 
-// A process that published nothing takes its file along when it ends: perhaps after the folder was listed.
+// A process that published nothing removes its file when it ends, perhaps after the folder was listed.
 bool is_gone(const fs::path& file) {
   std::error_code ignored;
   return fs::status(file, ignored).type() == fs::file_type::not_found;
@@ -75,7 +75,7 @@ void read_file(const std::string& own_build, Shards& shards) {
   }
 }
 
-// A line may be sealed and yet not be one of ours.
+// A line may have a right checksum and yet not describe a cell.
 bool is_cell_line(const json& line) {
   if (!line.is_object() || !line.contains("key") || !line.contains("row")) return false;
   const json& row = line.at("row");
@@ -97,7 +97,7 @@ Fields fields_in(const json& row) {
   return fields;
 }
 
-// Cells that a device has no way for are computed by the cores: the row knows.
+// The CPU replays cells that a device cannot replay; the row records the device.
 std::string path_of(const json& line) {
   const auto text = [](const json& object, const char* name) {
     const json value = object.value(name, json());
@@ -169,8 +169,8 @@ CellLine LineReader::read(const LineAt& at) {
   const json parsed = in_ && unsealed(line) ? json::parse(line, nullptr, false) : json();
   if (is_cell_line(parsed)) return {fields_in(parsed.at("row")), parsed.value("build", ""), path_of(parsed)};
   throw OutputError(
-      fmt::format("{}: the line at byte {} was changed while it was read, or is none of this program. "
-                  "Remove the file, and replay what it held",
+      fmt::format("{}: the line at byte {} was changed while it was read, or was not written by this program. "
+                  "Remove the file, and replay the cells that it held",
                   shards_.files.at(at.file).string(), at.offset));
 }
 

@@ -10,26 +10,26 @@
 
 #include "results/columns.hpp"
 
-// Reading back what processes have published: OUT/shards/*.jsonl with a line for each cell, and
-// OUT/attempts/*.jsonl with a line for each cell that failed and each unit of work that was begun. Rows stay
-// on disk: a sweep's table is larger than what a process should hold.
+// Reads what processes have published: OUT/shards/*.jsonl with a line for each cell, and OUT/attempts/*.jsonl with a
+// line for each failed cell and each unit of work that was started. Rows stay on disk, because a sweep's table may
+// exceed memory.
 
 namespace kvreplay {
 
 using Fields = std::vector<std::string>;  // one row of results.csv, without quotes
 
 struct LineAt {
-  uint32_t file = 0;  // of Shards::files
+  uint32_t file = 0;  // index in Shards::files
   uint32_t bytes = 0;
   uint64_t offset = 0;
 };
 
 struct Published {
   bool ok = false;
-  bool own_build = false;  // by this build of the program
+  bool own_build = false;  // written by this build of the program
   int32_t failures = 0;    // attempts that failed, in all processes
   LineAt at;
-  std::vector<std::string> arrays;  // ArraysAt::text() of each computation that wrote some
+  std::vector<std::string> arrays;  // ArraysAt::text() of each computation that wrote arrays
 };
 
 struct Shards {
@@ -39,37 +39,38 @@ struct Shards {
   std::map<int64_t, int32_t> begun;                     // units of work -> how often
   size_t unreadable_lines = 0;
 
-  // The first line of a cell that is ok stands, but for one of this build; a failure only until there is one.
+  // Keeps the first line of a cell that is ok, but prefers one of this build. A failure is kept only until a line is
+  // ok.
   void add(const std::string& key, const Published& line);
 };
 
 constexpr size_t kKeyBytes = 17;
 bool is_key(const std::string& text);  // k and 16 lower-case hex digits
 
-// Of a row as row_of() made it. One of an older build may lack a column.
+// Fields of a row that row_of() made. A row of an older build may lack a column.
 Fields fields_of(const std::string& row);
-// {"key", "status", "build", "arrays", the process, "row"} in one sealed line, without its end. `arrays`: where
-// this computation has written some (ArraysAt::text()), or empty.
+// {"key", "status", "build", "arrays", the process, "row"} in one sealed line, without its end. `arrays`: location of
+// the arrays that this computation wrote (ArraysAt::text()), or empty.
 std::string shard_line(const std::string& key, const Row& row, const ProcessRecord& process, const std::string& arrays);
 std::string begun_line(int64_t unit, const ProcessRecord& process);
 
-// All *.jsonl of OUT/shards and OUT/attempts, in the order of their names. What follows the last line's end
-// in a file was being written when its process died: it does not exist. Other lines without a right sum are
-// counted. Throws OutputError.
+// Reads all *.jsonl of OUT/shards and OUT/attempts, in the order of their names. A last line without a line end was
+// being written when its process died and is ignored. Other lines with a wrong checksum are counted. Throws
+// OutputError.
 Shards read_shards(const std::filesystem::path& out, const std::string& own_build);
 
 // A line, read again.
 struct CellLine {
   Fields fields;
-  std::string build;  // "version commit" of what wrote it
-  std::string path;   // "device isa precision": where two agree, so do the numbers, to the last bit
+  std::string build;  // "version commit" of the program that wrote it
+  std::string path;   // "device isa precision": equal paths give bitwise equal numbers
 };
 
-// Lines by their place. Keeps one file open: neighbours in a table are mostly neighbours in a shard.
+// Reads lines by their location. Keeps one file open: neighbours in a table are mostly neighbours in a shard.
 class LineReader {
  public:
   explicit LineReader(const Shards& shards) : shards_(shards) {}
-  CellLine read(const LineAt& at);  // throws OutputError if it has changed meanwhile
+  CellLine read(const LineAt& at);  // throws OutputError if the line has changed since
 
  private:
   const Shards& shards_;

@@ -12,7 +12,7 @@ namespace kvreplay {
 namespace fs = std::filesystem;
 
 struct Store::State {
-  // A log of this process, as a file of the folder.
+  // A file of this process in the output directory.
   struct Log {
     LineFile lines;
     uint32_t file = 0;
@@ -70,7 +70,7 @@ bool Store::publish(const Cell& cell, const CellResult& result) {
   const bool saves = row.ok && state_->arrays != nullptr;
   const std::string arrays = saves ? arrays_of(cell, result, state_->save) : "";
   const std::lock_guard lock(state_->mutex);
-  // The arrays first: a line says that all of its cell is there.
+  // Arrays are written first: a line promises that its whole cell is stored.
   const std::string where = saves ? state_->append(arrays).text() : "";
   State::Log& log = row.ok ? *state_->cells : *state_->attempts;
   const LineAt at = log.append(shard_line(cell.key, row, state_->process, where));

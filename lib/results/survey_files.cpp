@@ -18,15 +18,15 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int64_t kSurveySchema = 1;
 
-// One name of the file, with the labels of its axes: what both formats are written from.
+// One name of the file, with the labels of its axes. Both formats are written from it.
 struct Entry {
-  std::string name, view;      // view: empty for what belongs to the unit
+  std::string name, view;      // view: empty for an entry of the unit
   std::vector<double> values;  // [param, x]
-  std::vector<double> param;   // labels of the first axis; empty: there is none
-  std::vector<double> x;       // labels of the second
-  bool attribute = false;      // of the view's group, else a dataset
+  std::vector<double> param;   // labels of the first axis; empty: no such axis
+  std::vector<double> x;       // labels of the second axis
+  bool attribute = false;      // true: attribute of the view's group; false: dataset
   bool whole = false;          // whole numbers
-  bool table = true;           // stands in the table too
+  bool table = true;           // also written to the table
 
   std::vector<int64_t> shape() const {
     std::vector<int64_t> s;
@@ -64,7 +64,7 @@ void add_view(const Clusterability& c, std::vector<Entry>& entries) {
   dataset("radii", c.radii, {}, k);
   dataset("mean_distance", c.mean_distance, {}, k);
   Entry& lengths = dataset("m_n", n, {}, n);
-  lengths.whole = true, lengths.table = false;  // there it is the x of m_count
+  lengths.whole = true, lengths.table = false;  // in the table these are the x of m_count
   dataset("m_count", wide(c.m_count), f, n).whole = true;
   attribute("rms", {c.rms}, {});
   attribute("median_distance", {c.median_distance}, {});
@@ -104,7 +104,7 @@ void add_attention(const AttentionShape& a, std::vector<Entry>& entries) {
   add("exponential_r2", {a.tail->exponential_r2}, {}, {});
 }
 
-// Tensors are finite, but a huge `scaling` may push logits beyond what a double holds.
+// Tensors are finite, but a huge `scaling` may make logits overflow a double.
 void check_finite(const SurveyUnit& unit, const std::vector<Entry>& entries) {
   for (const Entry& entry : entries)
     for (const double x : entry.values)

@@ -6,7 +6,7 @@
 
 #include "survey/survey.hpp"
 
-// FILE.h5 and FILE.csv of `kvreplay cluster` (docs/formats.md).
+// FILE.h5 and FILE.csv of `kvreplay clusterability` (docs/formats.md).
 
 namespace kvreplay {
 
@@ -17,8 +17,8 @@ struct SurveyHeader {
 
 // The table beside the HDF5 file: the same name with .csv.
 std::filesystem::path survey_table(const std::filesystem::path& file);
-// Publishes both: each whole or not at all, and neither before both are written. Replaces what was there.
-// Throws OutputError, and TraceError where a number is not finite.
+// Publishes both files: each whole or not at all, and neither before both are written. Replaces existing ones. Throws
+// OutputError, and TraceError if a number is not finite.
 void write_survey(const std::filesystem::path& file, const SurveyHeader& header,
                   const std::vector<UnitSurvey>& surveys);
 

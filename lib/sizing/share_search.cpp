@@ -6,7 +6,7 @@
 namespace kvreplay {
 namespace {
 
-constexpr size_t kPatience = 6;  // sizes that are tried before the line through two of them is mistrusted
+constexpr size_t kPatience = 6;  // sizes that are tried before bisection joins the line through two of them
 
 }  // namespace
 
@@ -34,11 +34,13 @@ std::optional<double> ShareSearch::floor() const {
 }
 
 std::vector<int32_t> ShareSearch::first(double share, int32_t near) const {
-  if (near > 0 && near < most_) return untried({near, near + int64_t{1}});  // of a longer text it may be no budget
+  if (near > 0 && near < most_)
+    return untried({near, near + int64_t{1}});  // a budget found for a longer text may
+                                                // exceed this one
   return untried({least_, std::max<int64_t>(least_, std::llround(std::floor(share * most_)))});
 }
 
-// Nothing that does not fit is known: along the line through what is.
+// No size that exceeds the share is known: extrapolates the line through the known sizes.
 std::vector<int32_t> ShareSearch::above(Tried::const_iterator fitting, double share) const {
   double slope = 0;
   for (auto other = tried_.begin(); other != fitting; ++other)
@@ -62,14 +64,14 @@ std::vector<int32_t> ShareSearch::between(const Tried::value_type& fitting, cons
   return untried(budgets);
 }
 
-// Nothing that fits is known.
+// No size that fits is known.
 std::vector<int32_t> ShareSearch::below(double share) const {
   const auto sized = std::find_if(tried_.begin(), tried_.end(), [](const auto& one) { return one.second.has_value(); });
-  if (sized == tried_.end()) {  // none of them can be replayed
+  if (sized == tried_.end()) {  // no tried budget can be replayed
     const int64_t larger = std::max<int64_t>(tried_.rbegin()->first * int64_t{2}, least_);
     return untried({least_, std::min<int64_t>(larger, most_)});
   }
-  if (sized != tried_.begin()) {  // smaller ones cannot be replayed
+  if (sized != tried_.begin()) {  // smaller budgets cannot be replayed
     const int64_t bottom = std::prev(sized)->first;
     return untried({(bottom + sized->first) / 2});
   }

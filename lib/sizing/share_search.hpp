@@ -6,22 +6,21 @@
 
 namespace kvreplay {
 
-// The search for the largest budget whose size does not exceed a share, over sizes that are measured as it asks for
-// them. Sizes mostly rise with the budget: it ends where a budget fits and the next does not. Formats that code rows
-// in blocks store less again where a block closes: there it looks two blocks ahead.
+// Searches the largest budget whose size does not exceed a share. The caller measures the sizes that the search asks
+// for. Sizes mostly rise with the budget, so the search ends where a budget fits and the next does not. With formats
+// that code rows in blocks, the size drops where a block closes: the search then looks two blocks ahead.
 class ShareSearch {
  public:
-  // Budgets that may be tried, in tokens; block: rows that are coded together, or 0.
+  // least, most: range of budgets in tokens. block: rows that are coded together, or 0.
   ShareSearch(int32_t least, int32_t most, int32_t block) : least_(least), most_(most), block_(block) {}
 
-  // What a cache of so many tokens takes, as a share of the full one; nullopt: it cannot be replayed.
+  // Adds the size of a cache of so many tokens, as a share of the full one; nullopt: it cannot be replayed.
   void add(int32_t tokens, std::optional<double> share) { tried_[tokens] = share; }
-  // Budgets that are to be tried next, none of them tried so far; empty: the share is answered. near: where another
-  // search of the kind has ended, or 0.
+  // Budgets to try next, all untried; empty: the search is finished. near: the answer of a similar search, or 0.
   std::vector<int32_t> next(double share, int32_t near = 0) const;
-  // The largest budget that fits, of those that were tried.
+  // The largest tried budget that fits.
   std::optional<int32_t> answer(double share) const;
-  // The smallest share that was met.
+  // The smallest share that was measured.
   std::optional<double> floor() const;
   int32_t most() const { return most_; }
 

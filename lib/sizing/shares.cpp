@@ -16,12 +16,12 @@
 namespace kvreplay {
 namespace {
 
-// Who has one budget: a kv head, or all heads that share it.
+// A kv head, or all heads that share one budget.
 struct Unit {
   size_t instance = 0;
   std::optional<uint32_t> seed;
-  std::vector<std::pair<size_t, int32_t>> heads;  // (layer of the selection, kv head)
-  bool for_all = false;                           // its answer is that of every head and seed of the layer
+  std::vector<std::pair<size_t, int32_t>> heads;  // (index in the selection, kv head)
+  bool for_all = false;                           // its answer holds for every head and seed of the layer
   ShareSearch search;
 };
 
@@ -29,8 +29,8 @@ const LayerInfo& layer_of(const LoadedRun& run, const SelectedLayer& at) {
   return run.traces[at.trace].prompts[at.prompt].layers[at.layer];
 }
 
-// Whether every kv head of a layer takes the same bytes at one budget, whatever its numbers. Blocks that are coded
-// together stay as long as one of their rows, so that who is evicted decides what they take.
+// Whether every kv head of a layer takes the same bytes at one budget, whatever its numbers. A block that is coded
+// together is held until its last row is evicted, so its bytes depend on which rows are evicted.
 bool is_fixed_by_budget(const MethodInstance& m, const LayerInfo& layer, bool random, bool prompt_streams) {
   const MethodInfo& info = m.method().info;
   const bool known_text = std::string(info.identity).empty();
@@ -69,7 +69,7 @@ class Solver {
   }
 
   void add_units(size_t m) {
-    std::map<std::pair<size_t, size_t>, std::vector<size_t>> layers;  // of each trace and prompt
+    std::map<std::pair<size_t, size_t>, std::vector<size_t>> layers;  // layers of each (trace, prompt)
     for (size_t i = 0; i < run_.selection.size(); ++i) {
       const SelectedLayer& at = run_.selection[i];
       if (std::count(at.by_share.begin(), at.by_share.end(), m) > 0) layers[{at.trace, at.prompt}].push_back(i);
@@ -100,7 +100,7 @@ class Solver {
       for (const auto& seed : seeds) add(m, seed, {{layer, kv_head}}, false);
   }
 
-  // Heads that are not selected have their part of what is shared.
+  // Heads that are not selected also take part of a shared budget.
   void add_shared(size_t m, const std::vector<size_t>& layers) {
     std::vector<std::pair<size_t, int32_t>> heads;
     for (const size_t layer : layers)
@@ -122,7 +122,7 @@ class Solver {
     return context_of(run_.config.methods[m], layer_of(run_, at), run_.traces[at.trace].n_layers, at.extent);
   }
 
-  // One of nothing where nothing is random.
+  // A single empty seed if nothing is random.
   std::vector<std::optional<uint32_t>> seeds_of(size_t m, size_t layer) const {
     const MethodInstance& instance = run_.config.methods[m];
     MethodContext context = context_at(m, layer);
@@ -135,7 +135,7 @@ class Solver {
     return seeds;
   }
 
-  // One of each instance: the others begin where it has ended, and most of them end there.
+  // Searches one unit of each instance. The others start from its answer, and most of them end there.
   void search_first_units() {
     std::vector<Unit*> first;
     std::set<size_t> seen;
@@ -206,7 +206,7 @@ class Solver {
     return unit.for_all ? run_.selection[unit.heads.front().first].kv_heads.size() : unit.heads.size();
   }
 
-  // What of an instance's shares is worth saying.
+  // Records the shares of an instance that no budget reaches, and those that the whole cache fits.
   void tell(size_t m, SolvedShares& solved) const {
     for (const double share : shares_) {
       Unreachable lost{m, share};
@@ -252,7 +252,7 @@ class Solver {
 
 std::string name_of(const LoadedRun& run, size_t m) { return run.config.methods[m].method().info.name; }
 
-// Shares of every instance that asked for some, without an answer.
+// Throws: some instances asked for shares, and none of them reaches one.
 [[noreturn]] void refuse(const LoadedRun& run, const SolvedShares& solved) {
   std::string floors;
   std::set<size_t> told;

@@ -17,7 +17,7 @@ constexpr Bound kBounds[] = {
     {"prompt_bytes", "prompt_full_bytes"},
 };
 
-// Of the methods that are configured, not of those that are tried: probabilities are then those of the run itself.
+// Looks at the configured methods, not at the tried ones, so that probabilities are those of the run itself.
 bool observes_rows(const RunConfig& config) {
   return std::any_of(config.methods.begin(), config.methods.end(),
                      [](const MethodInstance& m) { return m.values.observes(m.options); });
@@ -29,7 +29,7 @@ SizeProbe::SizeProbe(const LoadedRun& run, RunOptions options) : run_(run), opti
   options_.wanted.work = Work::none;
   options_.save = {};
   options_.every_row = observes_rows(run.config);
-  options_.outlive_heads = true;  // one that cannot be replayed has no size, and the others have
+  options_.continue_on_head_failure = true;  // a cache that cannot be replayed has no size; the others do
   for (size_t i = 0; i < run.selection.size(); ++i) {
     const SelectedLayer& at = run.selection[i];
     const PromptInfo& prompt = run.traces[at.trace].prompts[at.prompt];
@@ -37,8 +37,8 @@ SizeProbe::SizeProbe(const LoadedRun& run, RunOptions options) : run_(run), opti
   }
 }
 
-// A budget that cannot be shared takes the others of its prompt along: those that are missing are tried again, each
-// instance and budget by itself.
+// One budget that cannot be shared fails the other cells of its prompt too. Missing sizes are tried again, each
+// instance and budget separately.
 std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<Where>& asked) const {
   Found found;
   replay(asked, found);
@@ -63,7 +63,7 @@ void SizeProbe::replay(const std::vector<Where>& asked, Found& found) const {
   run_cells(cells_of(asked), options);
 }
 
-// Each instance is planned by itself: cells of two that come to the same are two here.
+// Plans each instance separately, so that equal cells of two instances stay two cells.
 std::vector<Cell> SizeProbe::cells_of(const std::vector<Where>& asked) const {
   std::map<size_t, std::vector<Where>> of_instance;
   for (const Where& where : asked) of_instance[where.instance].push_back(where);

@@ -8,24 +8,24 @@
 
 namespace kvreplay {
 
-// What caches take at budgets that are tried: replays them for their account of bytes alone.
+// Measures the bytes of caches at tried budgets: replays them for their account of bytes alone.
 class SizeProbe {
  public:
-  // A method instance where its size is asked for.
+  // A method instance at the place and budget whose size is asked for.
   struct Where {
-    size_t layer = 0;  // of LoadedRun::selection
+    size_t layer = 0;  // index in LoadedRun::selection
     int32_t kv_head = 0;
     size_t instance = 0;
     std::optional<uint32_t> seed = {};
     int32_t tokens = 0;
     auto operator<=>(const Where&) const = default;
   };
-  struct Bytes {  // those that the run's shares bound
+  struct Bytes {  // the kind of bytes that the run's shares bound
     double used = 0, full = 0;
   };
 
   SizeProbe(const LoadedRun& run, RunOptions options);
-  // Nothing of a cache that cannot be replayed.
+  // Omits caches that cannot be replayed.
   std::map<Where, Bytes> sizes(const std::vector<Where>& asked) const;
 
  private:
@@ -35,7 +35,7 @@ class SizeProbe {
 
   const LoadedRun& run_;
   RunOptions options_;
-  std::map<Place, size_t> layer_at_;  // in the selection, by its place with kv head 0
+  std::map<Place, size_t> layer_at_;  // index in the selection, by its place with kv head 0
 };
 
 }  // namespace kvreplay

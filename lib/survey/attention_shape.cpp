@@ -9,17 +9,17 @@
 namespace kvreplay {
 namespace {
 
-// The probabilities of one row but for a factor: 0 outside first..t.
+// One row of unnormalised probabilities; 0 outside first..t.
 struct Row {
   const double* strip;
-  double z;  // normaliser, a sink logit's part included
+  double z;  // normaliser, including the sink logit's part
   int32_t first, t;
   int32_t entries(int32_t from) const { return t + 1 - std::max(first, from); }
   double largest(int32_t from) const {
     const int32_t begin = std::max(first, from);
     return kernels::row_maximum(strip + begin, t + 1 - begin);
   }
-  // Entries from token `from` on that are strictly below the threshold times the largest of them.
+  // Number of entries from token `from` on that are below the threshold times the largest of them.
   int64_t sparse(int32_t from) const {
     const double limit = kSparsityThreshold * largest(from);
     int64_t count = 0;
@@ -34,7 +34,7 @@ struct Row {
   }
 };
 
-// Sums over the rows of one query head. Row 0 has no choice: it counts among the masked alone.
+// Sums over the rows of one query head. Row 0 sees only one token, so only sparsity_masked includes it.
 struct RowSums {
   int64_t first_rows = 0, rows = 0, entries = 0, sparse = 0, entries_no_sink = 0, sparse_no_sink = 0, sink_first = 0;
   double sink_mass = 0, effective = 0;
@@ -61,7 +61,7 @@ struct RowSums {
   }
 };
 
-// Sums of probabilities by token over some of the rows.
+// Sums of probabilities by token over a set of rows.
 struct ColumnSums {
   int32_t rows = 0;
   std::vector<double> sum;  // [heads, tokens]
@@ -110,14 +110,14 @@ Sums sum_rows(const HeadStream<double>& stream) {
   return sums;
 }
 
-// The group's score is the sum of its query heads' (C9).
+// A group's score is the sum of its query heads' scores (C9).
 std::vector<double> head_sum(const std::vector<double>& sums, int32_t tokens) {
   std::vector<double> group(size_t(tokens), 0.0);
   for (size_t i = 0; i < sums.size(); ++i) group[i % size_t(tokens)] += sums[i];
   return group;
 }
 
-// The sums that overlaps compare, over the tokens of the prompt.
+// The sums that `overlaps` compares, over the tokens of the prompt.
 struct Statistic {
   const char* name;
   bool has_rows;
@@ -150,7 +150,7 @@ void compare_statistics(const HeadStream<double>& stream, const Sums& sums, Atte
       shape.overlaps.push_back({std::string(all[a].name) + "_" + all[b].name, overlap(all[a], all[b])});
 }
 
-// Empty where a sink logit has taken all of a head's mass.
+// Empty if a head's mass is 0, all of it taken by a sink logit.
 std::vector<double> shares_of_heads(const std::vector<double>& sums, int32_t heads, int32_t tokens) {
   std::vector<double> shares;
   for (int32_t h = 0; h < heads; ++h) {
@@ -175,7 +175,7 @@ void describe_tail(const HeadStream<double>& stream, AttentionShape& shape) {
 }  // namespace
 
 std::vector<double> uniform_column_sums(const HeadStream<double>& stream) {
-  // What starts at a token and what ends before it, summed up.
+  // Adds a row's share at its first token and subtracts it after its last; a running sum follows.
   std::vector<double> sums(size_t(stream.tokens) + 1, 0.0);
   for (int32_t t = 0; t < stream.tokens; ++t) {
     if (stream.query_row[size_t(t)] < 0) continue;

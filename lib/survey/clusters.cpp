@@ -14,10 +14,10 @@ namespace {
 
 using kernels::kLanes;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kChosen = -1;  // stands for the distance of a centre, so that it is never the farthest
+constexpr double kChosen = -1;  // replaces a centre's distance, so that it is never the farthest point
 
 // nearest[i] = min(nearest[i], squared distance of point i to `center`)
-void come_nearer(const PointBlocks& blocks, const double* center, std::vector<double>& nearest) {
+void update_nearest(const PointBlocks& blocks, const double* center, std::vector<double>& nearest) {
   std::array<double, kLanes> distance{};
   for (int32_t b = 0; b < blocks.blocks(); ++b) {
     blocks.squared_distances(b, center, distance.data());
@@ -26,7 +26,8 @@ void come_nearer(const PointBlocks& blocks, const double* center, std::vector<do
   }
 }
 
-// The largest x with sqrt(x) <= radius: comparing squares with it decides as comparing distances does.
+// The largest x with sqrt(x) <= radius. Comparing squared distances with x gives the same result as comparing distances
+// with radius.
 double largest_square(double radius) {
   double x = radius * radius;
   while (std::sqrt(x) > radius) x = std::nextafter(x, 0.0);
@@ -34,8 +35,8 @@ double largest_square(double radius) {
   return x;
 }
 
-// Representatives of the clusters of several radii. They share most points, so each point is held once, and
-// each radius marks its own.
+// Representatives of clusters for several radii. Most points represent clusters for several radii, so each point is
+// stored once, with a mark per radius.
 class Representatives {
  public:
   static constexpr size_t kMostRadii = 8;
@@ -48,7 +49,7 @@ class Representatives {
     std::array<bool, kMostRadii> open{};
     size_t left = radii_;
     std::fill_n(open.begin(), radii_, true);
-    // The last first: near tokens are often alike.
+    // Starts with the newest block: neighbouring tokens are often alike.
     for (int32_t b = blocks_.blocks() - 1; b >= 0 && left > 0; --b) {
       std::array<double, kLanes> distance{};
       blocks_.squared_distances(b, point, distance.data());
@@ -80,7 +81,7 @@ class Representatives {
   PointBlocks blocks_;
   std::array<double, kMostRadii> reach_{};
   std::array<int64_t, kMostRadii> counts_{};
-  std::array<std::vector<double>, kMostRadii> penalty_;  // 0 where a point represents, else infinity
+  std::array<std::vector<double>, kMostRadii> penalty_;  // 0 if the point is a representative, else infinity
 };
 
 }  // namespace
@@ -92,7 +93,7 @@ KCenter farthest_first(std::span<const double> points, int32_t dim, int32_t most
   KCenter result;
   for (int32_t next = 0; int32_t(result.centers.size()) < k;) {
     result.centers.push_back(next);
-    come_nearer(blocks, points.data() + int64_t(next) * dim, nearest);
+    update_nearest(blocks, points.data() + int64_t(next) * dim, nearest);
     nearest[size_t(next)] = kChosen;
     double sum = 0;
     for (int32_t i = 0; i < n; ++i) sum += std::sqrt(std::max(0.0, nearest[size_t(i)]));

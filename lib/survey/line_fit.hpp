@@ -5,13 +5,13 @@
 
 namespace kvreplay {
 
-// y = intercept + slope x by least squares.
+// Least-squares fit of y = intercept + slope x.
 struct LineFit {
   double slope = 0;
-  double r2 = 0;  // share of the variance of y that the line explains; 1 where y is constant
+  double r2 = 0;  // share of the variance of y that the line explains; 1 if y is constant
 };
 
-// Nothing where fewer than two x differ.
+// nullopt if fewer than two x differ.
 inline std::optional<LineFit> fit_line(std::span<const double> x, std::span<const double> y) {
   const auto n = double(x.size());
   double mean_x = 0, mean_y = 0, xx = 0, xy = 0, yy = 0, rest = 0;

@@ -34,7 +34,7 @@ void fit_growth(Clusterability& c) {
   for (size_t f = 0; f < std::size(kDeltaRel); ++f) {
     for (size_t i = 0; i < y.size(); ++i) y[i] = std::log(double(c.m_count[f * y.size() + i]));
     const std::optional<LineFit> fit = fit_line(x, y);
-    if (!fit) return;  // so for every radius
+    if (!fit) return;  // then no radius has a fit
     c.growth_exponent.push_back(fit->slope);
     c.growth_r2.push_back(fit->r2);
   }

@@ -17,12 +17,12 @@ struct PointView {
   int32_t dim = 0;
   std::vector<double> points;  // [tokens, dim]
 };
-// Keys as stored, keys rotated back to position 0 (convention C15; not without `rope_recorded`; equal to the
-// keys where the layer has no rotary embedding), values.
+// Returns the keys as stored, the keys rotated back to position 0 (convention C15), and the values. Unrotated keys need
+// `rope_recorded`; they equal the keys if the layer has no rotary embedding.
 std::vector<PointView> views_of(const HeadStream<double>& stream, bool rope_recorded);
 
 constexpr int32_t kMostCenters = 256;
-constexpr double kDeltaRel[] = {0.3, 0.5, 0.7, 0.9};  // radii of clusters over the median distance
+constexpr double kDeltaRel[] = {0.3, 0.5, 0.7, 0.9};  // cluster radii as multiples of the median distance
 
 struct Clusterability {
   std::string view;
@@ -30,10 +30,10 @@ struct Clusterability {
   std::vector<double> radii, mean_distance;  // likewise
   std::vector<int32_t> m_n;                  // [N] 256, 512, 1024, ... below T, and T
   std::vector<int64_t> m_count;              // [F, N] clusters of radius kDeltaRel[f] * median_distance
-  double median_distance = 0;                // of two points, over at most 2000 seeded pairs
+  double median_distance = 0;                // between two points, over at most 2000 seeded pairs
   double rms = 0;
   std::optional<double> spectral_share_16, effective_rank;
-  // [F] slope of ln m against ln n, and the R^2 of that line; empty where m_n has a single entry.
+  // [F] slope of ln m over ln n, and the R^2 of that line; empty if m_n has a single entry.
   std::vector<double> growth_exponent, growth_r2;
 };
 Clusterability survey_points(const PointView& view, const Rng& rng);

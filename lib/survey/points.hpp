@@ -5,8 +5,8 @@
 
 namespace kvreplay {
 
-// Points of one space, in blocks of kernels::kLanes stored coordinate by coordinate, such that distances to a
-// block are computed side by side. All in double.
+// Points in blocks of kernels::kLanes, stored coordinate by coordinate, so that the distances to a block are computed
+// in parallel. All in double precision.
 class PointBlocks {
  public:
   explicit PointBlocks(int32_t dim) : dim_(dim) {}
@@ -15,8 +15,8 @@ class PointBlocks {
   void append(const double* point);  // [dim]
   int32_t size() const { return size_; }
   int32_t blocks() const;
-  // Squared distances of `point` to the points of a block, [kernels::kLanes]; places that hold no point yet
-  // give some finite number.
+  // Squared distances of `point` to the points of a block, [kernels::kLanes]. Unused places of a block get an arbitrary
+  // finite number.
   void squared_distances(int32_t block, const double* point, double* out) const;
 
  private:

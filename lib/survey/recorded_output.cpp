@@ -12,11 +12,11 @@
 namespace kvreplay {
 namespace {
 
-constexpr int64_t kMostExplained = 2;  // layers of a prompt; the others are counted
-constexpr int64_t kLongTrace = 8192;   // beyond it fewer rows are explained
+constexpr int64_t kMostExplained = 2;  // layers explained per prompt; the others are only counted
+constexpr int64_t kLongTrace = 8192;   // in longer traces fewer rows are explained
 constexpr size_t kRowsExplainedOfLong = 3;
 
-// Whether a 16-bit type holds each of the numbers, so that the model has rounded them to it.
+// True if bfloat16 holds every number exactly; then the model has rounded them to it.
 bool fit_bfloat16(std::span<const float> numbers) {
   return std::ranges::all_of(numbers, [](float x) { return (std::bit_cast<uint32_t>(x) & 0xFFFFu) == 0; });
 }
@@ -37,12 +37,12 @@ double unit_of(const LayerInfo& layer) {
 }
 
 struct Disagreement {
-  size_t row = 0;  // among the rows of the head
+  size_t row = 0;  // index into the head's rows
   double deviation = 0, believed = 0;
   std::vector<double> found;
 };
 
-// Keys and values of one kv head, and what the trace says of its rows.
+// Keys and values of one kv head, and the checks of its query heads' rows.
 class KvHead {
  public:
   KvHead(const Trace& trace, const std::string& prompt, const LayerInfo& layer, int32_t kv_head)
@@ -77,7 +77,7 @@ class KvHead {
     return head;
   }
 
-  // The row that disagrees most.
+  // The row with the largest deviation beyond rounding; nullopt if all rows agree.
   std::optional<Disagreement> compare(const RowsOfHead& head) const {
     const AttentionRule rule = stated_rule(trace_, prompt_, layer_, head.q_head);
     const Rows values{values_, layer_.v_head_dim};
@@ -87,7 +87,7 @@ class KvHead {
       const Products products = products_of(row.query, {keys_, layer_.head_dim});
       std::vector<double> found = attend_row(products, values, rule, row.token);
       const double d = deviation(found, row.out);
-      const double believed = believed_deviation(products, values, rule, row.token, found, head.unit);
+      const double believed = rounding_deviation(products, values, rule, row.token, found, head.unit);
       if (d > believed && (!worst || d > worst->deviation)) worst = {i, d, believed, std::move(found)};
     }
     return worst;
@@ -102,9 +102,9 @@ class KvHead {
 };
 
 struct WrongLayer {
-  RowsOfHead head;  // the first that disagrees
+  RowsOfHead head;  // the first head that disagrees
   Disagreement row;
-  int32_t heads = 0;  // how many disagree
+  int32_t heads = 0;  // number of heads that disagree
 };
 
 std::optional<WrongLayer> compare_layer(const Trace& trace, const std::string& prompt, const LayerInfo& layer) {
@@ -122,9 +122,9 @@ std::optional<WrongLayer> compare_layer(const Trace& trace, const std::string& p
   return wrong;
 }
 
-// Of a long trace only the first row, the last and one between are explained: each costs a pass over all tokens for
-// every mistake that is tried. The row that disagrees is among them, or nothing would be left to explain.
-void spare_rows(int64_t tokens, size_t wrong, std::vector<RecordedRow>& rows) {
+// For a long trace, explains only the first row, the last and one between: each row costs a pass over all tokens for
+// every mistake tried. The disagreeing row must be among them, otherwise nothing would be left to explain.
+void limit_rows(int64_t tokens, size_t wrong, std::vector<RecordedRow>& rows) {
   if (tokens <= kLongTrace || rows.size() <= kRowsExplainedOfLong) return;
   const bool at_an_end = wrong == 0 || wrong + 1 == rows.size();
   rows = {rows.front(), rows[at_an_end ? rows.size() / 2 : wrong], rows.back()};
@@ -141,11 +141,12 @@ std::string describe(const Trace& trace, WrongLayer& wrong) {
       "row is off by {:.2g}, rounding explains {:.2g}; {} of {} heads disagree)",
       trace.info().path.string(), layer_path(wrong.head.prompt, layer.layer), wrong.head.q_head, row.row,
       wrong.row.found[at], at, row.out[at], wrong.row.deviation, wrong.row.believed, wrong.heads, layer.q_heads);
-  spare_rows(layer.tokens, wrong.row.row, wrong.head.rows);
+  limit_rows(layer.tokens, wrong.row.row, wrong.head.rows);
   const std::optional<Mistake> mistake = usual_mistake(trace, wrong.head);
-  return text + (mistake ? ". But " + mistake->text
-                         : ". None of the usual mistakes explains it: compare scaling, mask, order of heads and rotary "
-                           "embedding with the model's attention, or take the dataset away if it is another layer's");
+  return text + (mistake
+                     ? ". But " + mistake->text
+                     : ". None of the usual mistakes explains it: compare scaling, mask, order of heads and rotary "
+                       "embedding with the model's attention, or remove the dataset if it belongs to another layer");
 }
 
 }  // namespace
@@ -160,8 +161,9 @@ std::vector<std::string> wrong_outputs(const Trace& trace) {
       if (wrong && ++layers <= kMostExplained) lines.push_back(describe(trace, *wrong));
     }
     if (layers > kMostExplained)
-      lines.push_back(fmt::format("{}: /prompts/{}: out of {} more layers disagrees with q, k and v; mend these first",
-                                  trace.info().path.string(), prompt.id, layers - kMostExplained));
+      lines.push_back(fmt::format(
+          "{}: /prompts/{}: in {} more layers, out disagrees with q, k and v; correct the layers above first",
+          trace.info().path.string(), prompt.id, layers - kMostExplained));
   }
   return lines;
 }

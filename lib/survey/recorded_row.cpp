@@ -6,13 +6,13 @@
 namespace kvreplay {
 namespace {
 
-// What a float32 model loses in its own sums; tensor cores round the factors of its products to 11 bits.
-constexpr double kOfSums = 1e-3;
-// A row rounds queries, keys, values, probabilities and itself.
+// Relative error of a float32 model's sums: tensor cores round the factors of its products to 11 bits.
+constexpr double kSumRounding = 1e-3;
+// Roundings that a row accumulates: of queries, keys, values, probabilities and the output.
 constexpr double kRoundings = 4;
-// Rounded logits, all to the worse, and how far a row may move by them at most. Recorded models stay below half of what
-// both give.
-constexpr double kOfLogits = 1.5, kMostBelieved = 0.25;
+// Safety factor for rounded logits, and the largest deviation that rounding may explain. Recorded models stay below
+// half of what both allow.
+constexpr double kLogitRoundingFactor = 1.5, kMaxRoundingDeviation = 0.25;
 
 double logit_of(const AttentionRule& rule, double dot) {
   const double logit = rule.scale * dot;
@@ -31,7 +31,7 @@ double distance(const float* value, std::span<const double> out) {
   return std::sqrt(sum);
 }
 
-// [seen] probabilities.
+// Probabilities of the seen tokens.
 std::vector<double> probabilities(const Products& products, const AttentionRule& rule, SeenTokens seen) {
   std::vector<double> p;
   double largest = rule.sink_logit.value_or(-1e300);
@@ -87,7 +87,7 @@ double deviation(std::span<const double> found, std::span<const double> recorded
   return squares > 0 ? std::sqrt(squares) / std::max(norm_of(found), norm_of(recorded)) : 0;
 }
 
-double believed_deviation(const Products& products, const Rows& values, const AttentionRule& rule, int32_t token,
+double rounding_deviation(const Products& products, const Rows& values, const AttentionRule& rule, int32_t token,
                           std::span<const double> out, double unit) {
   const SeenTokens seen = seen_by(rule, token, values.count());
   const std::vector<double> p = probabilities(products, rule, seen);
@@ -99,8 +99,8 @@ double believed_deviation(const Products& products, const Rows& values, const At
     moved += p[i] * (std::abs(rule.scale) * products.spread[at] + logit) *
              distance(values.at(static_cast<int64_t>(at)), out);
   }
-  const double of_logits = norm > 0 ? kOfLogits * unit * moved / norm : 0;
-  return std::min(std::max(kOfSums, kRoundings * unit) + of_logits, kMostBelieved);
+  const double of_logits = norm > 0 ? kLogitRoundingFactor * unit * moved / norm : 0;
+  return std::min(std::max(kSumRounding, kRoundings * unit) + of_logits, kMaxRoundingDeviation);
 }
 
 double rounding_unit(DType type) {

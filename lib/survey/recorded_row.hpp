@@ -6,22 +6,22 @@
 
 #include "trace/trace_info.hpp"
 
-// One row of a query head beside what the model recorded as its output.
+// Recomputes one row of a query head and compares it with the output that the model recorded.
 
 namespace kvreplay {
 
-// What a row attends to, and how.
+// Which tokens a row attends to, and how.
 struct AttentionRule {
   double scale = 1, softcap = 0;     // softcap 0: none
-  std::optional<double> sink_logit;  // joins the denominator only
+  std::optional<double> sink_logit;  // enters the denominator only
   int32_t window = 0;                // 0: none
-  bool causal = true;                // false: every token of the trace
-  int32_t ahead = 0;                 // the last token that a row sees, counted from its own
+  bool causal = true;                // false: the row sees every token of the trace
+  int32_t ahead = 0;                 // the last token that a row sees, relative to its own
 };
 
 struct RecordedRow {
-  int64_t row = 0;    // of q and out
-  int32_t token = 0;  // that the row belongs to
+  int64_t row = 0;    // index in q and out
+  int32_t token = 0;  // token of the row
   std::vector<double> query, out;
 };
 
@@ -33,31 +33,31 @@ struct Rows {
   const float* at(int64_t token) const { return numbers.data() + token * width; }
 };
 
-// One query with every key: the products, and the root of the sum of their squared terms, which says how far rounded
+// Products of one query with every key, and the root of the sum of their squared terms, which measures how far rounded
 // coordinates move a product.
 struct Products {
   std::vector<double> dot, spread;  // [tokens]
 };
 Products products_of(std::span<const double> query, const Rows& keys);
 
-// Logits of the tokens first..end-1 that a row sees; empty where it sees none.
+// The tokens first..end-1 that a row sees; empty if it sees none.
 struct SeenTokens {
   int64_t first = 0, end = 0;
 };
 SeenTokens seen_by(const AttentionRule& rule, int32_t token, int64_t tokens);
 
-// The output of a row [width of values]; zeros where it sees no token.
+// The output of a row, [width of values]; zeros if it sees no token.
 std::vector<double> attend_row(const Products& products, const Rows& values, const AttentionRule& rule, int32_t token);
 
-// |found - recorded| over the larger of their norms; 0 where both are zero.
+// |found - recorded| divided by the larger of their norms; 0 if both are zero.
 double deviation(std::span<const double> found, std::span<const double> recorded);
 
-// The deviation that rounding explains: numbers that were rounded by `unit` at most (relative), logits that a model of
-// that precision rounded as well. `out`: what attend_row gave.
-double believed_deviation(const Products& products, const Rows& values, const AttentionRule& rule, int32_t token,
+// The largest deviation that rounding explains: of numbers rounded by at most `unit` (relative), and of logits rounded
+// by a model of that precision. `out`: the result of attend_row.
+double rounding_deviation(const Products& products, const Rows& values, const AttentionRule& rule, int32_t token,
                           std::span<const double> out, double unit);
 
-// Half a step of the coarsest type that the numbers of the layer went through, relative.
+// Half a step, relative, of the type through which the numbers passed.
 double rounding_unit(DType type);
 
 }  // namespace kvreplay

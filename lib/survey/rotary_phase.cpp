@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kTurns = 2;
 constexpr size_t kFewestRows = 64, kFewestPairs = 2;
-// The right number of times gives 0.6 to 0.9 on recorded models, every other less than 0.1.
-constexpr double kShows = 0.25, kShowsMore = 2.5;
+// On recorded models, the right number of rotations gives 0.6 to 0.9, every other less than 0.1.
+constexpr double kMinCoherence = 0.25, kMinCoherenceRatio = 2.5;
 
 }  // namespace
 
@@ -61,16 +61,16 @@ std::string RotaryPhase::suspicion(const char* rows) const {
     const char *what, *remedy;
   };
   const Guess guesses[] = {
-      {sum_.times[0] / n, "not rotated", "Record what attention sees, behind the rotary embedding"},
-      {sum_.times[2] / n, "rotated twice", "Record what attention sees, and rotate nothing again"},
+      {sum_.times[0] / n, "not rotated", "Record what attention sees, after the rotary embedding"},
+      {sum_.times[2] / n, "rotated twice", "Record what attention sees, and do not rotate it again"},
       {sum_.other_layout / n, "rotated in the other layout",
        "Write layout half_split or interleaved as the model has it"},
   };
   const Guess best = *std::ranges::max_element(guesses, {}, &Guess::coherence);
   const double once = sum_.times[1] / n;
-  if (best.coherence > kShows && best.coherence > kShowsMore * once)
-    return fmt::format("{} look {} (of one direction to {:.2f} if so, to {:.2f} if rope_json is right). {}", rows,
-                       best.what, best.coherence, once, best.remedy);
+  if (best.coherence > kMinCoherence && best.coherence > kMinCoherenceRatio * once)
+    return fmt::format("{} look {} (coherence {:.2f} if so, {:.2f} if rope_json is right). {}", rows, best.what,
+                       best.coherence, once, best.remedy);
   return "";
 }
 

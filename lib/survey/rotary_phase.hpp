@@ -9,16 +9,16 @@
 
 namespace kvreplay {
 
-// How far rows point the same way, from 0 to 1, after a rotary embedding was taken off them as often as the index says
-// (0, 1, 2), and once in the other layout of pairs. Keys and queries of a model have a common direction, which the
-// embedding winds around: where it was applied once, it shows after it was taken off once. Mean over the heads that
-// were added, and over the pairs that turn at least twice; 1/sqrt(rows) is what rows without a common direction have.
+// How coherently rows point in one direction, from 0 to 1, after undoing the rotary embedding 0, 1 or 2 times, and once
+// with the other layout of pairs. A model's keys and queries share a direction, which the embedding rotates away. If it
+// was applied once, undoing it once restores the direction. Averages over the added heads and over the pairs that turn
+// at least twice. Rows without a common direction give about 1/sqrt(rows).
 class RotaryPhase {
  public:
   RotaryPhase(const Rope& rope, std::vector<int32_t> positions);  // [rows]
 
-  void add(std::span<const float> rows, int64_t width);  // [rows, width] of one head
-  // What is wrong with them, or "".
+  void add(std::span<const float> rows, int64_t width);  // [rows, width] for one head
+  // Describes how the rows seem to be wrongly rotated, or "".
   std::string suspicion(const char* rows) const;
 
  private:
@@ -29,8 +29,8 @@ class RotaryPhase {
 
   const Rope& rope_;
   std::vector<int32_t> positions_;
-  std::vector<size_t> pairs_;                // those that turn
-  std::vector<std::complex<double>> turns_;  // [pairs_, rows] what takes the embedding off once
+  std::vector<size_t> pairs_;                // pairs that turn at least kTurns times
+  std::vector<std::complex<double>> turns_;  // [pairs_, rows] factor that undoes the embedding once
   Coherence sum_;
   int64_t heads_ = 0;
 };

@@ -13,7 +13,8 @@ Spread spread_of(std::span<const double> points, int32_t dim) {
   constexpr int32_t kDirections = 16;
   const size_t d = size_t(dim), n = points.size() / d;
   std::vector<double> mean(d, 0.0), x(points.begin(), points.begin() + int64_t(n * d));
-  for (size_t i = n; i-- > 0;)  // less the first, so that equal points have no variance at all, not that of rounding
+  for (size_t i = n;
+       i-- > 0;)  // subtract the first point, so that equal points have exactly no variance, not a rounding error
     for (size_t c = 0; c < d; ++c) mean[c] += (x[i * d + c] -= x[c]) / double(n);
   double squares = 0;
   for (size_t i = 0; i < n; ++i)

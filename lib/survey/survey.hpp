@@ -9,13 +9,13 @@
 #include "survey/point_view.hpp"
 #include "trace/trace.hpp"
 
-// What a trace is like, whatever the method.
+// Properties of a trace that do not depend on a method.
 
 namespace kvreplay {
 
 struct SurveyUnit {
   Place place;
-  uint32_t prompt_rank = 0;  // of the prompt id among the trace's sorted ids
+  uint32_t prompt_rank = 0;  // rank of the prompt id among the trace's sorted ids
   Extent extent;             // both at least 1
 };
 
@@ -26,15 +26,15 @@ struct UnitSurvey {
 };
 
 struct SurveyOptions {
-  uint32_t seed = 0;  // of the pairs behind the median distance
+  uint32_t seed = 0;  // seed of the pairs for the median distance
   int jobs = 1;
-  // Called from any thread, one at a time; `unit` is an index into the units.
+  // Called from any thread, but never concurrently; `unit` is an index into the units.
   std::function<void(size_t unit)> on_start, on_done;
-  std::function<bool()> stop;  // asked before each unit
+  std::function<bool()> stop;  // checked before each unit
 };
 
-// Surveys in the order of the units, the same for any number of jobs; those after a stop are missing from the
-// result, whatever their place. Throws TraceError.
+// Surveys the units and returns the results in their order, equal for any number of jobs. Units that a stop skipped are
+// missing from the result. Throws TraceError.
 std::vector<UnitSurvey> survey_trace(const Trace& trace, const std::vector<SurveyUnit>& units,
                                      const SurveyOptions& options);
 

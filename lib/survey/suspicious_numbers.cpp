@@ -14,16 +14,16 @@
 namespace kvreplay {
 namespace {
 
-constexpr int64_t kPhaseRows = 1024;  // first rows whose rotation is looked at
-constexpr int64_t kRows = 8;          // rows of a head whose attention is looked at, of those with enough tokens
+constexpr int64_t kPhaseRows = 1024;  // number of first rows whose rotation is checked
+constexpr int64_t kRows = 8;          // rows per head whose attention is checked, chosen from rows with enough tokens
 constexpr int32_t kFewestTokens = 64;
-constexpr int32_t kSinks = 4;           // first tokens, which may take all attention in a sound model
-constexpr int64_t kTokensCompared = 4;  // no two heads of a model have one key in common
+constexpr int32_t kSinks = 4;           // first tokens, which may take all attention even in a correct trace
+constexpr int64_t kTokensCompared = 4;  // two heads of a model never share a key
 constexpr double kNormRatio = 1e3;
 constexpr double kUniformSpread = 0.02;  // largest standard deviation of a row's logits
-constexpr double kOneTokenShare = 0.98;  // median of a row's largest probability, first tokens left out
+constexpr double kOneTokenShare = 0.98;  // median over rows of the largest probability, without the first tokens
 
-// One line for each kind of finding: the first place, and in how many layers.
+// One line for each kind of finding: the first place, and the number of layers.
 class Findings {
  public:
   explicit Findings(const std::string& file) : file_(file) {}
@@ -39,7 +39,7 @@ class Findings {
 
   void append_to(std::vector<std::string>& lines) const {
     for (const Finding& found : found_)
-      lines.push_back(found.layers > 1 ? fmt::format("{} (so in {} layers)", found.text, found.layers) : found.text);
+      lines.push_back(found.layers > 1 ? fmt::format("{} (in {} layers)", found.text, found.layers) : found.text);
   }
 
  private:
@@ -64,7 +64,7 @@ struct Squares {
   double rms() const { return count > 0 ? std::sqrt(sum / count) : 0; }
 };
 
-// What is wrong if kv heads of the layer have the same keys, or "".
+// Describes kv heads of the layer that have equal keys, or "".
 std::string repeated_kv_heads(const Tensors& trace, const std::string& prompt, const LayerInfo& layer) {
   const int64_t tokens = std::min(kTokensCompared, layer.tokens);
   std::set<std::vector<float>> different;
@@ -82,9 +82,9 @@ std::string repeated_kv_heads(const Tensors& trace, const std::string& prompt, c
       count, layer.kv_heads);
 }
 
-class LayerLook {
+class LayerChecks {
  public:
-  LayerLook(const Tensors& trace, const PromptInfo& prompt, const LayerInfo& layer)
+  LayerChecks(const Tensors& trace, const PromptInfo& prompt, const LayerInfo& layer)
       : trace_(trace), prompt_(prompt.id), layer_(layer), tokens_(trace.query_positions(prompt.id, layer.layer)) {
     if (!layer.rope) return;
     const std::vector<int32_t> positions = trace.position_ids(prompt.id);
@@ -100,9 +100,9 @@ class LayerLook {
   void look(Findings& findings) {
     for (int32_t kv_head = 0; kv_head < layer_.kv_heads; ++kv_head) look_at(kv_head);
     const std::string group = layer_path(prompt_, layer_.layer);
-    tell_copies(group, findings);
-    tell_norms(group, findings);
-    tell_attention(group, findings);
+    report_copies(group, findings);
+    report_norms(group, findings);
+    report_attention(group, findings);
     if (!layer_.rope) return;
     for (const auto& [phase, name, rows] :
          {std::tuple(&*key_phase_, "/k", "keys"), std::tuple(&*query_phase_, "/q", "queries")})
@@ -121,10 +121,10 @@ class LayerLook {
     keys_are_values_ &= keys == values && !all_zero(keys);
     key_squares_.add(keys);
     if (key_phase_) key_phase_->add(keys, layer_.head_dim);
-    for (int32_t i = 0; i < layer_.group(); ++i) look_at_queries(kv_head * layer_.group() + i, keys);
+    for (int32_t i = 0; i < layer_.group(); ++i) check_queries(kv_head * layer_.group() + i, keys);
   }
 
-  void look_at_queries(int32_t q_head, const std::vector<float>& keys) {
+  void check_queries(int32_t q_head, const std::vector<float>& keys) {
     std::vector<float> queries(static_cast<size_t>(layer_.query_rows * layer_.head_dim));
     trace_.read_queries(prompt_, layer_.layer, q_head, 0, layer_.query_rows, queries);
     query_squares_.add(queries);
@@ -135,11 +135,11 @@ class LayerLook {
     for (int64_t i = 1; i <= count; ++i) {
       const int64_t row = first + i * usable / count - 1;
       const auto at = queries.begin() + row * layer_.head_dim;
-      look_at_row({at, at + layer_.head_dim}, tokens_[static_cast<size_t>(row)], keys);
+      check_row({at, at + layer_.head_dim}, tokens_[static_cast<size_t>(row)], keys);
     }
   }
 
-  void look_at_row(const std::vector<double>& query, int32_t token, const std::vector<float>& keys) {
+  void check_row(const std::vector<double>& query, int32_t token, const std::vector<float>& keys) {
     const auto seen = std::span(keys).first(static_cast<size_t>((int64_t{token} + 1) * layer_.head_dim));
     std::vector<double> logits = products_of(query, {seen, layer_.head_dim}).dot;
     double sum = 0, squares = 0;
@@ -157,14 +157,14 @@ class LayerLook {
     largest_shares_.push_back(1 / weights);
   }
 
-  void tell_copies(const std::string& group, Findings& findings) const {
+  void report_copies(const std::string& group, Findings& findings) const {
     if (queries_are_keys_) findings.add("q is k", group + "/q", "holds the numbers of k. Write the queries");
     if (keys_are_values_) findings.add("k is v", group + "/v", "holds the numbers of k. Write the values");
     if (const std::string text = repeated_kv_heads(trace_, prompt_, layer_); !text.empty())
       findings.add("repeated", group + "/k", text);
   }
 
-  void tell_norms(const std::string& group, Findings& findings) const {
+  void report_norms(const std::string& group, Findings& findings) const {
     const double q = query_squares_.rms(), k = key_squares_.rms();
     if (q == 0 || k == 0 || (q < kNormRatio * k && k < kNormRatio * q)) return;
     findings.add(
@@ -174,14 +174,13 @@ class LayerLook {
                     q, k, std::max(q / k, k / q)));
   }
 
-  void tell_attention(const std::string& group, Findings& findings) {
+  void report_attention(const std::string& group, Findings& findings) {
     if (spreads_.empty() || layer_.softcap > 0) return;
     if (const double most = *std::ranges::max_element(spreads_); most < kUniformSpread) {
-      findings.add(
-          "uniform", group,
-          fmt::format("attention is uniform in every row that was looked at (logits differ by {:.1g}). Compare "
-                      "scaling {:.4g} and the norms of q and k with the model's",
-                      most, layer_.scaling));
+      findings.add("uniform", group,
+                   fmt::format("attention is uniform in every row that was checked (logits differ by {:.1g}). Compare "
+                               "scaling {:.4g} and the norms of q and k with the model's",
+                               most, layer_.scaling));
       return;
     }
     const auto middle = largest_shares_.begin() + static_cast<int64_t>(largest_shares_.size() / 2);
@@ -197,11 +196,11 @@ class LayerLook {
   const Tensors& trace_;
   const std::string prompt_;
   const LayerInfo& layer_;
-  const std::vector<int32_t> tokens_;  // of the query rows
+  const std::vector<int32_t> tokens_;  // token of each query row
   std::optional<RotaryPhase> key_phase_, query_phase_;
   bool keys_are_values_ = true, queries_are_keys_ = true;
   Squares query_squares_, key_squares_;
-  std::vector<double> spreads_, largest_shares_;  // of rows
+  std::vector<double> spreads_, largest_shares_;  // one entry per row
 };
 
 }  // namespace
@@ -222,7 +221,7 @@ std::vector<std::string> suspicious_numbers(const Tensors& trace) {
   std::vector<std::string> lines;
   for (const PromptInfo& prompt : trace.info().prompts) {
     Findings findings(trace.info().path.string());
-    for (const LayerInfo& layer : prompt.layers) LayerLook(trace, prompt, layer).look(findings);
+    for (const LayerInfo& layer : prompt.layers) LayerChecks(trace, prompt, layer).look(findings);
     findings.append_to(lines);
   }
   return lines;

@@ -3,8 +3,8 @@
 
 namespace kvreplay {
 
-// A key or query as its layer's rotary embedding leaves it when it is applied once more (times 1) or taken off (-1).
-// The attention factor goes with it.
+// Applies a layer's rotary embedding to a key or query once more (times 1) or removes it (times -1), with the attention
+// factor.
 inline void turn_row(const RopeView& rope, double position, int32_t times, double* row) {
   for (int32_t c = 0; c < 2 * rope.pairs; ++c)
     if (times > 0) row[c] *= rope.attention_factor;

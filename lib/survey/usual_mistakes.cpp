@@ -11,13 +11,13 @@
 namespace kvreplay {
 namespace {
 
-// A later explanation has to be this much better than an earlier, simpler one.
-constexpr double kSameScale = 1e-6;  // relative: float32 writes no closer
+// A later explanation must be this much better than an earlier, simpler one.
+constexpr double kSameScale = 1e-6;  // relative; float32 text is no more precise
 constexpr double kClearlyBetter = 0.7;
 constexpr int32_t kMostOtherHeads = 64;
 constexpr int32_t kFarthestShift = 3;
 
-// Rows, what their queries make of some keys, and the values.
+// Rows, the products of their queries with some keys, and values.
 struct Case {
   std::vector<RecordedRow> rows;
   std::vector<Products> products;
@@ -25,8 +25,8 @@ struct Case {
 };
 
 struct Outcome {
-  double mean = 0;     // deviation
-  double squares = 0;  // sum of its squares
+  double mean = 0;     // mean deviation
+  double squares = 0;  // sum of squared deviations
 };
 
 Outcome outcome_of(const Case& tried, const AttentionRule& rule) {
@@ -40,17 +40,17 @@ Outcome outcome_of(const Case& tried, const AttentionRule& rule) {
   return outcome;
 }
 
-bool is_believed(const Case& tried, const AttentionRule& rule, double unit) {
+bool agrees_within_rounding(const Case& tried, const AttentionRule& rule, double unit) {
   for (size_t i = 0; i < tried.rows.size(); ++i) {
     const RecordedRow& row = tried.rows[i];
     const std::vector<double> out = attend_row(tried.products[i], tried.values, rule, row.token);
-    if (deviation(out, row.out) > believed_deviation(tried.products[i], tried.values, rule, row.token, out, unit))
+    if (deviation(out, row.out) > rounding_deviation(tried.products[i], tried.values, rule, row.token, out, unit))
       return false;
   }
   return !tried.rows.empty();
 }
 
-// Where `cost` is least between low and high: on a logarithmic grid, then by golden section beside its best point.
+// Finds the minimum of `cost` between low and high: a logarithmic grid, then golden section around the best grid point.
 template <class Cost>
 double least_at(double low, double high, int32_t points, const Cost& cost) {
   const double step = std::log(high / low) / (points - 1);
@@ -68,7 +68,7 @@ double least_at(double low, double high, int32_t points, const Cost& cost) {
   return at((a + b) / 2);
 }
 
-// Squared deviations of the rows for every window from 1 to the number of tokens, one behind the other.
+// Squared deviations of the rows for every window from 1 to the number of tokens.
 std::vector<double> cost_of_windows(const Case& tried, const AttentionRule& rule) {
   std::vector<double> cost(static_cast<size_t>(tried.values.count()));
   for (size_t i = 0; i < tried.rows.size(); ++i) {
@@ -137,12 +137,12 @@ class Search {
     if (tried.rows.empty()) return;
     const double mean = outcome_of(tried, rule).mean;
     if (best_ && mean >= kClearlyBetter * best_->deviation) return;
-    if (is_believed(tried, rule, head_.unit)) best_ = {text, mean};
+    if (agrees_within_rounding(tried, rule, head_.unit)) best_ = {text, mean};
   }
 
   void try_scales() {
     const auto consider_scale = [&](double scale, const std::string& named, const std::string& remedy) {
-      if (std::abs(scale - rule_.scale) <= kSameScale * rule_.scale) return;  // it is the stated one
+      if (std::abs(scale - rule_.scale) <= kSameScale * rule_.scale) return;  // equals the stated scale
       AttentionRule rule = rule_;
       rule.scale = scale;
       consider(
@@ -215,7 +215,7 @@ class Search {
     }));
   }
 
-  // A sink logit shrinks a row's output and leaves its direction.
+  // A sink logit shrinks a row's output but keeps its direction.
   void try_sinks() {
     AttentionRule rule = rule_;
     rule.sink_logit = std::nullopt;
@@ -233,7 +233,7 @@ class Search {
                          *rule.sink_logit, rule_.sink_logit ? fmt::format("{:.4g}", *rule_.sink_logit) : "none"));
   }
 
-  // What the row would need as its sink logit.
+  // The sink logit that would make the row agree.
   std::optional<double> sink_of(size_t i, const AttentionRule& without) const {
     const RecordedRow& row = stated_.rows[i];
     const std::vector<double> out = attend_row(stated_.products[i], stated_.values, without, row.token);
@@ -306,7 +306,7 @@ class Search {
     consider(case_of(std::move(rows), keys, values_), rule_, "with " + text);
   }
 
-  // Rows of q that stand beside the wrong rows of out, or of k, v and out.
+  // Tries rows of q that belong to neighbouring rows of out, or of k, v and out.
   void try_other_rows() {
     const std::vector<int32_t> tokens = trace_.query_positions(head_.prompt, layer_.layer);
     for (const int32_t shift : {-1, 1}) {

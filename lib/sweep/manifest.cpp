@@ -27,7 +27,7 @@ using nlohmann::json;
 constexpr int kManifestSchema = 1;
 constexpr std::string_view kPrefix = "plan-", kSuffix = ".jsonl", kKeyBefore = "{\"key\":\"";
 
-// The key first, so that it is found without parsing.
+// The key comes first, so that it is found without parsing.
 std::string cell_line(const Cell& cell) {
   JsonObject rest;
   rest.add("trace_id", cell.variant->trace->trace_id).add("prompt", cell.place.prompt);
@@ -48,7 +48,7 @@ SweepUnit unit_of(const std::vector<Cell>& plan, size_t first, size_t end) {
   return {cell.place, first, end - first, 0};
 }
 
-// Heads of a layer stay together where some cell decides for all of them.
+// Heads of a layer stay together if some cell decides for all of them.
 std::vector<SweepUnit> units_of(const std::vector<Cell>& plan) {
   std::vector<SweepUnit> units;
   for (size_t first = 0; first < plan.size();) {
@@ -97,7 +97,7 @@ std::string header_line(const Manifest& m) {
   return sealed_line(std::string_view(text).substr(1, text.size() - 2));
 }
 
-// Counts of a header: whole, and not below zero.
+// Counts in a header: whole numbers, at least 0.
 size_t count_of(const json& value) { return value.get<json::number_unsigned_t>(); }
 double cost_of(const json& value) {
   const double cost = value.get<double>();
@@ -105,7 +105,7 @@ double cost_of(const json& value) {
   return cost;
 }
 
-// Throws json::exception or std::exception where something is missing or of another type.
+// Throws json::exception or std::exception if a member is missing or has another type.
 Manifest of_header(const json& header) {
   Manifest m;
   m.name = header.at("name"), m.run_name = header.at("run_name");
@@ -128,7 +128,7 @@ Manifest of_header(const json& header) {
   return m;
 }
 
-// Units follow each other and hold all cells, each of a trace that there is.
+// Whether units are consecutive, hold all cells, and name existing traces.
 bool is_consistent(const Manifest& m) {
   size_t next = 0;
   for (const SweepUnit& unit : m.units) {
@@ -174,7 +174,7 @@ Manifest parsed_header(const fs::path& file, const std::string& line) {
   } catch (const ConfigError&) {
     throw;
   } catch (const std::exception&) {
-    fail(file, "its first line is no plan of this version");
+    fail(file, "its first line is not a plan of this version");
   }
 }
 
@@ -258,8 +258,8 @@ fs::path write_manifest(const fs::path& dir, const Manifest& manifest) {
   for (const fs::path& held : plans_in(dir))
     if (held != file)
       throw ConfigError(
-          fmt::format("{}: error: holds another plan, {}. Choose another directory with -o, or forget "
-                      "it with what it gave with --force",
+          fmt::format("{}: error: holds another plan, {}. Choose another directory with -o, or remove "
+                      "it and its results with --force",
                       dir.string(), held.filename().string()));
   in_directory(dir, [&] { fs::create_directories(dir); });
   TextFile out(file);

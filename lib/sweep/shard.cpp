@@ -17,13 +17,13 @@ constexpr int32_t kManyShards = 1'000'000;
 Shard parse_shard(const std::string& text) {
   const std::string_view whole = text;
   const size_t slash = whole.find('/');
-  const auto index = number_in<int32_t>(whole.substr(0, slash));
-  const auto count = slash == whole.npos ? std::nullopt : number_in<int32_t>(whole.substr(slash + 1));
+  const auto index = parse_number<int32_t>(whole.substr(0, slash));
+  const auto count = slash == whole.npos ? std::nullopt : parse_number<int32_t>(whole.substr(slash + 1));
   if (index && count && *count >= 1 && *count <= kManyShards && *index >= 0 && *index < *count) return {*index, *count};
   throw ConfigError(fmt::format("--shard {}: must be i/N with i from 0 to N-1, for example 0/20", text));
 }
 
-// A unit belongs where the middle of its cost falls when all costs are laid end to end.
+// Lays all costs end to end; a unit belongs to the shard that contains the middle of its cost.
 std::vector<int32_t> shards_of_units(const std::vector<SweepUnit>& units, int32_t count) {
   double total = 0;
   for (const SweepUnit& unit : units) total += std::max(unit.cost, 1.0);

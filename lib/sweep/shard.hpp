@@ -4,7 +4,7 @@
 
 #include "sweep/manifest.hpp"
 
-// Cutting a plan into shards: neighbours in the plan stay together, and shards cost about the same.
+// Cuts a plan into shards: neighbours in the plan stay together, and shards cost about the same.
 
 namespace kvreplay {
 
@@ -15,12 +15,12 @@ struct Shard {
 // "3/20": the fourth of twenty. Throws ConfigError.
 Shard parse_shard(const std::string& text);
 
-// For each unit, in which of `count` shards it is. A shard may be empty.
+// Index of the shard of each unit, among `count` shards. A shard may be empty.
 std::vector<int32_t> shards_of_units(const std::vector<SweepUnit>& units, int32_t count);
 // Units of one shard, in the order of the plan.
 std::vector<size_t> units_of(const std::vector<SweepUnit>& units, const Shard& shard);
 
-// "0-3,7": how job arrays are written. `numbers` ascend.
+// "0-3,7": the notation of job arrays. `numbers` must ascend.
 std::string ranges_text(const std::vector<int32_t>& numbers);
 
 }  // namespace kvreplay

@@ -88,7 +88,7 @@ class Opening {
   }
 
  private:
-  // Budgets that were shares of the cache are those of the plan, which has solved them.
+  // The plan has solved budgets that were shares of the cache; they are taken from it.
   void take_budgets(const Opened& place, LoadedRun& loaded) const {
     std::map<int32_t, size_t> selected;  // by the number of the layer
     for (size_t i = 0; i < loaded.selection.size(); ++i) {
@@ -107,7 +107,7 @@ class Opening {
     }
   }
 
-  // What does not fit the plan may be another trace: that is then the better reason.
+  // If the configuration does not fit, the trace may be another one: that is then the better error.
   LoadedRun load(const Opened& place, const fs::path& trace, const SweepTrace& planned) const {
     try {
       return load_run(config_text(manifest_, place, trace), "/", "the plan", request_.overrides, methods_, measures_);

@@ -22,7 +22,7 @@ std::string limit_text(int64_t seconds) {
   return fmt::format("{:02}:{:02}:00", minutes / 60, minutes % 60);
 }
 
-// A file name in a directive: quoted, and a % that is none of Slurm's own doubled.
+// A file name in a directive: quoted, and each % that is not Slurm's doubled.
 std::string log_path(const SlurmJob& job, const std::string& log) {
   std::string path;
   for (const char c : job.out) path += c == '%' ? std::string("%%") : std::string(1, c);
@@ -45,7 +45,7 @@ std::string directives(const SlurmJob& job, const std::string& log) {
 
 }  // namespace
 
-std::string slurm_cannot_take(const SlurmJob& job) {
+std::string slurm_problem(const SlurmJob& job) {
   const std::pair<const char*, const std::string*> texts[] = {{"the output directory", &job.out},
                                                               {"--stage", &job.stage}};
   for (const auto& [what, text] : texts)
@@ -60,8 +60,8 @@ std::string slurm_array_script(const SlurmJob& job) {
   text += fmt::format("#SBATCH --array={}{}\n", job.array, job.at_once > 0 ? fmt::format("%{}", job.at_once) : "");
   text += fmt::format("#SBATCH --ntasks=1\n#SBATCH --cpus-per-task={}\n#SBATCH --time={}\n", job.cpus,
                       limit_text(job.limit_s));
-  // B: and exec belong together: the signal goes to what takes the place of this script. What a lost node had
-  // is submitted again by the merge job, at once; Slurm would hold a requeued task for two minutes.
+  // B: and exec belong together: the signal goes to the process that replaces this script. The merge job resubmits the
+  // work of a lost node at once; Slurm would hold a requeued task for two minutes.
   text += fmt::format("#SBATCH --signal=B:USR1@{}\n#SBATCH --no-requeue\n#SBATCH --open-mode=append\n", warning_s(job));
   text += directives(job, "%A_%a.log");
   text +=

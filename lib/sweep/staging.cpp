@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kStagePrefix = "kvreplay-stage.";
 constexpr const char* kLock = "lock";
 
-// The lock's descriptor, or -1 if somebody holds it.
+// The lock's descriptor, or -1 if another process holds the lock.
 int take_lock(const fs::path& folder) {
   const int file = ::open((folder / kLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file >= 0 && ::flock(file, LOCK_EX | LOCK_NB) == 0) return file;
@@ -51,7 +51,7 @@ Staging::Staging(const fs::path& dir, std::function<void(const std::string&)> te
   std::error_code error;
   fs::create_directories(dir, error);
   remove_abandoned(dir);
-  // Another process may take a folder whose lock is not held yet for an abandoned one.
+  // Another process may remove this folder as abandoned before its lock is held.
   constexpr int kTries = 10;
   for (int i = 0; i < kTries && !error && lock_ < 0; ++i) {
     fs::create_directories(folder_, error);

@@ -1,8 +1,7 @@
 #pragma once
 #include "theory/log_number.hpp"
 
-// Kernel halving (KH-Compress; Low-Rank Thinning, Carrell et al. 2025): n tokens are halved until 2^g sqrt(n)
-// are left.
+// Kernel halving (KH-Compress; Low-Rank Thinning, Carrell et al. 2025): n tokens are halved until 2^g sqrt(n) remain.
 
 namespace kvreplay::theory {
 

@@ -6,15 +6,15 @@
 
 namespace kvreplay::theory {
 
-// A number of at least 0 together with its natural logarithm: theorems ask for sizes such as exp(150), and
-// for errors such as exp(-800), that a double cannot hold.
+// A number of at least 0 together with its natural logarithm: theorems require sizes such as exp(150), and errors such
+// as exp(-800), that a double cannot hold.
 class LogNumber {
  public:
   LogNumber(double value) : value_(value), ln_(std::log(value)) {}  // value >= 0
   static LogNumber exp(double ln) { return {std::exp(ln), ln}; }
 
   double ln() const { return ln_; }
-  // The nearest double: infinity or 0 where it has none.
+  // The nearest double; infinity or 0 if the number is out of range.
   double nearest() const { return value_; }
   bool exact_zero() const { return ln_ == -std::numeric_limits<double>::infinity(); }
   double log10() const { return representable() ? std::log10(value_) : ln_ / std::log(10.0); }  // -inf for 0
@@ -23,7 +23,7 @@ class LogNumber {
     if (exact_zero()) return 0;
     return representable() && value_ < 1e15 ? std::optional(value_) : std::nullopt;
   }
-  // Up to the next integer; from 10^15 on a number stands for its neighbours.
+  // Rounds up to the next integer; from 10^15 on the number is returned unchanged.
   LogNumber ceil() const { return value_ < 1e15 ? LogNumber(std::ceil(value_)) : *this; }
 
   friend LogNumber operator*(LogNumber a, LogNumber b) {

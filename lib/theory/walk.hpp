@@ -3,12 +3,11 @@
 
 #include "theory/log_number.hpp"
 
-// The self-balancing walk, Alweiss, Liu and Sawhney 2021, on n vectors u_i of norm at most r, as BalanceKV
-// takes it.
+// The self-balancing walk, Alweiss, Liu and Sawhney 2021, on n vectors u_i of norm at most r, as used by BalanceKV.
 
 namespace kvreplay::theory {
 
-// c = 30 ln(n/delta), delta = 1/n^2 unless it is given (> 0).
+// c = 30 ln(n/delta); delta <= 0 means 1/n^2.
 inline double walk_constant(double n, double delta) {
   if (delta <= 0) return 30 * (3 * std::log(n));
   return 30 * (std::isfinite(n / delta) ? std::log(n / delta) : std::log(n) - std::log(delta));
@@ -19,12 +18,11 @@ inline LogNumber walk_failure_threshold(double c, double r) { return LogNumber(c
 inline LogNumber walk_discrepancy(double n, double delta, double r, double u_norm, double constant = 1) {
   return LogNumber(constant) * (walk_constant(n, delta) / 30) * r * u_norm;
 }
-// Fair coins in place of the walk: of order sqrt(n) in place of ln n.
+// Fair coins instead of the walk: of order sqrt(n) instead of ln n.
 inline double coin_discrepancy(double n) { return std::sqrt(n); }
 
-// Not of the theorem: a drift argument. Each unit vector adds 1/d to E W_x^2 and pulls it back by
-// 2 W_x^2/(c d), so the walk follows the coin for about c d/2 vectors and settles near sqrt(c/2) a
-// coordinate.
+// A drift argument, not part of the theorem. Each unit vector adds 1/d to E W_x^2 and pulls it back by 2 W_x^2/(c d),
+// so the walk follows the coin for about c d/2 vectors and settles near sqrt(c/2) per coordinate.
 inline double walk_crossover(double c, double d) { return c * d / 2; }
 inline double walk_plateau(double c) { return std::sqrt(c / 2); }
 

@@ -34,7 +34,7 @@ void widen_rows(const ArrayView& array, int64_t head, int64_t first, int64_t row
   copy_rows<uint16_t>(array, head, first, rows, to, [](uint16_t x) { return from_bf16(x); });
 }
 
-// In an array of its own, as if it had lain in memory.
+// Fetches the rows into a temporary array, then widens them like an array in memory.
 void fetch_rows(const ArrayView& array, int64_t head, int64_t first, int64_t rows, float* to) {
   std::vector<std::byte> held(size_t(rows * array.extents[2] * bytes_of(array.type)));
   array.fetch(head, first, rows, held.data());
@@ -70,7 +70,7 @@ std::string extents_text(const ArrayView& a) {
   return fmt::format("[{}, {}, {}]", a.extents[0], a.extents[1], a.extents[2]);
 }
 
-// What is wrong with the shapes of a layer's tensors, or "".
+// Describes the first problem with the shapes of a layer's tensors; "" if there is none.
 std::string shape_problem(const LayerArrays& l) {
   const auto& [heads, rows, dim] = l.q.extents;
   const auto& [kv_heads, tokens, key_dim] = l.k.extents;

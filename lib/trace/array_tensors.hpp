@@ -5,13 +5,13 @@
 
 namespace kvreplay {
 
-// A tensor [heads, rows, width] that somebody holds: in memory, in any order of its axes, or wherever `fetch` finds it.
+// A tensor [heads, rows, width] owned by the caller: in memory, with its axes in any order, or supplied by `fetch`.
 struct ArrayView {
   DType type = DType::float32;
   int64_t extents[3] = {};
   const void* data = nullptr;
   int64_t strides[3] = {};  // elements
-  // Where there is no `data`: writes rows first..first+rows-1 of a head, [rows, width], in `type`.
+  // Used if `data` is null: writes rows first..first+rows-1 of a head, [rows, width], in `type`.
   std::function<void(int64_t head, int64_t first, int64_t rows, void* into)> fetch;
 };
 
@@ -26,17 +26,17 @@ struct PromptArrays {
   std::vector<uint8_t> classes;       // [T] TokenClass, or empty
 };
 
-// A trace whose tensors are arrays. What they say of themselves stands in `info`, as a file would say it.
+// A trace whose tensors are arrays. `info` holds the metadata that a file would hold.
 struct TraceArrays {
   TraceInfo info;
   std::map<std::string, PromptArrays> prompts;
 };
-// Layers of `info` from the arrays: heads, dims, rows, types. Throws TraceError where they do not fit together.
+// Fills the layers of `info` from the arrays: heads, dims, rows, types. Throws TraceError if the shapes do not agree.
 void take_shapes(TraceArrays& arrays);
 
 class ArrayTensors : public Tensors {
  public:
-  // The arrays outlive it; nothing is copied.
+  // The arrays must live as long as this object; nothing is copied.
   explicit ArrayTensors(const TraceArrays& arrays) : arrays_(arrays) {}
 
   const TraceInfo& info() const override { return arrays_.info; }

@@ -38,7 +38,7 @@ h5::Array open_numbers(const h5::Node& group, const char* name, const std::vecto
   return array;
 }
 
-// Arrays without numbers may be left out.
+// Reads floating point numbers. An array with an extent of 0 may be missing.
 std::vector<double> read_reals(const h5::Node& group, const char* name, const std::vector<int64_t>& shape,
                                bool may_be_negative = true) {
   for (const int64_t extent : shape)
@@ -54,17 +54,17 @@ std::vector<double> read_reals(const h5::Node& group, const char* name, const st
   return numbers;
 }
 
-// A row for each query head that names every channel once.
+// Reads one row per query head, which must name every channel exactly once.
 std::vector<int32_t> read_ranking(const h5::Node& group, int64_t heads, int64_t dim) {
   const h5::Array array = open_numbers(group, "channel_rank", {heads, dim});
   const std::vector<int64_t> stored = h5::read_integers(array);
   std::vector<int32_t> ranking(stored.begin(), stored.end());
-  std::vector<int64_t> row_of(size_t(dim), -1);  // in which a channel was named last
+  std::vector<int64_t> row_of(size_t(dim), -1);  // row in which a channel was last named
   for (size_t i = 0; i < stored.size(); ++i) {
     const int64_t channel = stored[i], row = int64_t(i) / dim;
     if (channel < 0 || channel >= dim || row_of[size_t(channel)] == row)
-      h5::fail(array.node, fmt::format("holds {} at [{}, {}], but a row is the channels 0 to {}, each once", channel,
-                                       row, int64_t(i) % dim, dim - 1));
+      h5::fail(array.node, fmt::format("holds {} at [{}, {}], but each row must name the channels 0 to {} once",
+                                       channel, row, int64_t(i) % dim, dim - 1));
     row_of[size_t(channel)] = row;
   }
   return ranking;
@@ -87,7 +87,7 @@ CalibrationLayer read_layer(const h5::Node& root, const LayerInfo& layer, Statis
 CalibrationOrigin read_origin(const h5::Node& root) {
   const auto attribute = [&](const char* name) {
     const auto text = h5::text(root, name);
-    if (!text) h5::fail(root, fmt::format("has no attribute {}, which says whose queries it is of", name));
+    if (!text) h5::fail(root, fmt::format("has no attribute {}, which names the source of the queries", name));
     return *text;
   };
   CalibrationOrigin origin;
@@ -140,7 +140,7 @@ void write_calibration_file(const fs::path& file, const CalibrationOrigin& origi
   out.close();
 }
 
-std::string why_no_calibration(const fs::path& file, const LayerInfo& layer, StatisticsNeeds needs) {
+std::string calibration_file_problem(const fs::path& file, const LayerInfo& layer, StatisticsNeeds needs) {
   const auto work = [&] {
     (void)read_calibration_origin(file);
     (void)read_calibration_layer(file, layer, needs);

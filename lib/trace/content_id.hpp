@@ -6,11 +6,11 @@
 
 namespace kvreplay {
 
-// Hex SHA-256 of a dataset's stored bytes in C order, as its attribute `sha256` records it.
+// Hex SHA-256 of a dataset's stored bytes in C order, as in its attribute `sha256`.
 std::string array_sha256(const h5::Array& array);
 
-// The trace_id of a file that records none: a SHA-256 over every stored number and everything that a
-// replay reads beside them. Names of files do not enter.
+// The trace_id of a file that records none: a SHA-256 over every stored number and all metadata that a replay reads.
+// File names do not enter.
 std::string content_id(const h5::Node& root, const TraceInfo& info);
 
 }  // namespace kvreplay

@@ -37,7 +37,7 @@ void read_filters(Array& array, hid_t creation) {
   }
 }
 
-// Product of extents, or an error beyond 2^62: declared extents are only a claim.
+// Product of extents. Fails beyond 2^62: a file may declare any extents.
 int64_t checked_product(const Node& node, const std::vector<int64_t>& shape, int64_t factor) {
   int64_t product = factor;
   for (const int64_t n : shape)
@@ -47,7 +47,7 @@ int64_t checked_product(const Node& node, const std::vector<int64_t>& shape, int
 }
 
 void check_unpacked_size(const Array& array, int64_t needed, int64_t held) {
-  // zlib cannot pack better than 1032 to 1, so more than that was never written.
+  // zlib's best compression is 1032 to 1, so a larger claim cannot be true.
   const int64_t most = array.compressed && held < (int64_t{1} << 50) ? held * 1032 : held;
   if (needed > most)
     fail(array.node,
@@ -124,8 +124,8 @@ void read_chunk_shape(Array& array, hid_t creation) {
   }
 }
 
-// Every chunk that a read touches must have been written, through all filters, with a plausible size.
-// HDF5 1.10 itself takes the sizes in the index on trust.
+// Checks that every chunk a read touches was written, through all filters, with a plausible size. HDF5 1.10 itself
+// trusts the sizes in the index.
 void check_touched_chunks(const Array& array, const std::vector<int64_t>& start, const std::vector<int64_t>& count) {
   const size_t rank = array.shape.size();
   int64_t bytes = array.element_bytes;

@@ -5,11 +5,11 @@
 
 #include "trace/h5_walk.hpp"
 
-// Datasets of a file that may be hostile: nothing is believed that the file's size does not justify.
+// Datasets of a file that may be hostile: a size that the file claims is checked against the size of the file.
 
 namespace kvreplay::h5 {
 
-// A dataset whose extents are justified by what the file holds.
+// A dataset whose extents were checked against the bytes that the file holds.
 struct Array {
   Node node;
   Handle type;                        // as stored
@@ -23,10 +23,10 @@ struct Array {
 };
 Array open_array(const Node& parent, const std::string& path);
 
-// Reads the box [start, start + count) as `memory_type`.
+// Reads the box [start, start + count) into `into`, converted to `memory_type`.
 void read_box(const Array& array, hid_t memory_type, const std::vector<int64_t>& start,
               const std::vector<int64_t>& count, void* into);
-std::vector<int64_t> read_integers(const Array& array);  // throws unless the stored numbers are integers
+std::vector<int64_t> read_integers(const Array& array);  // throws if the stored numbers are not integers
 
 std::string describe(const std::vector<int64_t>& shape);  // "[9, 1024, 64]"
 

@@ -29,7 +29,7 @@ int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Whole rows, near kChunkBytes: leading axes are cut first.
+// Whole rows, about kChunkBytes; leading axes are split first.
 std::vector<int64_t> chunk_shape(const std::vector<int64_t>& shape, int64_t element_bytes) {
   std::vector<int64_t> chunk = shape;
   for (int64_t& extent : chunk)
@@ -117,7 +117,7 @@ void H5Output::attribute(const std::string& object, const std::string& name, std
 void H5Output::copy_group(std::string_view from, const std::string& group, const std::string& to) {
   const h5::Lock lock;
   const h5::Handle links = h5::link_list(), source = h5::open_bytes(from);
-  if (!source.valid()) throw OutputError("copying " + group + " to " + to + ": what it is copied from is no HDF5 file");
+  if (!source.valid()) throw OutputError("copying " + group + " to " + to + ": the source is not an HDF5 file");
   const bool copied = H5Ocopy(source.get(), group.c_str(), state_->file().id(), h5::object_path(to).c_str(),
                               H5P_DEFAULT, links.get()) >= 0;
   state_->file().check(copied, "copying " + group + " to " + to);
@@ -175,7 +175,7 @@ std::vector<std::string> group_members(const fs::path& file, const std::string& 
   }
 }
 
-void leave_hdf5_out_of_exit() { H5dont_atexit(); }
+void disable_hdf5_exit_handler() { H5dont_atexit(); }
 
 std::string hdf5_version() {
   unsigned major = 0, minor = 0, release = 0;

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-// The one header that includes HDF5: handles that close themselves, one lock, and a silent error stack.
+// The only header that includes HDF5: handles that close themselves, one lock, and a silent error stack.
 
 namespace kvreplay::h5 {
 
@@ -30,7 +30,7 @@ class Handle {
 
   hid_t get() const { return id_; }
   bool valid() const { return id_ >= 0; }
-  // Closes now and says whether that worked: a file's last bytes are written by its close.
+  // Closes the handle now; returns whether that worked. Closing a file writes its last bytes.
   bool reset() {
     if (id_ < 0) return true;
     return close_(std::exchange(id_, H5I_INVALID_HID)) >= 0;
@@ -41,11 +41,11 @@ class Handle {
   Close close_ = nullptr;
 };
 
-// Held by every public function while it calls HDF5: one caller at a time, nothing printed to stderr.
+// Every public function holds this lock while it calls HDF5: one caller at a time, nothing printed to stderr.
 class Lock {
  public:
   Lock() : lock_(mutex()) {
-    // After a close that failed (a full disk) HDF5's exit handler crashes; our handles close themselves.
+    // After a failed close (a full disk) HDF5's exit handler would crash; these handles close themselves anyway.
     [[maybe_unused]] static const herr_t once = H5dont_atexit();
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   }
@@ -58,8 +58,8 @@ class Lock {
   std::lock_guard<std::recursive_mutex> lock_;
 };
 
-// What the system said, where HDF5 quotes it among file descriptors and addresses.
-inline std::string system_words(const std::string& text) {
+// The system's error message, if HDF5 quotes one between file descriptors and addresses.
+inline std::string system_message(const std::string& text) {
   const std::string mark = "error message = '";
   const size_t from = text.find(mark);
   if (from == std::string::npos) return text;
@@ -67,7 +67,7 @@ inline std::string system_words(const std::string& text) {
   return text.substr(begin, text.find('\'', begin) - begin);
 }
 
-// The innermost message on HDF5's error stack, which says what went wrong rather than who noticed it.
+// The innermost message on HDF5's error stack: it names the cause, not the function that noticed it.
 inline std::string reason() {
   std::string text;
   const auto keep = [](unsigned depth, const H5E_error2_t* error, void* into) -> herr_t {
@@ -76,7 +76,7 @@ inline std::string reason() {
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep, &text);
   H5Eclear2(H5E_DEFAULT);
-  return text.empty() ? "no further reason" : system_words(text);
+  return text.empty() ? "no further reason" : system_message(text);
 }
 
 }  // namespace kvreplay::h5

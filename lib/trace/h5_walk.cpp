@@ -11,22 +11,33 @@ namespace kvreplay::h5 {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr int kLongestLinkChain = 16;                 // as many as HDF5 itself allows
-constexpr size_t kChunkCacheBytes = size_t{8} << 20;  // of each tensor that is open
+constexpr int kLongestLinkChain = 16;                 // HDF5's own limit
+constexpr size_t kChunkCacheBytes = size_t{8} << 20;  // cache of each open tensor
 
 std::string join(const std::string& parent, const std::string& name) {
   return parent == "/" ? "/" + name : parent + "/" + name;
 }
 
+// What HDF5 says of a file that a writer holds open, or left so when it was killed.
+constexpr const char* kOpenForWrite = "already open for write";
+
+[[noreturn]] void fail_to_open(const fs::path& file) {
+  const std::string why = reason();
+  if (why.find(kOpenForWrite) != std::string::npos)
+    fail(file.string(),
+         "a program writes it, or was killed while it did. If none does any more, clear its mark on a copy (cp FILE "
+         "COPY && h5clear -s COPY, of the package hdf5-tools), or record it again");
+  fail(file.string(), "cannot be opened, it is truncated or damaged (" + why + "). Make or copy it again");
+}
+
 Handle open_file(const fs::path& file) {
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  // Traces lie on network file systems that know no locks; nobody writes under a final name.
+  // Many traces are on network file systems without locks, and writers only use temporary names.
   H5Pset_file_locking(access.get(), false, true);
-  // Small chunks that span several heads would otherwise be read and unpacked once per head.
+  // Without this cache, a small chunk that spans several heads would be read and unpacked once per head.
   H5Pset_cache(access.get(), 0, 1009, kChunkCacheBytes, 0.75);
   Handle id(H5Fopen(file.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
-  if (!id.valid())
-    fail(file.string(), "cannot be opened, it is truncated or damaged (" + reason() + "). Make or copy it again");
+  if (!id.valid()) fail_to_open(file);
   return id;
 }
 
@@ -48,7 +59,7 @@ void check_is_hdf5(const fs::path& file) {
   if (is_hdf5 == 0) fail(file.string(), "is not an HDF5 file. Traces are HDF5 (docs/formats.md)");
 }
 
-// External links lead to files beside or below the file that holds them, and nowhere else.
+// External links may lead only to files in the folder of the linking file, or below it.
 fs::path external_target(const Node& parent, const std::string& link, const std::string& target) {
   const std::string where = fmt::format("{}: {}", parent.file.string(), link);
   if (target.empty() || fs::path(target).is_absolute())
@@ -101,7 +112,7 @@ Node follow_external(const Node& parent, const std::string& name, const H5L_info
     fail(parent.file.string() + ": " + shown, "the external link is damaged (" + reason() + ")");
   const Node root = open_checked_root(external_target(parent, shown, file), shown);
   const auto complete = number(root, "complete");
-  if (complete && *complete != 1) fail(root, "is in an unfinished dump. Finish it with kvdump --resume");
+  if (complete && *complete != 1) fail(root, "is in an unfinished dump. Finish it with kvreplay record --resume");
   return follow_path(root, object, shown, links + 1);
 }
 
@@ -221,7 +232,7 @@ std::optional<double> number(const Node& node, const std::string& name) {
   if (kind != H5T_INTEGER && kind != H5T_FLOAT && kind != H5T_ENUM)
     fail(node, fmt::format("attribute {} is not a number", name));
   double value = 0;
-  int64_t whole = 0;  // HDF5 knows no way from an enumeration (numpy's bool) to a double
+  int64_t whole = 0;  // HDF5 cannot convert an enumeration (numpy's bool) to a double
   const herr_t status = kind == H5T_ENUM ? H5Aread(attribute.get(), H5T_NATIVE_INT64, &whole)
                                          : H5Aread(attribute.get(), H5T_NATIVE_DOUBLE, &value);
   if (status < 0) fail(node, fmt::format("attribute {} is damaged ({})", name, reason()));

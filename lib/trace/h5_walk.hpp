@@ -9,21 +9,21 @@
 #include "base/text.hpp"
 #include "trace/h5_raii.hpp"
 
-// Walking through an HDF5 file that may be hostile. Links are followed here rather than by HDF5, so that
-// they are bounded and stay inside the file's folder.
+// Walks through an HDF5 file that may be hostile. This code follows links itself, which bounds them and keeps them
+// inside the file's folder.
 
 namespace kvreplay::h5 {
 
-// What is wrong with a file; the message names file and object. Callers turn it into their own error.
+// A problem with a file; the message names file and object. Callers rethrow it as their own type of error.
 struct Problem : std::runtime_error {
-  explicit Problem(const std::string& what) : std::runtime_error(on_one_line(what)) {}
+  explicit Problem(const std::string& what) : std::runtime_error(single_line(what)) {}
 };
 
-// A group or a dataset, with the names that messages need.
+// A group or a dataset, with the names needed for messages.
 struct Node {
   Handle id;
-  std::filesystem::path file;  // the one that holds it, at the end of external links
-  std::string name;            // as the user knows it, from the root of the file that was opened
+  std::filesystem::path file;  // file that holds the node, after external links
+  std::string name;            // path from the root of the file that the user opened
 
   std::string where() const;  // "FILE: NAME"
   bool is_group() const;
@@ -39,9 +39,9 @@ Node open_child(const Node& parent, const std::string& name);  // follows links
 Node open_path(const Node& parent, const std::string& path);   // "a/b/c"
 std::vector<std::string> members(const Node& group);           // sorted
 
-std::vector<std::string> attribute_names(const Node& node);  // sorted; those whose name can be shown
+std::vector<std::string> attribute_names(const Node& node);  // sorted; only printable names
 
-// Attributes: nullopt where there is none. Numbers of any width, numpy booleans, strings of any kind.
+// Attributes; nullopt if missing. Reads numbers of any width, numpy booleans and strings of any kind.
 bool has_attribute(const Node& node, const std::string& name);
 std::optional<double> number(const Node& node, const std::string& name);  // finite
 std::optional<int64_t> integer(const Node& node, const std::string& name, int64_t low, int64_t high);

@@ -13,7 +13,7 @@ namespace {
 
 Handle creation_list(const std::vector<int64_t>& chunk, Filters filters) {
   Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  H5Pset_obj_track_times(list.get(), false);  // the same numbers make the same file
+  H5Pset_obj_track_times(list.get(), false);  // equal numbers must give identical files
   if (chunk.empty()) return list;
   const std::vector<hsize_t> extents(chunk.begin(), chunk.end());
   H5Pset_chunk(list.get(), static_cast<int>(extents.size()), extents.data());
@@ -21,7 +21,7 @@ Handle creation_list(const std::vector<int64_t>& chunk, Filters filters) {
     H5Pset_shuffle(list.get());
     H5Pset_deflate(list.get(), 4);
   }
-  if (filters.fletcher32) H5Pset_fletcher32(list.get());  // last, so that it guards the stored bytes
+  if (filters.fletcher32) H5Pset_fletcher32(list.get());  // last filter, so that the checksum covers the stored bytes
   return list;
 }
 
@@ -48,7 +48,7 @@ Handle access_list() {
   return access;
 }
 
-// HDF5 takes two open files of one name for one file.
+// HDF5 confuses two open files that share a name, so every name is unique.
 std::string memory_name() {
   static int64_t count = 0;
   return "memory " + std::to_string(count++);
@@ -71,7 +71,7 @@ void OutputFile::check(bool good, const std::string& what) const {
 
 PartFile::PartFile(const fs::path& path) : OutputFile(path, {}), part_(path.string() + ".part") {
   const Handle access = access_list();
-  // One writer per name is the caller's promise; network file systems know no locks.
+  // The caller guarantees one writer per name; network file systems may have no locks.
   H5Pset_file_locking(access.get(), false, true);
   file_ = Handle(H5Fcreate(part_.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
   if (!file_.valid())
@@ -113,7 +113,7 @@ std::string MemoryFile::bytes() const {
 
 Handle open_bytes(std::string_view bytes) {
   const Handle access = memory_access();
-  // HDF5 copies the image where it opens it.
+  // HDF5 copies the image when it opens it.
   H5Pset_file_image(access.get(), const_cast<char*>(bytes.data()), bytes.size());
   return {H5Fopen(memory_name().c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose};
 }

@@ -8,7 +8,7 @@
 
 #include "trace/h5_raii.hpp"
 
-// Building HDF5 files. Callers hold an h5::Lock. All of it throws OutputError.
+// Builds HDF5 files. Callers must hold an h5::Lock. All functions throw OutputError.
 
 namespace kvreplay::h5 {
 
@@ -17,17 +17,17 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   hid_t id() const { return file_.get(); }
-  void check(bool good, const std::string& what) const;  // throws with HDF5's reason unless good
+  void check(bool good, const std::string& what) const;  // throws with HDF5's reason if `good` is false
 
  protected:
   OutputFile(std::filesystem::path path, Handle file) : path_(std::move(path)), file_(std::move(file)) {}
   ~OutputFile() = default;
-  std::filesystem::path path_;  // as messages name it
+  std::filesystem::path path_;  // for messages
   Handle file_;
 };
 
-// A file that is published whole or not at all: `<path>.part` until publish(), nothing if that is never reached.
-// Its root says in `written_by` which version and commit wrote it.
+// A file that is published whole or not at all: `<path>.part` until publish(), deleted if publish() is never called.
+// Its root attribute `written_by` records version and commit.
 class PartFile : public OutputFile {
  public:
   explicit PartFile(const std::filesystem::path& path);
@@ -38,23 +38,23 @@ class PartFile : public OutputFile {
   std::filesystem::path part_;
 };
 
-// A small file that never reaches a disk as such.
+// A small file that exists only in memory.
 class MemoryFile : public OutputFile {
  public:
   MemoryFile();
-  std::string bytes() const;  // what a file would hold
+  std::string bytes() const;  // the bytes that a file would hold
 };
-// Such a file, opened for reading; not valid where the bytes are none.
+// Opens the bytes of an HDF5 file for reading. The handle is not valid if the bytes are not HDF5.
 Handle open_bytes(std::string_view bytes);
 
-// Creates a dataset, and the groups in its name; `chunk` empty: contiguous.
+// How a dataset is stored. create_dataset also creates the groups in its name; an empty `chunk` means contiguous.
 struct Filters {
   bool fletcher32 = false, shuffle_gzip = false;
 };
 Handle create_dataset(const OutputFile& file, const std::string& name, hid_t type, const std::vector<int64_t>& shape,
                       const std::vector<int64_t>& chunk, Filters filters);
 
-// Attributes of "" or "/" (the root), a dataset, or a group, which is made where it is missing.
+// Attributes of the root ("" or "/"), a dataset or a group; a missing group is created.
 void set_attribute(const OutputFile& file, const std::string& object, const std::string& name, int64_t value);
 void set_attribute(const OutputFile& file, const std::string& object, const std::string& name, double value);
 void set_attribute(const OutputFile& file, const std::string& object, const std::string& name,
@@ -62,7 +62,7 @@ void set_attribute(const OutputFile& file, const std::string& object, const std:
 void set_attribute(const OutputFile& file, const std::string& object, const std::string& name,
                    std::span<const double> values);  // [values.size()]
 
-Handle link_list();                                // makes the groups on the way
-std::string object_path(const std::string& name);  // from the root: "/a/b"
+Handle link_list();                                // creates missing groups
+std::string object_path(const std::string& name);  // absolute path: "/a/b"
 
 }  // namespace kvreplay::h5

@@ -2,9 +2,8 @@
 #include <bit>
 #include <cstdint>
 
-// Numbers of 16 bits of IEEE 754 (float16), as bits; core/bf16.hpp has the other kind. Widening is exact; narrowing
-// rounds to nearest, ties to even. Written on integers so that no compiler flag (flush to zero, fast math) can change
-// a value.
+// Conversion of IEEE 754 float16 bits; core/bf16.hpp does the same for bfloat16. Widening is exact; narrowing rounds to
+// nearest, ties to even. Uses integers so that no compiler flag (flush to zero, fast math) can change a value.
 
 namespace kvreplay {
 

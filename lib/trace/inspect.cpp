@@ -85,7 +85,7 @@ json prompt_json(const PromptInfo& prompt) {
           {"layers", std::move(layers)}};
 }
 
-// ---- what protects the numbers
+// ---- checksums
 
 struct Checks {
   int64_t tensors = 0, with_sha256 = 0, with_fletcher32 = 0;
@@ -232,7 +232,8 @@ class DeepCheck {
     attempt([&] { compare_digests(layer_path(prompt, l.layer)); });
   }
 
-  // A tensor of further rows than the prompt's, where the buffer says that it is there.
+  // Reads a tensor whose rows follow the prompt's (repeat, lookahead). An empty buffer means that the tensor is
+  // missing.
   void read_more(const std::string& prompt, const LayerInfo& l, const char* name, int32_t heads,
                  std::span<float> into) {
     if (into.empty()) return;

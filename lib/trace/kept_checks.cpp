@@ -33,11 +33,11 @@ class ListChecks {
     return List(lists_.tokens)
         .subspan(size_t(lists_.off[size_t(i)]), size_t(lists_.off[size_t(i) + 1] - lists_.off[size_t(i)]));
   }
-  // "list 3 (after token 770)"
+  // e.g. "list 3 (after token 770)"
   std::string name(int32_t i, int32_t newest) const { return fmt::format("list {} (after token {})", i, newest); }
   [[noreturn]] void fail(const std::string& what) const { throw ConfigError(fmt::format("{}: {}", where_, what)); }
 
-  // Lists of one cache: after the prompt, and after every step where it streams.
+  // Number of lists per cache: one after the prompt, and for streaming methods one after every later step.
   int32_t count_of_each() const {
     const int32_t every = 1 + scope_.extent.tokens - scope_.extent.prompt_tokens, each = lists_.oneshot ? 1 : every;
     const std::string caches =
@@ -55,21 +55,21 @@ class ListChecks {
     const List now = list(i);
     for (size_t j = 0; j < now.size(); ++j) {
       if (now[j] < 0 || now[j] > newest)
-        fail(fmt::format("kept_flat: {} holds {}, but tokens from 0 to {} are there by then{}", name(i, newest), now[j],
-                         newest,
-                         now[j] >= scope_.extent.tokens
-                             ? fmt::format(" and {} in all: is it of another trace?", scope_.extent.tokens)
-                             : ": a list may not know the future"));
+        fail(fmt::format(
+            "kept_flat: {} holds {}, but only tokens 0 to {} exist by then{}", name(i, newest), now[j], newest,
+            now[j] >= scope_.extent.tokens
+                ? fmt::format("; the trace has {}: do the lists belong to another trace?", scope_.extent.tokens)
+                : ": a list may not know the future"));
       if (j > 0 && now[j] <= now[j - 1])
         fail(fmt::format("kept_flat: {} holds {} behind {}: write every token once, in ascending order",
                          name(i, newest), now[j], now[j - 1]));
     }
   }
 
-  // First token that a query behind `newest` can see: what left the window does not count.
+  // First token that a query behind `newest` can see; tokens outside the window need no check.
   int32_t oldest(int32_t newest) const { return scope_.window > 0 ? std::max(0, newest - scope_.window + 1) : 0; }
 
-  // Both ascend.
+  // An evicted token must not return. Both lists ascend.
   void check_returns(int32_t i, int32_t newest) const {
     const List before = list(i - 1);
     auto held = before.begin();
@@ -78,7 +78,7 @@ class ListChecks {
       const bool stayed = held != before.end() && *held == token;
       if (!stayed && token != newest && token >= oldest(newest))
         fail(
-            fmt::format("kept_flat: {} holds {}, which list {} does not: a token that left is gone for good. "
+            fmt::format("kept_flat: {} holds {}, which list {} does not: an evicted token cannot return. "
                         "Lists say what is stored, not what a step reads",
                         name(i, newest), token, i - 1));
     }
@@ -107,7 +107,7 @@ class ListChecks {
       sum += den;
     }
     if (begin < end && !(sum > 0))
-      fail(fmt::format("den: list {} weighs 0 in all: leave the list empty, or give some token a weight", i));
+      fail(fmt::format("den: list {} has weights that sum to 0: leave the list empty, or give some token a weight", i));
   }
 
   const KeptLists& lists_;

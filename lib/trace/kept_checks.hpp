@@ -5,8 +5,8 @@
 
 namespace kvreplay {
 
-// Throws ConfigError where lists do not fit the replay: tokens that are not there yet, that come back, more
-// than the budget, weights that leave nothing to divide by. where: "FILE: /GROUP".
+// Throws ConfigError if the lists do not fit the replay: tokens that do not exist yet, evicted tokens that return, more
+// tokens than the budget, or denominator weights that sum to 0. where: "FILE: /GROUP".
 void check_kept_lists(const KeptLists& lists, const KeptScope& scope, const std::string& where);
 
 }  // namespace kvreplay

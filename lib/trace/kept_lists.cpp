@@ -30,7 +30,7 @@ bool has_path(const h5::Node& root, const std::string& path) {
   return at.is_group();
 }
 
-// Where the lists of a kv head stand.
+// Opens the group that holds the lists of a kv head.
 h5::Node open_group(const h5::Node& root, const KeptScope& scope) {
   const std::string group = group_name(scope);
   if (has_path(root, group)) return h5::open_path(root, group);
@@ -69,8 +69,7 @@ std::vector<int64_t> read_offsets(const h5::Node& group, int64_t tokens) {
   if (off.front() != 0) h5::fail(array.node, fmt::format("begins with {}, it must begin with 0", off.front()));
   for (size_t i = 1; i < off.size(); ++i)
     if (off[i] < off[i - 1])
-      h5::fail(array.node,
-               fmt::format("falls from {} to {} at {}: a list ends behind its begin", off[i - 1], off[i], i));
+      h5::fail(array.node, fmt::format("falls from {} to {} at {}: offsets must not decrease", off[i - 1], off[i], i));
   if (off.back() != tokens)
     h5::fail(array.node, fmt::format("ends with {}, but kept_flat holds {} tokens", off.back(), tokens));
   return off;
@@ -87,13 +86,13 @@ std::vector<double> read_weights(const h5::Node& group, const std::string& name,
   return weights;
 }
 
-// What the engine says of lists that cannot be replayed (docs/formats.md).
+// Refuses lists that cannot be replayed, with the reason (docs/formats.md).
 void refuse_other_lists(const h5::Node& group) {
   if (h5::flag(group, "partial").value_or(false))
-    h5::fail(group, "is marked partial: its method attends to what no list of tokens can say");
+    h5::fail(group, "is marked partial: its method attends to something that lists of tokens cannot express");
   if (!h5::has_child(group, "kept_flat") && h5::has_child(group, "attended_flat"))
     h5::fail(group,
-             "lists what a query-time method reads, which changes from step to step; here belongs what is "
+             "lists the tokens that a query-time method reads, which change from step to step; write the tokens "
              "stored (kept_flat)");
 }
 
@@ -128,7 +127,7 @@ KeptLists read_kept_lists(const fs::path& file, const KeptScope& scope) {
   }
 }
 
-std::string why_unreadable(const fs::path& file, const std::vector<KeptScope>& heads) {
+std::string kept_lists_problem(const fs::path& file, const std::vector<KeptScope>& heads) {
   const h5::Lock lock;
   const SandboxedRead seen = read_sandboxed([&] {
     const h5::Node root = h5::open_root(file);

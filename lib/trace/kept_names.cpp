@@ -4,7 +4,7 @@
 #include "base/text.hpp"
 #include "trace/kept_lists.hpp"
 
-// What lists are known by, without their file.
+// The digest of kept lists and the names of their files; needs no HDF5.
 
 namespace kvreplay {
 namespace {

@@ -8,22 +8,24 @@
 namespace kvreplay {
 namespace {
 
-constexpr const char* kRemedy = "Record it with kvdump --lookahead";
+constexpr const char* kRemedy = "Record it with kvreplay record --lookahead";
 
 void check_layer(const h5::Node& prompt_node, const LayerInfo& layer, const LookaheadInfo& lookahead) {
   if (layer.lookahead_rows == 0) return;
   const std::string where = fmt::format("{}/layers/{:03}/lookahead_q", prompt_node.where(), layer.layer);
   if (lookahead.rows == 0)
-    h5::fail(where, fmt::format("needs the group lookahead of the prompt, which says behind which tokens these rows "
+    h5::fail(where, fmt::format("needs the group lookahead of the prompt, which says after which tokens these rows "
                                 "were generated. {}",
                                 kRemedy));
   if (layer.lookahead_rows != lookahead.rows)
     h5::fail(where, fmt::format("has {} rows, but lookahead/tokens has {}", layer.lookahead_rows, lookahead.rows));
-  // Its rows do not see the whole prompt, and nobody could tell which cut they were generated behind.
+  // The window hides part of the prompt from these rows, and the file cannot record which cut they were generated
+  // after.
   if (layer.sliding_window > 0)
-    h5::fail(where, fmt::format("stands in a layer with a sliding window of {}, whose cache is not cut so: leave the "
-                                "dataset out",
-                                layer.sliding_window));
+    h5::fail(where,
+             fmt::format("stands in a layer with a sliding window of {}, whose cache is not cut this way: leave the "
+                         "dataset out",
+                         layer.sliding_window));
 }
 
 }  // namespace

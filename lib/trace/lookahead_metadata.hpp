@@ -2,15 +2,15 @@
 #include "trace/h5_walk.hpp"
 #include "trace/trace_info.hpp"
 
-// Rows that the model generated behind a cut prompt (kvdump --lookahead): how the prompt was cut, and that each layer
-// holds as many. All throw h5::Problem.
+// Rows that the model generated after a cut prompt (`kvreplay record --lookahead`): how the prompt was cut, and a check
+// that each layer holds equally many rows. All functions throw h5::Problem.
 
 namespace kvreplay {
 
-// Shape of `lookahead_q` in a layer whose attributes are read, where it is there.
+// Reads the shape of `lookahead_q`, if the layer has it. The layer's attributes must be read before.
 void read_lookahead_rows(const h5::Node& layer_node, LayerInfo& layer);
 
-// The prompt's group `lookahead`, held against its layers, which are read by then.
+// Reads the prompt's group `lookahead` and checks it against the prompt's layers, which must be read before.
 LookaheadInfo read_lookahead(const h5::Node& prompt_node, const PromptInfo& prompt);
 
 }  // namespace kvreplay

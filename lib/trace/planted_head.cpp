@@ -10,8 +10,8 @@ namespace kvreplay {
 namespace {
 
 constexpr int64_t kTopicTokens = 32;  // length of a passage on one topic
-constexpr double kStrayShare = 0.15;  // tokens that belong to a random other topic
-constexpr double kTopicStrength = 4;  // advantage in logits of the query's own topic, before rotation
+constexpr double kStrayShare = 0.15;  // share of tokens that belong to a random other topic
+constexpr double kTopicStrength = 4;  // logit advantage of the query's topic, before rotation
 
 std::vector<float> narrowed(std::span<const double> from) { return {from.begin(), from.end()}; }
 
@@ -41,7 +41,7 @@ double PlantedHead::uniform(Purpose purpose, int64_t position, int64_t slot, int
   return draws_.uniform(RngStream::synthetic_traces, position, slot, static_cast<int64_t>(purpose) + member);
 }
 
-// Box and Muller, "A Note on the Generation of Random Normal Deviates" (1958): two uniforms, two normals.
+// Box and Muller, "A Note on the Generation of Random Normal Deviates" (1958): two uniforms make two normals.
 void PlantedHead::normals(Purpose purpose, int64_t position, int32_t member, std::span<double> into) const {
   for (size_t i = 0; i < into.size(); i += 2) {
     const double u = uniform(purpose, position, static_cast<int64_t>(i), member),

@@ -7,14 +7,13 @@
 #include "trace/synth.hpp"
 #include "trace/trace.hpp"
 
-// One kv head of a synthetic trace, token by token. Every number is a function of (seed, layer, head, token),
-// so a shorter trace is the beginning of a longer one.
+// One kv head of a synthetic trace, token by token. Every number is a function of (seed, layer, head, token), so a
+// shorter trace is a prefix of a longer one.
 //
-// Keys drift through topics (Gaussian clusters) and queries look for the present topic. One pair of
-// coordinates is kept free of both: there alone queries meet the sinks and the heavy hitters, whose
-// advantage in logits is therefore exact. It is the pair that rotates slowest, and it is planted after the
-// rotation. Queries are divided by key_norm, so that large keys leave the attention as it is; query_norm
-// scales them alone, and with them every advantage in logits.
+// Keys drift through topics (Gaussian clusters), and queries look for the current topic. One pair of coordinates is
+// reserved: only there do queries meet the sinks and the heavy hitters, so their logit advantage is exact. It is the
+// pair that rotates slowest, and it is planted after the rotation. Queries are divided by key_norm, so large keys do
+// not change the attention. query_norm scales the queries, and with them every logit advantage.
 
 namespace kvreplay {
 

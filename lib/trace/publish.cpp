@@ -15,7 +15,7 @@ namespace {
 bool sync(const fs::path& path, int flags) {
   const int fd = ::open(path.c_str(), flags | O_CLOEXEC);
   if (fd < 0) return false;
-  const bool good = ::fsync(fd) == 0 || errno == EINVAL;  // EINVAL: a file system without fsync of folders
+  const bool good = ::fsync(fd) == 0 || errno == EINVAL;  // EINVAL: the file system cannot fsync folders
   return ::close(fd) == 0 && good;
 }
 

@@ -11,9 +11,9 @@
 namespace kvreplay {
 namespace {
 
-constexpr const char* kRemedy = "Record it with kvdump --repeat";
+constexpr const char* kRemedy = "Record it with kvreplay record --repeat";
 
-// Where chunks begin and the last one ends: ascending, between 0 and `last`.
+// Reads where each chunk begins and the last one ends: ascending, from 0 to at most `last`.
 std::vector<int32_t> boundaries(const h5::Node& group, const char* name, int64_t last) {
   if (!h5::has_child(group, name)) h5::fail(group.where() + "/" + name, fmt::format("is missing. {}", kRemedy));
   const h5::Array array = h5::open_array(group, name);
@@ -30,10 +30,11 @@ std::vector<int32_t> boundaries(const h5::Node& group, const char* name, int64_t
 
 void check_layer(const h5::Node& prompt_node, const LayerInfo& layer, const RepeatInfo& repeat) {
   if (layer.repeat_rows == 0 || layer.repeat_rows == repeat.row_count()) return;
-  h5::fail(fmt::format("{}/layers/{:03}/repeat_q", prompt_node.where(), layer.layer),
-           repeat.rows.empty()
-               ? fmt::format("needs the group repeat of the prompt, which says whose rows these are. {}", kRemedy)
-               : fmt::format("has {} rows, but repeat/rows ends at {}", layer.repeat_rows, repeat.row_count()));
+  h5::fail(
+      fmt::format("{}/layers/{:03}/repeat_q", prompt_node.where(), layer.layer),
+      repeat.rows.empty()
+          ? fmt::format("needs the group repeat of the prompt, which says which tokens these rows repeat. {}", kRemedy)
+          : fmt::format("has {} rows, but repeat/rows ends at {}", layer.repeat_rows, repeat.row_count()));
 }
 
 }  // namespace

@@ -16,19 +16,19 @@
 namespace kvreplay {
 namespace {
 
-constexpr rlim_t kLongestSeconds = 8;   // of processor time; ten thousand datasets take about three
-constexpr rlim_t kMostMegabytes = 512;  // beyond what the process has; ten thousand datasets take about 30
+constexpr rlim_t kLongestSeconds = 8;   // processor time; ten thousand datasets take about three seconds
+constexpr rlim_t kMostMegabytes = 512;  // on top of the memory already in use; ten thousand datasets take about 30
 constexpr int kNoMemory = 3;
-constexpr size_t kLongestMessage = 16'000;  // a pipe holds 64 KiB, so that the child never waits
+constexpr size_t kLongestMessage = 16'000;  // a pipe holds 64 KiB, so the child never waits
 
-// Of this process now; 0 where it cannot be told.
+// Address space of this process in bytes; 0 if unknown.
 rlim_t address_space() {
   rlim_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   return pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// What the user allows every process.
+// The user's limit on the address space of a process.
 rlim_t allowed_bytes() {
   rlimit memory{};
   return ::getrlimit(RLIMIT_AS, &memory) == 0 ? memory.rlim_cur : RLIM_INFINITY;
@@ -44,7 +44,7 @@ void limit_memory() {
 void set_limits() {
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGILL, SIGXCPU, SIGINT, SIGTERM})
     std::signal(signal, SIG_DFL);
-  const int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);  // the C library's last words when the heap is broken
+  const int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);  // hides the C library's message about a broken heap
   ::dup2(nowhere, STDERR_FILENO);
   const rlimit time{kLongestSeconds, kLongestSeconds + 1}, no_core{0, 0};
   ::setrlimit(RLIMIT_CPU, &time);
@@ -52,7 +52,7 @@ void set_limits() {
   ::setrlimit(RLIMIT_CORE, &no_core);
 }
 
-// What `work` throws, or "". Runs in the child.
+// The message of the exception that `work` throws, or "". Runs in the child.
 std::string error_of(const std::function<void()>& work) {
   try {
     work();
@@ -71,7 +71,7 @@ std::string error_of(const std::function<void()>& work) {
   ::_exit(told ? 0 : 1);
 }
 
-// Everything until the writer is gone.
+// Reads until the other end is closed.
 std::string read_all(int from) {
   std::string text;
   std::array<char, 4096> piece;
@@ -99,7 +99,7 @@ std::string crash_of(pid_t child) {
 
 SandboxedRead read_sandboxed(const std::function<void()>& work) {
   std::array<int, 2> ends;
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {};  // nothing to spare: go without
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {};  // no pipe left: run without the sandbox
   const pid_t child = ::fork();
   if (child == 0) run_and_leave(work, ends[1]);
   ::close(ends[1]);

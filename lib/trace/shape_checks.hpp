@@ -4,7 +4,7 @@
 
 #include "trace/h5_array.hpp"
 
-// What a dataset must look like; all throw h5::Problem with its name, what it is and what it must be.
+// Checks of a dataset's type and shape. All throw h5::Problem, which gives its name, actual shape and expected shape.
 
 namespace kvreplay {
 

@@ -10,20 +10,20 @@
 namespace kvreplay {
 namespace {
 
-// Models leave 1/sqrt(head_dim) by up to 1.9 (long contexts); a factor that was forgotten or applied twice is
-// sqrt(head_dim), 4 and more.
-constexpr double kFarthestScaling = 2.5;
+// Models deviate from 1/sqrt(head_dim) by a factor of up to 1.9 (long contexts). A factor that was forgotten or applied
+// twice deviates by sqrt(head_dim), which is 4 or more.
+constexpr double kMaxScalingRatio = 2.5;
 
-// Tokens that are named one by one (ids) were counted by somebody.
+// A prompt with recorded token ids has a known number of tokens, so its axes cannot be swapped.
 bool has_swapped_axes(const PromptInfo& prompt, const LayerInfo& layer) {
   return layer.kv_heads > layer.tokens && !prompt.has_tokens;
 }
 
-// Where `out` is recorded, it tells.
+// A recorded `out` tests the scaling directly.
 bool has_far_scaling(const LayerInfo& layer) {
   if (layer.has_out) return false;
   const double usual = 1 / std::sqrt(layer.head_dim);
-  const bool far = layer.scaling > kFarthestScaling * usual || layer.scaling * kFarthestScaling < usual;
+  const bool far = layer.scaling > kMaxScalingRatio * usual || layer.scaling * kMaxScalingRatio < usual;
   return far && !(layer.q_prescaled && layer.scaling == 1);
 }
 
@@ -39,9 +39,9 @@ std::string scaling_text(const LayerInfo& l) {
       l.scaling, 1 / std::sqrt(l.head_dim));
 }
 
-std::string in_more(int64_t layers) { return layers > 1 ? fmt::format(" (so in {} layers)", layers) : ""; }
+std::string layer_count_text(int64_t layers) { return layers > 1 ? fmt::format(" (in {} layers)", layers) : ""; }
 
-// One line for each prompt that has such a layer.
+// One line per prompt that has such a layer.
 template <class IsSuspicious>
 std::vector<std::string> lines_of(const TraceInfo& info, const char* dataset, const IsSuspicious& is_suspicious,
                                   std::string (*text)(const LayerInfo&)) {
@@ -51,7 +51,7 @@ std::vector<std::string> lines_of(const TraceInfo& info, const char* dataset, co
     const auto found = std::ranges::find_if(prompt.layers, here);
     if (found == prompt.layers.end()) continue;
     lines.push_back(fmt::format("{}: /{}{}: {}{}", info.path.string(), layer_path(prompt.id, found->layer), dataset,
-                                text(*found), in_more(std::ranges::count_if(prompt.layers, here))));
+                                text(*found), layer_count_text(std::ranges::count_if(prompt.layers, here))));
   }
   return lines;
 }
@@ -63,7 +63,8 @@ std::vector<std::string> swapped_axes(const TraceInfo& info) {
 }
 
 std::vector<std::string> far_scalings(const TraceInfo& info) {
-  if (info.dumper.starts_with("kvdump")) return {};
+  if (info.dumper.starts_with("kvreplay record") || info.dumper.starts_with("kvdump"))
+    return {};  // its new and old name
   return lines_of(
       info, "", [](const PromptInfo&, const LayerInfo& layer) { return has_far_scaling(layer); }, scaling_text);
 }

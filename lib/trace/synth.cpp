@@ -66,7 +66,7 @@ std::optional<Rope> make_rope(const SynthOptions& o) {
   return rope;
 }
 
-// The tensors of one layer, in the order of the file.
+// Writes the tensors of one layer, in the order of the file.
 class LayerWriter {
  public:
   LayerWriter(const SynthOptions& options, const Rope* rope, int32_t layer, TraceWriter& file)
@@ -113,7 +113,7 @@ class LayerWriter {
     file_.end_tensor();
   }
 
-  // Keys and values of one head as the file holds them.
+  // Loads keys and values of one head, rounded as in the file.
   void load_head(int32_t kv_head) {
     const auto rows = static_cast<size_t>(options_.tokens), d = static_cast<size_t>(options_.head_dim),
                dv = static_cast<size_t>(options_.v_head_dim);
@@ -128,7 +128,7 @@ class LayerWriter {
     loaded_ = kv_head;
   }
 
-  // Exact causal attention, in doubles, with the running maximum subtracted.
+  // Exact causal attention in double precision, with the running maximum subtracted.
   void attend(int32_t q_head, int64_t token, std::span<float> into) {
     if (loaded_ != q_head / group_) load_head(q_head / group_);
     const auto d = static_cast<size_t>(options_.head_dim), dv = into.size();

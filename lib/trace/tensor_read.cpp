@@ -45,6 +45,16 @@ bool is_raw_bfloat16(const h5::Array& array, const std::string& source_dtype) {
   return h5::text(array.node, "source_dtype").value_or(source_dtype) == name_of(DType::bfloat16);
 }
 
+// How to store numbers that may be bfloat16 which the file does not call so; "" for other types. h5py stores bfloat16
+// of ml_dtypes as opaque bytes.
+std::string bfloat16_hint(const h5::Array& array) {
+  const H5T_class_t kind = H5Tget_class(array.type.get());
+  if (array.element_bytes != 2 || (kind != H5T_OPAQUE && kind != H5T_INTEGER)) return "";
+  return fmt::format("; {} are stored as {}, with the attribute source_dtype = \"bfloat16\" of the layer's group",
+                     kind == H5T_OPAQUE ? "those of ml_dtypes" : "the bits of bfloat16",
+                     kind == H5T_OPAQUE ? "x.view(\"uint16\")" : "uint16");
+}
+
 DType dtype_of(const h5::Array& array, const std::string& source_dtype) {
   const hid_t type = array.type.get();
   if (H5Tget_class(type) == H5T_FLOAT) {
@@ -54,8 +64,8 @@ DType dtype_of(const h5::Array& array, const std::string& source_dtype) {
     if (implied && fields_of(type) == kBFloat16) return DType::bfloat16;
   }
   if (is_raw_bfloat16(array, source_dtype)) return DType::bfloat16;
-  throw h5::Problem(
-      fmt::format("{}: holds {}. Store float32, float16 or bfloat16", array.node.where(), describe_type(array)));
+  throw h5::Problem(fmt::format("{}: holds {}. Store float32, float16 or bfloat16{}", array.node.where(),
+                                describe_type(array), bfloat16_hint(array)));
 }
 
 void widen(const Tensor& tensor, std::span<const uint16_t> bits, float* into) {
@@ -88,7 +98,7 @@ Tensor open_tensor(const h5::Node& layer, const std::string& name, const std::st
 
 namespace {
 
-// Rows of what the leading axes stand at, as floats. head: for messages.
+// Reads rows of the block that the leading indices select, as floats. head: for messages.
 void read_block(const Tensor& tensor, std::vector<int64_t> lead, int64_t begin, int64_t rows, std::span<float> into,
                 const char* row) {
   assert(static_cast<int64_t>(into.size()) == rows * tensor.width());
@@ -125,7 +135,7 @@ void read_sample(const Tensor& tensor, int64_t sample, int64_t head, std::span<f
 }
 
 void for_each_piece(const h5::Array& array, const std::function<void(std::span<const std::byte>)>& use) {
-  // Boxes that follow each other in C order: whole rows of one head, or the whole of a smaller array.
+  // Splits the dataset into boxes that follow each other in C order: whole rows of one head, or all of a smaller array.
   const size_t rank = array.shape.size();
   if (rank < 3 || array.elements() == 0) {
     std::vector<std::byte> all(static_cast<size_t>(array.elements() * array.element_bytes));

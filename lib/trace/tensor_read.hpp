@@ -8,7 +8,7 @@
 #include "trace/h5_array.hpp"
 #include "trace/trace.hpp"
 
-// Tensors [.., heads, rows, width] of a trace: raw bits from the file, widened here.
+// Tensors [.., heads, rows, width] of a trace: raw bits from the file, widened to float here.
 
 namespace kvreplay {
 
@@ -22,22 +22,22 @@ struct Tensor {
   int64_t width() const { return array.shape.back(); }
 };
 
-// `source_dtype` tells what a uint16 dataset holds; axes: their names in a message. Throws h5::Problem.
+// source_dtype: the type that a uint16 dataset holds. axes: names of the axes in a message. Throws h5::Problem.
 Tensor open_tensor(const h5::Node& layer, const std::string& name, const std::string& source_dtype, size_t rank = 3,
                    const char* axes = "[heads, tokens, head_dim]");
 
-// The dataset `g`, [samples, heads, rows, v_head_dim].
+// Opens the dataset `g`, [samples, heads, rows, v_head_dim].
 inline Tensor open_gradient(const h5::Node& layer, const std::string& source_dtype) {
   return open_tensor(layer, "g", source_dtype, 4, "[samples, heads, rows, v_head_dim]");
 }
 
-// Rows 0..rows-1 of one head as floats; throws h5::Problem at the first NaN or infinity. `row` is what a
-// row is called in the message ("token", "query").
+// Reads rows begin..begin+rows-1 of one head as floats. Throws h5::Problem at the first NaN or infinity. row: what the
+// message calls a row ("token", "query").
 void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into, const char* row);
-// All rows of one head of one sample of a tensor [samples, heads, rows, width], likewise.
+// Likewise, all rows of one head of one sample, for a tensor [samples, heads, rows, width].
 void read_sample(const Tensor& tensor, int64_t sample, int64_t head, std::span<float> into);
 
-// Hands the stored bytes of the whole dataset to `use`, in C order, in bounded pieces.
+// Passes the stored bytes of the whole dataset to `use`, in C order, in pieces of bounded size.
 void for_each_piece(const h5::Array& array, const std::function<void(std::span<const std::byte>)>& use);
 
 }  // namespace kvreplay

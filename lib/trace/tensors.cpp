@@ -27,7 +27,7 @@ const LayerInfo& Tensors::layer(const std::string& prompt_id, int32_t layer) con
 
 void Tensors::read_repeat_queries(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {
   throw TraceError(
-      fmt::format("{}: prompt {}, layer {}: holds no pass that repeats the prompt. Record it with kvdump "
+      fmt::format("{}: prompt {}, layer {}: holds no pass that repeats the prompt. Record it with kvreplay record "
                   "--repeat",
                   info().path.string(), prompt_id, layer_number));
 }
@@ -44,21 +44,22 @@ void Tensors::read_lookahead_queries(const std::string& prompt_id, int32_t layer
                                      std::span<float>) const {
   throw TraceError(
       fmt::format("{}: prompt {}, layer {}: holds no queries that were generated behind a cut prompt. Record them with "
-                  "kvdump --lookahead",
+                  "kvreplay record --lookahead",
                   info().path.string(), prompt_id, layer_number));
 }
 
 void Tensors::read_output_weights(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {
   throw TraceError(
-      fmt::format("{}: prompt {}, layer {}: holds no output projection (o_proj). Record it with kvdump "
+      fmt::format("{}: prompt {}, layer {}: holds no output projection (o_proj). Record it with kvreplay record "
                   "--with-output",
                   info().path.string(), prompt_id, layer_number));
 }
 
 void Tensors::read_gradient(const std::string& prompt_id, int32_t layer_number, int32_t, int32_t,
                             std::span<float>) const {
-  throw TraceError(fmt::format("{}: prompt {}, layer {}: holds no gradient. Record it with kvdump --with-gradient",
-                               info().path.string(), prompt_id, layer_number));
+  throw TraceError(
+      fmt::format("{}: prompt {}, layer {}: holds no gradient. Record it with kvreplay record --with-gradient",
+                  info().path.string(), prompt_id, layer_number));
 }
 
 }  // namespace kvreplay

@@ -7,18 +7,18 @@
 
 namespace kvreplay {
 
-// Where the engine reads recorded numbers: a file (trace/trace.hpp), or arrays that somebody holds in memory. Not
-// thread-safe: one reader at a time.
+// Source of recorded numbers for the engine: a file (trace/trace.hpp) or arrays in memory. Not thread-safe: one reader
+// at a time.
 class Tensors {
  public:
   virtual ~Tensors() = default;
 
   virtual const TraceInfo& info() const = 0;
-  const PromptInfo& prompt(const std::string& id) const;                   // throws TraceError, lists what it holds
+  const PromptInfo& prompt(const std::string& id) const;                   // throws TraceError, which lists the prompts
   const LayerInfo& layer(const std::string& prompt, int32_t layer) const;  // likewise
 
-  // Tokens 0..count-1 of one head, widened exactly to float, [count, head_dim] or [count, v_head_dim].
-  // `into` must have that many elements. NaN and infinities are a TraceError naming layer, head, token.
+  // Tokens 0..count-1 of one head, widened exactly to float, [count, head_dim] or [count, v_head_dim]. `into` must have
+  // that many elements. A NaN or infinity throws TraceError, which names layer, head and token.
   virtual void read_keys(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
                          std::span<float> into) const = 0;
   virtual void read_values(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
@@ -27,35 +27,34 @@ class Tensors {
   virtual void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                             std::span<float> into) const = 0;
 
-  virtual std::vector<uint8_t> token_classes(const std::string& prompt) const = 0;  // as TokenClass; empty: not known
+  virtual std::vector<uint8_t> token_classes(const std::string& prompt) const = 0;  // as TokenClass; empty: unknown
   virtual std::vector<int32_t> position_ids(const std::string& prompt) const = 0;   // 0..T-1 when not recorded
   // Token index of each query row.
   virtual std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const = 0;
   virtual std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const = 0;  // [Hq] or empty
 
-  // The part of the output projection that one query head's output goes through, [v_head_dim,
-  // LayerInfo::output_width].
+  // One query head's part of the output projection, [v_head_dim, LayerInfo::output_width].
   virtual void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
                                    std::span<float> into) const;
-  // The pass that repeats the prompt (PromptInfo::repeat): all its rows of one head, [LayerInfo::repeat_rows,
-  // head_dim], and the norms of what their queries are projected from, [repeat_rows].
+  // The pass that repeats the prompt (PromptInfo::repeat): all rows of one head, [LayerInfo::repeat_rows, head_dim],
+  // and the norms of the hidden states from which the queries were projected, [repeat_rows].
   virtual void read_repeat_queries(const std::string& prompt, int32_t layer, int32_t q_head,
                                    std::span<float> into) const;
   virtual void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t kv_head, std::span<float> into) const;
   virtual std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const;
-  // The rows that were generated behind the cut prompt (PromptInfo::lookahead): all of one head,
-  // [LayerInfo::lookahead_rows, head_dim].
+  // The rows generated after the cut prompt (PromptInfo::lookahead): all rows of one head, [LayerInfo::lookahead_rows,
+  // head_dim].
   virtual void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t q_head,
                                       std::span<float> into) const;
-  // Token index of each row of the recorded gradient, ascending; empty where there is none.
+  // Token index of each row of the recorded gradient, ascending; empty if none is recorded.
   virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
-  // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim]. Behind the drawn samples comes
-  // that of the recorded tokens (LayerInfo::all_gradients).
+  // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim]. The sample of the recorded tokens
+  // follows the drawn samples (LayerInfo::all_gradients).
   virtual void read_gradient(const std::string& prompt, int32_t layer, int32_t q_head, int32_t sample,
                              std::span<float> into) const;
 };
 
-// Opens a part of the trace with this place among those of a run. Throws TraceError.
+// Opens part of the run's trace number `trace`. Throws TraceError.
 using OpenTensors = std::function<std::unique_ptr<Tensors>(size_t trace, const TraceScope& scope)>;
 
 }  // namespace kvreplay

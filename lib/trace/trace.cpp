@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kLastTokenClass = 2;  // word, punctuation, special
 
-// Runs a piece of reading under the lock; what is wrong with the file becomes a TraceError.
+// Runs a read under the lock and turns h5::Problem into TraceError.
 template <class Work>
 auto reading(const Work& work) {
   const h5::Lock lock;
@@ -37,10 +37,10 @@ void check_name(const fs::path& path) {
   std::error_code error;
   if (path.extension() == ".part")
     throw TraceError(path.string() +
-                     ": is an unfinished dump (.part). Finish it with kvdump --resume, or dump it again");
+                     ": is an unfinished dump (.part). Finish it with kvreplay record --resume, or dump it again");
   if (!fs::exists(path, error) && fs::exists(path.string() + ".part", error))
     throw TraceError(path.string() + ": no such file, but there is an unfinished dump " + path.string() +
-                     ".part. Finish it with kvdump --resume");
+                     ".part. Finish it with kvreplay record --resume");
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ void check_name(const fs::path& path) {
 struct Trace::State {
   h5::Node root;
   TraceInfo info;
-  // The tensors of the layer that was read last; a replay asks for its heads one after the other.
+  // Open tensors of the last layer read: a replay reads the heads of a layer one after another.
   std::string open_layer;
   std::map<std::string, Tensor> open_tensors;
 
@@ -98,7 +98,7 @@ Trace::Trace(const fs::path& path, const TraceScope& scope) : state_(std::make_u
     if (!seen.error.empty()) throw h5::Problem(seen.error);
     state_->root = h5::open_root(path);
     state_->info = read_info(state_->root, path, scope);
-    if (state_->info.trace_id.empty())  // of all of it, whatever is asked for
+    if (state_->info.trace_id.empty())  // the id covers the whole trace, not just the scope
       state_->info.trace_id = content_id(state_->root, read_info(state_->root, path, {}));
   });
 }

@@ -1,15 +1,15 @@
 #pragma once
 #include "trace/tensors.hpp"
 
-// Reading trace files (HDF5, schema 1; docs/formats.md). Every file is treated as hostile: whatever is
-// wrong ends in a TraceError that names the file and the dataset.
+// Reads trace files (HDF5, schema 1; docs/formats.md). Every file is treated as hostile: any problem throws a
+// TraceError that names the file and the dataset.
 
 namespace kvreplay {
 
 // An open trace. Not thread-safe (HDF5 has one lock): one reader at a time.
 class Trace : public Tensors {
  public:
-  // Opens and checks the structure, without reading tensors. Throws TraceError.
+  // Opens the file and checks its structure without reading tensors. Throws TraceError.
   explicit Trace(const std::filesystem::path& path, const TraceScope& scope = {});
   ~Trace() override;
   Trace(Trace&&) noexcept;
@@ -23,10 +23,10 @@ class Trace : public Tensors {
                    std::span<float> into) const override;
   void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                     std::span<float> into) const override;
-  // The model's own attention output, [rows, v_head_dim]; only where LayerInfo::has_out.
+  // The model's recorded attention output, [rows, v_head_dim]; requires LayerInfo::has_out.
   void read_out(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows, std::span<float> into) const;
 
-  std::vector<int32_t> token_ids(const std::string& prompt) const;  // empty when not recorded
+  std::vector<int32_t> token_ids(const std::string& prompt) const;  // empty if not recorded
   std::vector<uint8_t> token_classes(const std::string& prompt) const override;
   std::vector<int32_t> position_ids(const std::string& prompt) const override;
   std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const override;
@@ -49,7 +49,7 @@ class Trace : public Tensors {
   std::unique_ptr<State> state_;
 };
 
-// The traces of a run, which are these files.
+// Opens these files as the traces of a run.
 OpenTensors open_files(std::vector<std::filesystem::path> files);
 
 }  // namespace kvreplay

@@ -17,7 +17,7 @@ class Files {
   void add(const h5::Node& node) {
     if (std::find(files_.begin(), files_.end(), node.file) == files_.end()) files_.push_back(node.file);
   }
-  // A node and what lies directly in it.
+  // Adds the file of a node and the files of its direct members.
   void add_with_members(const h5::Node& node) {
     add(node);
     for (const std::string& name : h5::members(node)) add(h5::open_child(node, name));

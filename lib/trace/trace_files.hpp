@@ -6,9 +6,8 @@
 
 namespace kvreplay {
 
-// The files that hold what a scope names of a trace: itself first, then those that its external links lead
-// to, all of them in its folder or below. Of a trace without an id of its own all are needed. Throws
-// TraceError.
+// The files that hold the selected part of a trace: the trace itself first, then the targets of its external links, all
+// in its folder or below. A trace without a trace_id needs all its files. Throws TraceError.
 std::vector<std::filesystem::path> files_of_trace(const std::filesystem::path& trace, const TraceScope& scope);
 
 }  // namespace kvreplay

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-// What a trace says of itself: shapes and facts of its layers, without a tensor.
+// Metadata of a trace: shapes and attributes of its layers, without tensors.
 
 namespace kvreplay {
 
@@ -25,7 +25,7 @@ struct Rope {
 };
 
 struct LayerInfo {
-  int32_t layer = 0;  // 0-based, in the model
+  int32_t layer = 0;  // 0-based index in the model
   int32_t q_heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
   int64_t tokens = 0;      // T, rows of k and v
   int64_t query_rows = 0;  // Tq; Tq < T when queries are strided
@@ -36,35 +36,35 @@ struct LayerInfo {
   bool q_prescaled = false;
   std::string source_dtype;
   std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
-  bool rope_recorded = false;  // false: the trace says nothing about positions
+  bool rope_recorded = false;  // false: the trace does not say whether there is one
   bool has_out = false, has_sinks = false, has_q_pos = false;
-  int32_t output_width = 0;                           // of `o_proj`, the model's hidden size; 0: not recorded
-  int32_t gradient_samples = 0, gradient_rows = 0;    // of `g`; 0: not recorded
-  bool gradient_recorded = false;                     // `g_recorded` stands beside it
-  int64_t repeat_rows = 0;                            // of `repeat_q` and `repeat_k`; 0: not recorded
-  int64_t lookahead_rows = 0;                         // of `lookahead_q`; 0: not recorded
-  bool has_repeat_norm = false, has_in_norm = false;  // `repeat_in_norm`, `resid_in_norm`
+  int32_t output_width = 0;                         // last extent of `o_proj`: the model's hidden size; 0: not recorded
+  int32_t gradient_samples = 0, gradient_rows = 0;  // extents of `g`; 0: not recorded
+  bool gradient_recorded = false;                   // the layer also has `g_recorded`
+  int64_t repeat_rows = 0;                          // rows in `repeat_q` and `repeat_k`; 0: not recorded
+  int64_t lookahead_rows = 0;                       // rows in `lookahead_q`; 0: not recorded
+  bool has_repeat_norm = false, has_in_norm = false;  // the layer has `repeat_in_norm`, `resid_in_norm`
   int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
   int32_t group() const { return q_heads / kv_heads; }
 };
 
-// What q, k, v and, where it is there, out take in the file.
+// Bytes in the file of q, k, v and, if recorded, out.
 int64_t bytes_of(const LayerInfo& layer);
 
-// A context that the model repeated: chunk c repeats tokens ctx[c] <= i < ctx[c + 1] of the prompt by the rows
-// rows[c] <= r < rows[c + 1] of each layer's repeat_q. Empty where that is not recorded.
+// A context that the model repeated. Chunk c repeats the prompt's tokens ctx[c] <= i < ctx[c + 1] in the rows rows[c]
+// <= r < rows[c + 1] of each layer's repeat_q. Empty if not recorded.
 struct RepeatInfo {
-  int64_t context_tokens = 0;      // that the rows attended to
+  int64_t context_tokens = 0;      // tokens that the rows attended to
   std::vector<int32_t> rows, ctx;  // [chunks + 1]
   int64_t row_count() const { return rows.empty() ? 0 : rows.back(); }
   int64_t chunks() const { return rows.empty() ? 0 : static_cast<int64_t>(rows.size()) - 1; }
 };
 
-// Rows that the model generated behind a prompt whose cache SnapKV had cut. Empty where that is not recorded.
+// Rows that the model generated after SnapKV had cut the prompt's cache. Empty if not recorded.
 struct LookaheadInfo {
   int64_t rows = 0;
-  int64_t context_tokens = 0;                  // of the prompt
-  int64_t budget = 0, window = 0, kernel = 0;  // of the cut; 0: the trace does not say
+  int64_t context_tokens = 0;                  // tokens of the prompt before the cut
+  int64_t budget = 0, window = 0, kernel = 0;  // options of the cut; 0: not recorded
 };
 
 struct PromptInfo {
@@ -72,19 +72,19 @@ struct PromptInfo {
   int64_t tokens = 0;    // T
   int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing)
   int64_t n_generated = 0;
-  std::optional<int64_t> question_from;  // first token of the question that ends the prompt
+  std::optional<int64_t> question_from;  // first token of the question at the end of the prompt
   std::string source;
   bool has_tokens = false, has_classes = false;
   RepeatInfo repeat;
   LookaheadInfo lookahead;
-  std::vector<int32_t> layer_numbers;  // of all layers that the trace holds, ascending
-  std::vector<LayerInfo> layers;       // of those that were asked for, ascending by layer
+  std::vector<int32_t> layer_numbers;  // all layers in the trace, ascending
+  std::vector<LayerInfo> layers;       // layers in scope, ascending
 };
 
-int64_t bytes_of(const PromptInfo& prompt);  // of its `layers`
+int64_t bytes_of(const PromptInfo& prompt);  // sum over its `layers`
 
-// What of a trace is looked at: a large one is many files, and who needs one layer opens one of them. Prompts
-// and layers beyond it are known by their names alone.
+// The part of a trace to read. A large trace is many files, and reading one layer opens only one of them. Outside the
+// scope only the names of prompts and layers are read.
 struct TraceScope {
   std::optional<std::vector<std::string>> prompts;  // nullopt: all
   std::optional<std::vector<int32_t>> layers;
@@ -94,13 +94,13 @@ struct TraceScope {
 
 struct TraceInfo {
   std::filesystem::path path;
-  std::string trace_id;  // recorded, or computed from the content when the file has none
+  std::string trace_id;  // recorded, or computed from the content if not recorded
   std::string model, revision, created_utc, dumper;
-  int32_t n_layers = 0;             // of the model, not of the file
+  int32_t n_layers = 0;             // layers of the model, not of the file
   std::vector<PromptInfo> prompts;  // ascending by id
 
   std::vector<std::string> prompt_ids() const;
-  // That it has no such prompt, and which it has.
+  // The message that the trace has no such prompt, and which prompts it has.
   std::string lacks(const std::string& prompt) const;
 };
 

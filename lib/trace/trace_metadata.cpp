@@ -18,9 +18,9 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMostTokens = INT32_MAX;  // token indices are int32
-constexpr int64_t kMostHeads = 65535;       // a head's random numbers count layer * 65536 + head
+constexpr int64_t kMostHeads = 65535;       // a head's random stream is numbered layer * 65536 + head
 constexpr int64_t kWidestHead = 65536, kWidestOutput = 1 << 20;
-constexpr int64_t kMostLayers = 1000;  // three digits
+constexpr int64_t kMostLayers = 1000;  // layer names have three digits
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw h5::Problem(where + ": " + what); }
 
@@ -120,14 +120,14 @@ void read_shapes(const Shapes& s, LayerInfo& layer) {
                      layer.tokens));
 }
 
-// Gradient of the log-likelihood in the attention output, and the tokens that its rows stand at.
-// [Hq, v_head_dim, hidden]
+// `o_proj` is [Hq, v_head_dim, hidden].
 void read_projection_shape(const h5::Node& node, LayerInfo& layer) {
   const Tensor projection = open_tensor(node, "o_proj", layer.source_dtype);
   layer.output_width = checked_extent(projection, 2, "numbers per hidden state", kWidestOutput);
   expect_shape(projection.array, {layer.q_heads, layer.v_head_dim, layer.output_width});
 }
 
+// `g` is the gradient of the log-likelihood with respect to the attention output; `g_rows` has the token of each row.
 void read_gradient_shape(const h5::Node& node, LayerInfo& layer) {
   constexpr int64_t kMostSamples = 4096;
   const Tensor g = open_gradient(node, layer.source_dtype);
@@ -164,7 +164,7 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   read_lookahead_rows(node, layer);
 }
 
-// Factors beyond these bounds overflow or vanish in single precision; no model has them.
+// Factors outside these bounds overflow or underflow in single precision; no model has them.
 constexpr double kSmallestFactor = 1e-12, kLargestFactor = 1e12;
 
 double checked_factor(const h5::Node& node, const char* name, double value) {
@@ -187,7 +187,7 @@ void read_layer_attributes(const h5::Node& node, LayerInfo& layer) {
   layer.q_prescaled = h5::flag(node, "q_prescaled").value_or(false);
 }
 
-// The layer's own rope_json, else the root's, else that of the file that an external link leads to.
+// rope_json of the layer, else of the root, else of the root of the file that an external link leads to.
 std::optional<std::pair<std::string, std::string>> find_rope_json(const h5::Node& root, const h5::Node& node) {
   const h5::Node home{h5::Handle(H5Gopen2(node.id.get(), "/", H5P_DEFAULT), H5Gclose), node.file, "/"};
   for (const h5::Node* at : {&node, &root, &home})
@@ -292,7 +292,8 @@ void check_schema(const h5::Node& root) {
   const auto complete = h5::number(root, "complete");
   if (complete && *complete != 1)
     fail(root.file.string(),
-         fmt::format("is an unfinished dump (attribute complete is {}). Finish it with kvdump --resume", *complete));
+         fmt::format("is an unfinished dump (attribute complete is {}). Finish it with kvreplay record --resume",
+                     *complete));
 }
 
 std::string printable_text(const h5::Node& node, const char* name, const std::string& missing) {

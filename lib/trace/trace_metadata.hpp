@@ -6,15 +6,15 @@
 #include "trace/layer_path.hpp"
 #include "trace/trace.hpp"
 
-// What a trace says about itself: attributes, shapes and defaults. All throw h5::Problem.
+// Reads a trace's metadata: attributes, shapes and defaults. All functions throw h5::Problem.
 
 namespace kvreplay {
 
-// Everything in scope but the tensors' numbers and, where the file has none, trace_id.
+// Reads everything in scope except the tensors' numbers. trace_id stays empty if the file has none.
 TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, const TraceScope& scope);
 
-// `where` names the attribute in messages; rotary_dims is the layer's attribute, if there is one. nullopt
-// where the text says that there is no rotary embedding.
+// `where` names the attribute in messages; rotary_dims: the layer's attribute, if there is one. Returns nullopt if the
+// text says that there is no rotary embedding.
 std::optional<Rope> parse_rope(const std::string& json, const std::string& where, int32_t head_dim,
                                std::optional<int64_t> rotary_dims);
 

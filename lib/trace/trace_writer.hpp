@@ -10,8 +10,8 @@
 
 namespace kvreplay {
 
-// Writes trace files of schema 1 (docs/formats.md), whole or not at all. Tensors come head by head, so a
-// trace need not fit in memory.
+// Writes trace files of schema 1 (docs/formats.md), whole or not at all. Writes tensors head by head, so a trace need
+// not fit in memory.
 class TraceWriter {
  public:
   explicit TraceWriter(const std::filesystem::path& path);  // throws OutputError
@@ -22,13 +22,13 @@ class TraceWriter {
   void attribute(const std::string& object, const std::string& name, const std::string& value);
   void integers(const std::string& name, std::span<const int32_t> data);  // one axis
 
-  // A tensor [heads, rows, width]: begin, then append all rows in order, then end. Throws ConfigError
-  // where a number overflows `type`.
+  // A tensor [heads, rows, width]: begin, append all rows in order, end. Throws ConfigError if a number overflows
+  // `type`.
   void begin_tensor(const std::string& name, int64_t heads, int64_t rows, int64_t width, DType type);
   void append(std::span<const float> rows);  // whole rows of one head
   void end_tensor();
 
-  // `metadata`: what identifies the model, part of trace_id. Publishes the file.
+  // Publishes the file. `metadata` identifies the model and enters trace_id.
   void close(const std::string& metadata);
 
  private:
@@ -36,7 +36,7 @@ class TraceWriter {
   std::unique_ptr<State> state_;
 };
 
-// As the file will hold it: rounded to `type` and widened again.
+// The value that the file will hold: rounded to `type` and widened again.
 float stored_value(float value, DType type);
 std::string rope_to_json(const Rope& rope);
 

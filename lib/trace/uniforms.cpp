@@ -19,7 +19,7 @@ std::string dataset_of(const std::filesystem::path& file, const std::string& gro
                                 fmt::join(names, " or "), group));
 }
 
-// [rounds, positions, slots] of a stored array, whose leading extents may be left out when they are 1.
+// Extents [rounds, positions, slots] of a stored array. Leading extents of 1 may be missing.
 std::array<int64_t, 3> extents(const std::vector<int64_t>& shape, bool has_slots) {
   std::vector<int64_t> all = shape;
   if (!has_slots) all.push_back(1);

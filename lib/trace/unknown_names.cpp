@@ -14,19 +14,20 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// What docs/formats.md lists, and what recorders note beside it.
-const Names kOfRoot = {
+// Names in docs/formats.md, and further names that recorders write.
+const Names kRootAttributes = {
     "command_line",    "complete",  "config_json", "created_utc", "dump_json",     "dumper",
     "dumper_version",  "g_labels",  "g_samples",   "g_seed",      "h5py_version",  "head_dim",
     "kvreplay_schema", "model",     "n_kv_heads",  "n_layers",    "n_q_heads",     "revision",
     "rope_json",       "tokenizer", "trace_id",    "v_head_dim",  "torch_version", "transformers_version",
     "written_by"};
-const Names kOfPrompt = {"answer_from", "final_token", "masked_runs", "n_generated", "n_prompt",   "question_from",
-                         "sampling",    "seed",        "source",      "text",        "text_sha256"};
-const Names kOfLayer = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
-                        "scaling",     "softcap", "sliding_window", "source_dtype"};
-const Names kOfLookahead = {"budget", "context_tokens", "kernel", "window"};
-const Names kOfRepeat = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
+const Names kPromptAttributes = {"answer_from", "final_token",   "masked_runs", "n_generated",
+                                 "n_prompt",    "question_from", "sampling",    "seed",
+                                 "source",      "text",          "text_sha256"};
+const Names kLayerAttributes = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
+                                "scaling",     "softcap", "sliding_window", "source_dtype"};
+const Names kLookaheadAttributes = {"budget", "context_tokens", "kernel", "window"};
+const Names kRepeatAttributes = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
 const Names kPromptDatasets = {"g_entropy",        "g_logprob",  "layers",         "lookahead",    "masked_a",
                                "masked_distance2", "masked_kl",  "masked_kl_rows", "position_ids", "repeat",
                                "token_class",      "token_text", "tokens"};
@@ -36,13 +37,13 @@ const Names kLayerDatasets = {
     "g",     "g_recorded",     "g_rows",   "k",        "lookahead_q",   "o_proj",     "out",   "q",
     "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "resid_in_norm", "resid_norm", "sinks", "v"};
 
-// Other programs' words, which no edit distance leads to.
+// Names from other programs that edit distance would not match.
 constexpr std::pair<const char*, const char*> kSynonyms[] = {
     {"window", "sliding_window"}, {"scale", "scaling"}, {"logit_cap", "softcap"}, {"attn_logit_softcapping", "softcap"},
     {"rope_theta", "rope_json"},  {"s_aux", "sinks"},   {"output", "out"},        {"attn_output", "out"},
     {"positions", "q_pos"}};
 
-std::string meant_by(const std::string& name, const Names& missing) {
+std::string intended_name(const std::string& name, const Names& missing) {
   for (const auto& [word, means] : kSynonyms)
     if (name == word && std::ranges::find(missing, means) != missing.end()) return means;
   return nearest_word(name, missing);
@@ -50,7 +51,7 @@ std::string meant_by(const std::string& name, const Names& missing) {
 
 class Search {
  public:
-  // Whether names that resemble none are told, too.
+  // near: report only names that resemble a missing one.
   enum class Tell { all, near };
 
   void look(const std::string& where, const char* kind, const Names& found, const Names& known, Tell tell) {
@@ -58,7 +59,7 @@ class Search {
     std::ranges::set_difference(sorted(known), found, std::back_inserter(missing));
     for (const std::string& name : found) {
       if (std::ranges::find(known, name) != known.end()) continue;
-      const std::string meant = meant_by(name, missing);
+      const std::string meant = intended_name(name, missing);
       if (meant.empty() && tell == Tell::near) continue;
       lines_.push_back(fmt::format("{}: {} {} is not read{}. Rename it, or leave it out (docs/formats.md)", where, kind,
                                    name, meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
@@ -82,24 +83,26 @@ std::vector<std::string> unknown_names(const Trace& trace) {
   Search search;
   try {
     const h5::Node root = h5::open_root(trace.info().path);
-    search.look(trace.info().path.string(), "attribute", h5::attribute_names(root), kOfRoot, Search::Tell::near);
+    search.look(trace.info().path.string(), "attribute", h5::attribute_names(root), kRootAttributes,
+                Search::Tell::near);
     for (const PromptInfo& prompt : trace.info().prompts) {
       const h5::Node node = h5::open_path(root, "prompts/" + prompt.id);
-      search.look(node.where(), "attribute", h5::attribute_names(node), kOfPrompt, Search::Tell::near);
+      search.look(node.where(), "attribute", h5::attribute_names(node), kPromptAttributes, Search::Tell::near);
       search.look(node.where(), "dataset", h5::members(node), kPromptDatasets, Search::Tell::near);
       if (prompt.repeat.chunks() > 0) {
         const h5::Node of_repeat = h5::open_child(node, "repeat");
-        search.look(of_repeat.where(), "attribute", h5::attribute_names(of_repeat), kOfRepeat, Search::Tell::near);
+        search.look(of_repeat.where(), "attribute", h5::attribute_names(of_repeat), kRepeatAttributes,
+                    Search::Tell::near);
         search.look(of_repeat.where(), "dataset", h5::members(of_repeat), kRepeatDatasets, Search::Tell::near);
       }
       if (prompt.lookahead.rows > 0) {
         const h5::Node ahead = h5::open_child(node, "lookahead");
-        search.look(ahead.where(), "attribute", h5::attribute_names(ahead), kOfLookahead, Search::Tell::near);
+        search.look(ahead.where(), "attribute", h5::attribute_names(ahead), kLookaheadAttributes, Search::Tell::near);
         search.look(ahead.where(), "dataset", h5::members(ahead), kLookaheadDatasets, Search::Tell::near);
       }
       for (const LayerInfo& layer : prompt.layers) {
         const h5::Node of_layer = h5::open_path(root, layer_path(prompt.id, layer.layer));
-        search.look(of_layer.where(), "attribute", h5::attribute_names(of_layer), kOfLayer, Search::Tell::all);
+        search.look(of_layer.where(), "attribute", h5::attribute_names(of_layer), kLayerAttributes, Search::Tell::all);
         search.look(of_layer.where(), "dataset", h5::members(of_layer), kLayerDatasets, Search::Tell::all);
       }
     }

@@ -8,8 +8,8 @@
 namespace kvreplay {
 namespace {
 
-// Infinity, NaN, or 2^40 and beyond: a product of two such vectors would overflow single precision. Tested on
-// the bits: std::isfinite is constant under -ffast-math.
+// True for infinity, NaN, and 2^40 or more: a product of two such vectors would overflow single precision. Tests the
+// bits because std::isfinite is constant under -ffast-math.
 bool is_unusable(float x) { return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) >= std::bit_cast<uint32_t>(0x1p40f); }
 
 std::string name_of_number(float x) {

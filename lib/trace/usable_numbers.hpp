@@ -5,8 +5,9 @@
 
 namespace kvreplay {
 
-// What is wrong with rows first_row.. of a head, [rows, width], or "": NaN, infinity, or a number so large that a
-// product of two such vectors would overflow single precision. row: what a row is, "token" or "query".
+// Describes the first unusable number in rows first_row.. of a head, [rows, width]; "" if there is none. Unusable are
+// NaN, infinity, and numbers so large that a product of two such vectors would overflow single precision. row: "token"
+// or "query".
 std::string unusable_number(std::span<const float> values, int64_t width, int64_t head, int64_t first_row,
                             const char* row);
 

@@ -15,10 +15,10 @@
 extern "C" void openblas_set_num_threads(int threads);
 #endif
 
-// Rates of the kernels on every path of this machine, one thread, process CPU time, beside what they are
-// measured against: the machine's multiply-adds, a large sgemm, the standard library's exponential. Read
-// ratios of one run: machines and their load differ. The shapes are those of a tile: 48 queries of each of
-// three heads, 64 numbers a vector, 4,096 tokens.
+// Rates of the kernels on every instruction set of this machine (one thread, process CPU time), beside their
+// yardsticks: the machine's multiply-adds, a large sgemm, the standard library's exponential. Compare only ratios
+// within one run, because machines and their load differ. The shapes are those of a tile: 48 queries of each of three
+// heads, 64 numbers a vector, 4,096 tokens.
 
 namespace {
 
@@ -76,7 +76,7 @@ void tile_product(benchmark::State& state, const Table* table, bool exact) {
   set_rate(state, "GF/s", 2.0 * kRows * kDim * kTokens);
 }
 
-// In place over and over: the exponents settle at -0.567, which costs the same as any other.
+// Repeats in place: the exponents settle at -0.567, which costs as much as any other number.
 void exponential_row(benchmark::State& state, const Table* table) {
   std::vector<float> row = gaussian(kTokens, 5);
   for (float& x : row) x = std::abs(x);
@@ -116,8 +116,8 @@ void scalar_exponential(benchmark::State& state) {
   set_rate(state, "Glogit/s", kTokens);
 }
 
-// What the vector paths' multiply-adds can do at best: scores whose operands stay in the first-level cache
-// and whose sums are so long that nothing else counts.
+// The best rate of the vector multiply-adds: scores whose operands stay in the first-level cache and whose sums are so
+// long that other work is negligible.
 void multiply_adds(benchmark::State& state, const Table* table) {
   constexpr int32_t kTerms = 64, kRepeats = 64;
   const std::vector<float> q = gaussian(8 * kTerms, 1), k = gaussian(kPanel * kTerms, 2);
@@ -153,7 +153,7 @@ void add_path(const Table* table) {
       benchmark::RegisterBenchmark(
           (std::string(table->name) + (exact ? "/scores of bf16 numbers" : "/scores of bf16 keys")).c_str(),
           tile_product, table, exact);
-    return;  // the rest is avx512's
+    return;  // all other kernels are those of avx512
   }
   add("scores", scores_tile);
   add("scores in the first-level cache", multiply_adds);

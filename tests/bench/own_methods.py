@@ -1,11 +1,11 @@
-"""What a method in Python costs beside the built-in one that decides the same, and what `kvreplay.replay`
-costs beside the engine's own time.
+"""Measures the cost of a method in Python beside the built-in one with equal decisions, and the cost of
+`kvreplay.replay` beside the engine's own time.
 
     PYTHONPATH=apps:analysis:traces:tests/python python tests/bench/own_methods.py [--repeat 5]
 
-Tensors are random, of one layer with 8 query heads on 4 kv heads of 64, on one thread. A method's time is the
-processor's of a replay with it less that of `exact` alone, which has what all methods share. Each is the
-smallest of the repetitions, which are taken in turns.
+Tensors are random: one layer with 8 query heads on 4 kv heads of 64, on one thread. A method's time is the
+CPU time of a replay with it minus that of `exact` alone, which holds the work that all methods share. Each
+time is the smallest of the repetitions, which alternate.
 """
 
 import argparse
@@ -20,14 +20,14 @@ BUDGETS = (256, 1024)
 
 
 class Nothing(Oldest):
-    """A policy that looks at all it is shown and remembers a score, as cheaply as Python can."""
+    """A policy that reads all its input and keeps a score, as cheaply as Python can."""
 
     def observe(self, tokens, p):
         tokens.scores[-1] = 0.0
 
 
 def measured(arrays, methods, repeat, budget, prefill):
-    """{name: seconds that the method takes}."""
+    """{name: seconds of the method}."""
     least = {}
     for _ in range(repeat):
         for name, method in {"exact": None, **methods}.items():
@@ -43,7 +43,7 @@ def measured(arrays, methods, repeat, budget, prefill):
 
 
 def steps(arrays, repeat):
-    """Microseconds a step of a streaming policy: the prompt is a quarter, so that steps are what counts."""
+    """Microseconds per step of a streaming policy; the prompt is a quarter, so that steps dominate."""
     tokens, heads = arrays[1].shape[1], arrays[1].shape[0]
     prefill = tokens // 4
     per_step = 1e6 / (heads * (tokens - prefill))
@@ -61,7 +61,7 @@ def steps(arrays, repeat):
 
 
 def cuts(arrays, repeat):
-    """Milliseconds a prompt of a one-shot method."""
+    """Milliseconds per prompt of a one-shot method."""
     tokens, heads = arrays[1].shape[1], arrays[1].shape[0]
     methods = {"snapkv": "snapkv", "python_snapkv": python_snapkv}
     for name, took in measured(arrays, methods, repeat, 256, tokens - 16).items():

@@ -3,8 +3,7 @@
 
 namespace kvreplay {
 
-// Takes a budget and never evicts: a method that breaks its promise, so that the engine can be seen to
-// notice.
+// Takes a budget and never evicts. Tests check that the engine notices.
 struct Hoards {
   static constexpr MethodInfo info{
       .name = "hoards",

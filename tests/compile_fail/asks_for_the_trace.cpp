@@ -1,4 +1,4 @@
-// A hook that asks for the whole stream is no hook: nothing would call it.
+// A hook that takes the whole stream is not a hook of the engine, so nothing would call it.
 // refused: `hooks` names append, which the policy lacks or which takes other arguments
 #include "exact/head_stream.hpp"
 #include "policy_under_test.hpp"

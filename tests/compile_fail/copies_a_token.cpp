@@ -1,4 +1,4 @@
-// A policy cannot keep the present: a token cannot be copied.
+// A policy cannot store the present token, because a token cannot be copied.
 // refused: use of deleted function 'kvreplay::Token
 #include "policy_under_test.hpp"
 struct Copier : Base {

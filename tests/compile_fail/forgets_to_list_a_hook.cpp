@@ -1,4 +1,4 @@
-// A hook that the list does not name would not be called.
+// The engine would not call a hook that the list does not name.
 // refused: the policy has the hook evict, which `hooks` does not name
 #include "policy_under_test.hpp"
 struct Forgetful : Base {

@@ -1,4 +1,4 @@
-// The list promises `observe`; what the policy defines goes by another name.
+// The list names `observe`, but the policy defines it under another name.
 // refused: `hooks` names observe, which the policy lacks or which takes other arguments
 #include "policy_under_test.hpp"
 struct Promises : Base {

@@ -1,4 +1,4 @@
-// A word that is no hook is refused where it is listed: `observes_rows` would never be called.
+// A misspelt hook is refused in the list: `observes_rows` would never be called.
 // refused: this is not the name of a hook
 #include "policy_under_test.hpp"
 struct Misspelt : Base {

@@ -1,4 +1,4 @@
-// A policy owns no memory beside the rows and its layout().
+// A policy owns no memory besides its rows and its layout().
 // refused: a policy is a trivially copyable struct
 #include <vector>
 

@@ -9,5 +9,5 @@ struct Base {
   void resolve(const MethodContext&) {}
 };
 
-// What a line of methods.list becomes: every hook is compiled, for float and for double.
+// Compiles every hook for float and for double, as a line of methods.list does.
 #define REGISTERED(P) template PolicyTable kvreplay::policy_table<P>();

@@ -1,4 +1,4 @@
-// The cache's storage, and through it the trace, is out of reach.
+// A policy cannot reach the cache's storage, and through it the trace.
 // refused: is private within this context
 #include "policy_under_test.hpp"
 struct Meddler : Base {

@@ -1,4 +1,4 @@
-// A hook that takes its arguments in another order is none that the engine could call.
+// The engine could not call a hook with its arguments in another order.
 // refused: `hooks` names choose, which the policy lacks or which takes other arguments
 #include "policy_under_test.hpp"
 struct Swapped : Base {

@@ -1,4 +1,4 @@
-// What a row shows is read-only: weights and rows change through the cache's own verbs.
+// The numbers of a row are read-only: weights and rows change only through methods of the cache.
 // refused: assignment of read-only location
 #include "policy_under_test.hpp"
 struct Forger : Base {

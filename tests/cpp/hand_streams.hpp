@@ -1,7 +1,7 @@
 #pragma once
 #include "support.hpp"
 
-// Streams small enough to check by hand: one dimension, queries 1, no scaling, the value of token i is i.
+// Streams small enough to check by hand: one dimension, queries 1, no scaling; the value of token i is i.
 
 namespace kvreplay::test {
 

@@ -9,19 +9,19 @@
 
 namespace kvreplay::test {
 
-// Lists written by hand; weights only where they are given.
+// Lists written by hand, with optional weights.
 struct WrittenLists {
   std::vector<std::vector<int32_t>> lists;
   std::vector<double> num = {}, den = {};
   int oneshot = -1, attends = -1, partial = -1;  // attributes; negative: none
 
-  // Into a group of the file, "" its root.
+  // Writes the lists into a group of the file; "" is the root.
   void write(H5Output& file, const std::string& group) const;
   std::filesystem::path write(const std::filesystem::path& file, const std::string& group = "") const;
 };
 
-// Two sinks and the recent tokens of the budget, as a cell of these axes would be given. Written once and
-// removed when the tests end.
+// Path of a file with the lists of two sinks and the recent tokens of the budget, for a cell with these options. The
+// file is written once and removed when the tests end.
 std::string sinks_and_recent(int32_t budget, const StreamShape& shape, const CommonOptions& options);
 
 }  // namespace kvreplay::test

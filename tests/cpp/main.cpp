@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kSkipped = 77;  // CTest's SKIP_RETURN_CODE
 
-bool is_here(const std::string& name) {
+bool is_available(const std::string& name) {
   const std::vector<kvreplay::DeviceInfo> all = kvreplay::devices();
   return std::any_of(all.begin(), all.end(), [&](const kvreplay::DeviceInfo& device) { return device.name == name; });
 }
@@ -21,10 +21,10 @@ bool is_here(const std::string& name) {
 
 int main(int argc, char** argv) {
   const char* const device = std::getenv("KVREPLAY_TEST_DEVICE");
-  if (device != nullptr && !is_here(device)) {
+  if (device != nullptr && !is_available(device)) {
     std::printf("skipped: there is no device %s here: %s\n", device, kvreplay::why_not(device).c_str());
     return kSkipped;
   }
-  // Catch returns the number of failures, and 77 of them are not skipped.
+  // Catch returns the number of failures; 77 failures must not count as skipped.
   return Catch::Session().run(argc, argv) == 0 ? 0 : 1;
 }

@@ -1,8 +1,8 @@
 #pragma once
 #include "support.hpp"
 
-// Who is tested for a property: every method of the registry in every phase it has, but for the exceptions
-// named here with their reasons.
+// The methods tested for a property: every method of the registry in every phase, except for the exceptions named here
+// with their reasons.
 
 namespace kvreplay::test {
 
@@ -13,12 +13,12 @@ struct MethodCase {
   const Method& entry() const { return *find_method(registry(), method); }
 };
 std::vector<MethodCase> variants();
-// Exactly the variants that must have a property. The name of a property must stand in the table.
+// Exactly the variants that must have a property. The name of the property must be in the table.
 std::vector<MethodCase> variants_with(const char* property);
 bool excused(const char* property, const MethodCase& v);
 std::vector<std::pair<std::string, std::string>> exception_names();  // (property, method)
 
-// Parameters without a default, or whose default leaves nothing to test on streams as small as these.
+// Parameters for small streams: those without a default, or with a default that leaves nothing to test.
 nlohmann::json params_of(const std::string& method);
 Cell cell_of(const MethodCase& v, int32_t budget, const StreamShape& s);
 bool has_parameter(const MethodCase& v, const std::string& name);

@@ -2,7 +2,7 @@
 #include "catalog/make_policy_table.hpp"
 #include "catalog/method.hpp"
 
-// Small policies that exist for tests of configurations and plans only.
+// Small policies that exist only for tests of configurations and plans.
 
 namespace stub {
 
@@ -62,7 +62,7 @@ struct Pooler {
   void resolve(const MethodContext&) {}
 };
 
-// Shows what it was resolved for.
+// Exposes the context that it was resolved for.
 struct Kept {
   static constexpr MethodInfo info{.name = "keep", .title = "", .source = "", .tier = 1, .memory = "", .deviation = ""};
   static constexpr Hooks hooks{""};

@@ -50,8 +50,8 @@ void shape_rows(HeadStream<Real>& s, Look look, uint32_t seed) {
 
 namespace {
 
-// Two drawn samples of a gradient and that of the recorded tokens, in every row after the prompt that somebody predicts
-// from.
+// Two drawn samples of a gradient and the sample of the recorded tokens, in every row after the prompt that predicts a
+// token.
 Sensitivity make_sensitivity(StreamShape s, uint32_t seed) {
   Sensitivity to{3, s.tokens - s.prompt - 1, s.v_dim, true, {}, std::vector<int32_t>(size_t(s.tokens), -1)};
   for (int32_t row = 0; row < to.rows; ++row) to.row_of[size_t(s.prompt + row)] = row;

@@ -11,7 +11,7 @@
 #include "catalog/cell.hpp"
 #include "replay/head_replay.hpp"
 
-// Streams and cells made in memory, so that methods are tested without files.
+// Streams and cells in memory, so that methods are tested without files.
 
 namespace kvreplay::test {
 
@@ -19,7 +19,7 @@ struct StreamShape {
   int32_t tokens = 96, prompt = 64, dim = 8, v_dim = 8, heads = 2;
 };
 
-// Gaussian keys, values and queries from a seed; `shape` is what they look like.
+// Kinds of synthetic streams; keys, values and queries are Gaussian, drawn from a seed.
 enum class Look { gaussian, clustered, sinks, duplicates, zero_rows, huge_norms };
 template <class Real>
 HeadStream<Real> make_stream(StreamShape s, uint32_t seed = 1, Look look = Look::gaussian);
@@ -31,15 +31,15 @@ Cell make_cell(const Method& method, std::optional<int32_t> budget, const Stream
                const nlohmann::json& params = nlohmann::json::object(), CommonOptions options = {}, uint32_t seed = 0);
 Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
                const nlohmann::json& params = nlohmann::json::object(), CommonOptions options = {}, uint32_t seed = 0);
-// A copy whose variant is changed.
+// A copy with a changed variant.
 Cell changed(Cell cell, const std::function<void(Variant&)>& change);
-// With its prompt fed token by token.
+// A copy whose prompt streams token by token.
 Cell streamed(const Cell& cell);
-nlohmann::json params_of(const Cell& cell);  // as results show them
-// The options that a method has where the configuration gives none.
+nlohmann::json params_of(const Cell& cell);  // as in results
+// The options of a method if the configuration sets none.
 CommonOptions default_options(const std::string& method, const nlohmann::json& params = nlohmann::json::object());
 MethodValues values_of(const Method& method, const nlohmann::json& params);
-// {name: value} of all parameters in a context. Throws ParameterError.
+// {name: value} of all parameters, resolved in a context. Throws ParameterError.
 nlohmann::json resolved_params(const std::string& method, const nlohmann::json& params, const MethodContext& context);
 
 struct RunResult {
@@ -49,10 +49,10 @@ struct RunResult {
 template <class Real>
 RunResult replay(const HeadStream<Real>& stream, const std::vector<Cell>& cells, RunOptions options = {});
 
-// Output of a scored row: [v_dim].
+// The output of a scored row: [v_dim].
 std::vector<double> output(const CellResult& r, int32_t head, size_t row);
 std::vector<int32_t> kept_list(const CellResult& r, size_t i);
-// Exact attention in double, written as plainly as possible.
+// Exact attention in double, by plain loops.
 template <class Real>
 std::vector<double> naive_attention(const HeadStream<Real>& stream, int32_t head, int32_t token,
                                     const std::vector<int32_t>& tokens, const std::vector<double>& num = {},

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-// What ends a fuzz target: libFuzzer keeps the input.
+// Ends a fuzz target; libFuzzer keeps the input.
 [[noreturn]] inline void finding(const std::string& what) {
   std::fprintf(stderr, "finding: %s\n", what.c_str());
   std::abort();

@@ -18,24 +18,24 @@
 #include "trace/trace_metadata.hpp"
 #include "trace/unknown_names.hpp"
 
-// Any bytes as a trace file. It is refused with a message that names it, or all of it can be read, and what
-// is read are finite numbers.
+// Takes any bytes as a trace file. Either it is refused with a message that names it, or all of it can be read and all
+// numbers are finite.
 
 using namespace kvreplay;
 namespace fs = std::filesystem;
 
 namespace {
 
-// In memory where there is such a folder: a file for every input is written and read.
+// In memory if there is such a folder, because every input is written to a file and read again.
 fs::path scratch() {
   const fs::path memory = "/dev/shm";
   const fs::path folder = fs::exists(memory) ? memory : fs::temp_directory_path();
   return folder / ("kvreplay-fuzz-" + std::to_string(::getpid()) + ".h5");
 }
 
-// The reader tries every file in a child process first (trace/sandbox.hpp). What HDF5 does there is no
-// finding, and has a second for it.
-void in_a_child() {
+// The reader tries every file in a child process first (trace/sandbox.hpp). Crashes of HDF5 there are not findings, and
+// the child may run for one second.
+void limit_child_time() {
   __sanitizer_set_death_callback(nullptr);
   const itimerval second{{}, {1, 0}};
   ::setitimer(ITIMER_VIRTUAL, &second, nullptr);
@@ -43,7 +43,7 @@ void in_a_child() {
 
 void check_finite(const std::vector<float>& read) {
   if (!std::all_of(read.begin(), read.end(), [](float x) { return std::isfinite(x); }))
-    finding("a number that is none was read");
+    finding("a number that is not finite was read");
 }
 
 void read_layer(const Trace& trace, const PromptInfo& prompt, const LayerInfo& layer) {
@@ -79,8 +79,8 @@ void read_all(const fs::path& path) {
   suspicious_numbers(trace);
 }
 
-// The reader took the word of a child process; here the fuzzer sees which lines that took.
-void look_again(const fs::path& path) {
+// The reader relied on a child process; reading again here shows the fuzzer which lines ran.
+void read_without_sandbox(const fs::path& path) {
   const h5::Lock lock;
   try {
     read_info(h5::open_root(path), path, {});
@@ -97,7 +97,7 @@ void check_message(const std::string& message, const fs::path& path) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const int handled = ::pthread_atfork(nullptr, nullptr, in_a_child);
+  static const int handled = ::pthread_atfork(nullptr, nullptr, limit_child_time);
   static const fs::path path = scratch();
   if (handled != 0) finding("no handler for children");
   std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
@@ -106,7 +106,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const UserError& error) {
     const std::string message = error.what();
     check_message(message, path);
-    if (message.find("damaged beyond reading") == std::string::npos) look_again(path);
+    if (message.find("damaged beyond reading") == std::string::npos) read_without_sandbox(path);
   }
   fs::remove(path);
   return 0;

@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// The recent tokens, and of the others those with the longest keys: made up for another project.
+// Keeps the recent tokens, and the others with the longest keys. Made up for another project.
 struct LastAndLoud {
   static constexpr MethodInfo info{
       .name = "last_and_loud",

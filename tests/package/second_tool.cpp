@@ -6,7 +6,7 @@
 #include <kvreplay/replay/runner.hpp>
 #include <kvreplay/trace/trace.hpp>
 
-// second_tool TRACE METHOD BUDGET: the mean relative error of each kv head, from C++.
+// second_tool TRACE METHOD BUDGET prints the mean relative error of each kv head, from C++.
 
 namespace {
 

@@ -3,8 +3,7 @@
 
 namespace kvreplay {
 
-// Even tokens of the past, and the recent ones: a method made up to prove that a method is one file and
-// one line.
+// Keeps the even tokens and the recent ones. Made up to show that a method is one file and one line.
 struct EveryOther {
   static constexpr MethodInfo info{
       .name = "every_other",

@@ -14,8 +14,8 @@ struct CudaBlock {
     extern __shared__ __align__(16) unsigned char memory[];
     return memory;
   }
-  // Not __syncthreads(), for which every warp must have met again: behind loops that its threads left one after the
-  // other, ptxas 13.0 takes that for granted where it is not so.
+  // Not __syncthreads(), which requires every warp to have converged. After loops that its threads leave at different
+  // times, ptxas 13.0 assumes convergence although there is none.
   __device__ void sync() const { asm volatile("barrier.sync 0;" ::: "memory"); }
   __device__ void sync_warp() const { __syncwarp(); }
 
@@ -37,7 +37,7 @@ struct CudaBlock {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
-  // Volatile: what stands in shared memory changes between two loads of the same address.
+  // Volatile: shared memory changes between two loads of the same address.
   __device__ void load_matrices(uint32_t (&m)[4], const void* from) const {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -64,8 +64,8 @@ struct CudaBlock {
   __device__ static uint32_t address(const void* in_shared) { return uint32_t(__cvta_generic_to_shared(in_shared)); }
 };
 
-// Blocks of a kernel that shall find room on one processor, so that some compute while others wait: it bounds
-// their registers. 0: the compiler is free.
+// Blocks of a kernel that must fit on one processor, so that some compute while others wait. The number bounds their
+// registers. 0: the compiler decides.
 template <class Kernel>
 constexpr int resident_blocks() {
   if constexpr (requires { Kernel::kResidentBlocks; }) return Kernel::kResidentBlocks;

@@ -6,13 +6,13 @@
 #include "device/devices.hpp"
 #include "device/runtime.hpp"
 
-// The CUDA devices of this machine. Without a CUDA compiler no_cuda.cpp answers instead.
+// The CUDA devices of this machine. Without a CUDA compiler, no_cuda.cpp is linked instead.
 
 namespace kvreplay::cuda {
 
 std::vector<DeviceInfo> devices();
 std::string why_not();
-// DeviceError when the device cannot be used.
+// Throws DeviceError if the device cannot be used.
 std::unique_ptr<Runtime> open_runtime(int ordinal);
 
 }  // namespace kvreplay::cuda

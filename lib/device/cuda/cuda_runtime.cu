@@ -15,7 +15,7 @@ constexpr size_t kStageBytes = size_t{8} << 20;
 
 std::string mib(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
-// Host memory that a device reads and writes while the host goes on.
+// Host memory that a device reads and writes while the host continues.
 class Pinned {
  public:
   Pinned() = default;
@@ -36,9 +36,8 @@ class Pinned {
   size_t bytes_ = 0;
 };
 
-// One stream. Copies go through pinned buffers: upwards through two that take turns, so that filling one
-// overlaps the transfer of the other; downwards through one for each copy under way, of which small ones are
-// kept.
+// One stream. Copies use pinned buffers. Uploads alternate between two, so that filling one overlaps the transfer of
+// the other. Each running download has its own; small ones are kept for reuse.
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(int ordinal) : ordinal_(ordinal) {
@@ -146,7 +145,7 @@ class CudaRuntime final : public Runtime {
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything), "keep its memory");
   }
   [[noreturn]] void refuse(size_t bytes) const {
-    cudaGetLastError();  // it is told; the next call must not find it
+    cudaGetLastError();  // the error is reported; clear it for the next call
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     throw DeviceError("cuda:" + std::to_string(ordinal_) + " has no room for another " + mib(bytes) + " (" + mib(free) +
@@ -193,7 +192,7 @@ std::vector<DeviceInfo> devices() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
     const bool known = cudaGetDeviceProperties(&properties, i) == cudaSuccess;
-    if (!known) cudaGetLastError();  // nobody else's
+    if (!known) cudaGetLastError();  // clear the error, which no other call should see
     if (!known || properties.major < kLeastCapability) continue;
     all.push_back({"cuda:" + std::to_string(i),
                    std::string(properties.name) + ", compute capability " + std::to_string(properties.major) + "." +

@@ -3,7 +3,7 @@
 
 #include "device/runtime.hpp"
 
-// What each translation unit of device code starts. They are several so that they compile side by side.
+// The kernels that each translation unit of device code starts. Several units can compile in parallel.
 
 namespace kvreplay::cuda {
 

@@ -7,7 +7,7 @@
 
 namespace kvreplay::cuda {
 
-// Always the same number: other threads may be launching the kernel with more or less.
+// Always sets the same number, because other threads may launch the kernel with a larger or smaller one.
 template <class Kernel>
 void allow_most_shared_memory() {
   int device = 0, bytes = 0;

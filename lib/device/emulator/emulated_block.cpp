@@ -16,7 +16,7 @@ constexpr unsigned char kGuardByte = 0xA5, kFreshByte = 0xFF;  // floats of 0xFF
 
 }  // namespace
 
-// Threads arrive at a rendezvous; it opens once all are there.
+// Threads arrive at a rendezvous; it opens when all are there.
 struct Rendezvous {
   int arrived = 0;
   uint64_t opened = 0;
@@ -35,11 +35,11 @@ struct Copy {
 struct Threads::Impl {
   struct Thread {
     Fiber fiber;
-    const Rendezvous* at = nullptr;  // where it waits, or waited last
+    const Rendezvous* at = nullptr;  // where the thread waits, or last waited
     uint64_t opened_before = 0;
     int turn = 0;
-    std::vector<Copy> copies;    // that were started, the oldest first
-    std::vector<size_t> groups;  // ends of the groups among them that were committed
+    std::vector<Copy> copies;    // started copies, the oldest first
+    std::vector<size_t> groups;  // ends of the committed groups among them
     unsigned char slots[2][kSlot];
     bool may_run() const { return fiber.alive() && (at == nullptr || at->opened != opened_before); }
   };
@@ -51,7 +51,7 @@ struct Threads::Impl {
   std::unique_ptr<unsigned char[]> memory;  // guard, shared memory, guard
   size_t shared_bytes = 0;
   int running = 0, live = 0;
-  std::string unaligned;  // what is not at a multiple of 16 bytes
+  std::string unaligned;  // names the access that is not at a multiple of 16 bytes
   uint32_t shuffle = 1;
 
   void meet(Rendezvous& at) {
@@ -60,7 +60,7 @@ struct Threads::Impl {
     t.at = &at, t.opened_before = at.opened;
     t.fiber.pause();
   }
-  // False if it waits, or has ended.
+  // Returns false if the thread waits or has ended.
   bool run_thread(int thread) {
     Thread& t = threads[size_t(thread)];
     if (!t.may_run()) return false;
@@ -69,8 +69,8 @@ struct Threads::Impl {
     if (!t.fiber.alive()) --live;
     return true;
   }
-  // As far as it gets without the other warps, so that nothing but a barrier of the block keeps them
-  // together. False if that is nowhere.
+  // Runs a warp as far as it gets without the other warps, so that only a barrier of the block keeps warps together.
+  // Returns false if no thread could run.
   bool run_warp(int warp) {
     bool ran = false;
     do {
@@ -132,7 +132,7 @@ void Threads::run(int64_t index, const std::function<void(int)>& body) {
   try {
     s.run_threads(index);
   } catch (...) {
-    for (Impl::Thread& thread : s.threads) thread.fiber.leave();  // the body's things are still there
+    for (Impl::Thread& thread : s.threads) thread.fiber.leave();  // the body's objects still exist
     throw;
   }
   if (!s.unaligned.empty()) throw std::logic_error(s.unaligned + " is not aligned to 16 bytes");
@@ -151,7 +151,7 @@ void Threads::wait_for_block() { impl_->meet(impl_->block); }
 
 unsigned char* Threads::slot(int thread, int turn) { return impl_->threads[size_t(thread)].slots[turn]; }
 int Threads::turn(int thread) const { return impl_->threads[size_t(thread)].turn; }
-void Threads::blame_alignment(const char* what) { impl_->unaligned = what; }
+void Threads::report_misalignment(const char* what) { impl_->unaligned = what; }
 void Threads::start_copy(int thread, void* to, const void* from) {
   std::memset(to, kFreshByte, 16);
   impl_->threads[size_t(thread)].copies.push_back({to, from});

@@ -9,11 +9,10 @@
 
 #include "device/kernels/block.hpp"
 
-// A block on the CPU. Its threads are fibers of one thread that run one after the other from one rendezvous
-// to the next, so a run repeats exactly. A warp goes on until all of its threads wait for other warps, so one
-// is as far ahead of another as barriers of the block let it. The order of threads and of warps is a setting,
-// and a kernel whose result depends on it has a race. Shared memory starts as NaN and is watched at both
-// ends.
+// A block on the CPU. Its threads are fibers of one thread that run one after the other from one rendezvous to the
+// next, so a run repeats exactly. A warp runs until all of its threads wait for other warps, so one warp is as far
+// ahead of another as barriers of the block allow. The order of threads and of warps is a setting: a kernel whose
+// result depends on it has a race. Shared memory starts as NaN and has a guard at both ends.
 
 namespace kvreplay::emulator {
 
@@ -26,24 +25,24 @@ class Threads {
   ~Threads();
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
-  // Runs body(thread) on every thread of block `index` to its end. Throws std::logic_error when threads wait
-  // for each other at different places, or write outside the shared memory.
+  // Runs body(thread) on every thread of block `index` to its end. Throws std::logic_error if threads wait for each
+  // other at different places, or write outside the shared memory.
   void run(int64_t index, const std::function<void(int)>& body);
 
-  // For the block's threads.
+  // Called by the block's threads.
   void wait_for_warp(int thread);
   void wait_for_block();
-  // What each thread of a warp shows the others in a collective operation: two buffers that take turns.
+  // The bytes that each thread of a warp shows the others in a collective operation; two buffers alternate.
   static constexpr size_t kSlot = 32;
   unsigned char* slot(int thread, int turn);
   int turn(int thread) const;  // changes with every wait_for_warp()
   unsigned char* shared();
-  // 16 bytes, which are NaN until their group is waited for; from: null for zeros.
+  // Copies 16 bytes, which are NaN until their group is waited for. from: null for zeros.
   void start_copy(int thread, void* to, const void* from);
   void commit_copies(int thread);
   void finish_copies(int thread, int but_last_groups);
-  // Ends the launch once the block is done.
-  void blame_alignment(const char* what);
+  // Ends the launch after the block is done.
+  void report_misalignment(const char* what);
   int64_t index() const { return index_; }
   int threads() const { return shape_.threads; }
 
@@ -104,7 +103,7 @@ class EmulatedBlock {
 
  private:
   void check_alignment(const void* at, const char* what) const {
-    if (reinterpret_cast<uintptr_t>(at) % 16 != 0) threads_->blame_alignment(what);
+    if (reinterpret_cast<uintptr_t>(at) % 16 != 0) threads_->report_misalignment(what);
   }
   int lane() const { return thread_ % kWarp; }
   static float half_of(uint32_t pair, int which) { return from_bf16(uint16_t(pair >> 16 * which)); }

@@ -18,12 +18,12 @@ namespace kvreplay::emulator {
 namespace {
 
 constexpr size_t kStackBytes = 96 << 10;
-struct Left {};  // thrown through the frames of a body that is not gone on with
+struct Left {};  // thrown through the frames of a body that will not be resumed
 
 }  // namespace
 
-// The address sanitizer unwinds by the bounds of the stack, and is told of every change: which stack is next,
-// and that it has been reached. Without it, nothing.
+// The address sanitizer unwinds by the bounds of the stack, and must know of every change: the next stack, and the
+// arrival on it. Without the sanitizer both functions do nothing.
 #if KVR_ADDRESS_SANITIZER
 void Fiber::leave_for(const Stack& stack, void** kept) {
   __sanitizer_start_switch_fiber(kept, stack.bottom, stack.bytes);
@@ -40,7 +40,7 @@ void Fiber::arrive(void*, Stack*) {}
 
 void Fiber::start(std::function<void()> body) {
   leave();
-  static thread_local boost::context::pooled_fixedsize_stack stacks(kStackBytes);  // used again and again
+  static thread_local boost::context::pooled_fixedsize_stack stacks(kStackBytes);  // reuses stacks
   const boost::context::stack_context stack = stacks.allocate();
   stack_ = {static_cast<const char*>(stack.sp) - stack.size, stack.size};
   body_ = std::move(body);

@@ -6,21 +6,21 @@
 
 namespace kvreplay::emulator {
 
-// A call on a stack of its own, which can pause and be gone on with.
+// A function call on a separate stack, which can pause and be resumed.
 class Fiber {
  public:
   Fiber() = default;
   ~Fiber() { leave(); }
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
-  // The body runs with the first resume().
+  // The body starts with the first resume().
   void start(std::function<void()> body);
-  // Goes on until the body pauses or ends; throws what the body has thrown.
+  // Runs until the body pauses or ends; rethrows what the body throws.
   void resume();
-  // For the body: back to who called resume().
+  // Called by the body: returns to the caller of resume().
   void pause();
   bool alive() const { return bool(inside_); }
-  // Ends a body that pauses: its frames are unwound.
+  // Ends a paused body: its frames are unwound.
   void leave();
 
  private:

@@ -9,7 +9,7 @@ extern template kvreplay::RowCoder::Coded kvreplay::code_rows_of_block(
 
 namespace kvreplay::emulator {
 
-// Two warps: what only one of them has done is seen to be missing, in a fraction of the time that a device's
+// Two warps are enough to expose work that only one of them has done, in a fraction of the time that a device's full
 // blocks would take here.
 constexpr int kEmulatedThreads = 64;
 

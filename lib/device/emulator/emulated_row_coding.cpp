@@ -1,7 +1,7 @@
 #include "device/emulator/emulated_block.hpp"
 #include "device/kernels/row_coding.hpp"
 
-// How a block on the CPU codes the rows of a cache, whatever the method.
+// Codes the rows of a cache with a block on the CPU, for every method.
 
 namespace kvreplay {
 

@@ -6,8 +6,8 @@
 
 namespace kvreplay::emulator {
 
-// A device on the CPU, for tests. Memory starts as NaN and is watched at both ends; release() after a write
-// outside ends in wait() of the next call throwing std::logic_error.
+// A device on the CPU, for tests. Memory starts as NaN and has a guard at both ends. After a write outside, release()
+// makes the next wait() throw std::logic_error.
 std::unique_ptr<Runtime> open_runtime(Schedule schedule);
 
 }  // namespace kvreplay::emulator

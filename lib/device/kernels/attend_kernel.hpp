@@ -3,15 +3,14 @@
 
 #include "device/kernels/block.hpp"
 
-// Attention of many rows over lists of tokens, on tensor cores. One text serves the exact pass (a list that
-// is a run of tokens) and every cache whose rows are tokens of the trace (a list of what it holds, with
-// weights and with the moment at which each token leaves).
+// Attention of many rows over lists of tokens, on tensor cores. One kernel serves the exact pass (the list is a run of
+// tokens) and every cache whose rows are tokens of the trace (the list is what it holds, with weights and with the
+// token at which each entry is evicted).
 //
-// A block takes 64 rows (query tokens) of one query head and one part; a warp 16 of them. Keys come 64 at a
-// time (of wider heads fewer) through two buffers. Logits, exponentials and sums are float32; factors are
-// bf16 numbers, one for each float32 number or two (high + low, 16 digits) that add up to it within 2^-17 of
-// it. The maximum is carried along ("online softmax", Milakov and Gimelshein 2018; tiles as in
-// FlashAttention-2, Dao 2023).
+// A block takes 64 rows (query tokens) of one query head and one part; a warp 16 of them. Keys are loaded 64 at a time
+// (fewer for wider heads) through two buffers. Logits, exponentials and sums are float32. Factors are bf16 numbers: one
+// for each float32 number, or two (high + low, 16 digits) that add up to it within 2^-17 of it. The maximum is updated
+// on the way ("online softmax", Milakov and Gimelshein 2018; tiles as in FlashAttention-2, Dao 2023).
 
 namespace kvreplay {
 
@@ -20,27 +19,27 @@ struct KeySpan {
   int32_t first, count;
 };
 
-// One list of tokens for some query heads, by tile of 64 rows. A row of token t attends to token j of its
-// tile's span if j <= t, j > t - window (on a layer with one), and t < until.
+// One list of tokens for some query heads, with a span for each tile of 64 rows. A row of token t attends to token j of
+// its tile's span if j <= t, j > t - window (on a layer with a window), and t < until.
 struct AttendPart {
   const KeySpan* spans;       // [row tiles]
-  const int32_t* tokens;      // of the list; null: the list is the trace itself
-  const int32_t* until;       // of each entry, or null: never leaves
-  const float *num, *den;     // weights of each entry, or null: 1
-  int32_t first_head, heads;  // query heads that look
+  const int32_t* tokens;      // the list; null: the list is the trace itself
+  const int32_t* until;       // for each entry; null: never evicted
+  const float *num, *den;     // weights of each entry; null: 1
+  int32_t first_head, heads;  // query heads that attend
 };
 
 // Sums over the tokens that a row attends to, with e_i = 2^(log2(e) l_i - top): [parts, heads, rows].
 struct AttendSums {
-  float* top;      // log2(e) times the largest logit; -infinity: nothing attended to
+  float* top;      // log2(e) times the largest logit; -infinity: no token attended to
   float* z;        // sum of den_i e_i
   float* tokens;   // sum of e_i
   float* squares;  // sum of e_i^2
-  float* out;      // sum of num_i e_i v_i, [parts, heads, rows, width]; null where values are not asked for
+  float* out;      // sum of num_i e_i v_i, [parts, heads, rows, width]; null if values are not needed
 };
 
 struct AttendArgs {
-  // Numbers of 16 bits, rows padded with zeros to `width`. low: null where high is all of the number.
+  // Numbers of 16 bits, rows padded with zeros to `width`. low: null if high is the whole number.
   const uint16_t *q_high, *q_low;  // [heads, rows, width]
   const uint16_t *k_high, *k_low;  // [blocks, tokens, width]
   const uint16_t *v_high, *v_low;  // [blocks, tokens, width]
@@ -52,26 +51,26 @@ struct AttendArgs {
   int32_t window;        // 0: none
 };
 
-// kProducts: 1 (high high), 2 (of P V: the probabilities have two parts, the values one) or 3.
+// kLogitProducts, kValueProducts: 1 (high high), 2 (values only: probabilities have two parts, values one) or 3.
 template <int kWidth, int kLogitProducts, int kValueProducts>
 struct AttendKernel {
   static constexpr int kRows = 64, kThreads = 128;
-  static constexpr int kKeys = kWidth <= 64 ? 64 : kWidth <= 128 ? 32 : 16;  // at a time
-  static constexpr int kPitch = kWidth + 8;  // a row's 16 bytes more keep matrix loads off each other's banks
+  static constexpr int kKeys = kWidth <= 64 ? 64 : kWidth <= 128 ? 32 : 16;  // keys at a time
+  static constexpr int kPitch = kWidth + 8;  // 16 more bytes a row keep matrix loads off each other's banks
   static constexpr int kSteps = kWidth / 16, kKeyBlocks = kKeys / 8, kWidthBlocks = kWidth / 8;
   static constexpr bool kValues = kValueProducts > 0;
   static constexpr int kKeyPlanes = kLogitProducts == 3 ? 2 : 1, kValuePlanes = kValueProducts == 3 ? 2 : kValues;
   static constexpr int kPlanes = kKeyPlanes + kValuePlanes;
   static constexpr float kLog2e = 1.44269504088896341f;
 
-  struct Entry {  // of a key in shared memory
+  struct Entry {  // a key's entry in shared memory
     int32_t token, until;
     float num, den;
   };
   static constexpr size_t kPlaneBytes = size_t(kKeys) * kPitch * 2;
   static constexpr size_t kStageBytes = kPlanes * kPlaneBytes + kKeys * sizeof(Entry);
   static constexpr size_t kQueryBytes = size_t(kRows) * kPitch * 2 * kKeyPlanes;
-  // Queries stay in registers where there is room; then they pass through the buffers of the keys.
+  // Queries stay in registers if there is room; they then pass through the buffers of the keys.
   static constexpr bool kHolds = kWidth <= 128;
   static constexpr size_t kQueriesAt = kHolds ? 0 : 2 * kStageBytes;
   static constexpr size_t kSharedBytes = 2 * kStageBytes + (kHolds ? 0 : kQueryBytes);
@@ -105,16 +104,16 @@ struct AttendKernel {
       block.commit_copies();
       block.template wait_copies<1>();
       block.sync();
-      warp.take(*this, block, s % 2, nobody_is_hidden(part, span, s, warp.least_token));
-      block.sync();  // before the buffer is filled anew
+      warp.take(*this, block, s % 2, all_visible(part, span, s, warp.least_token));
+      block.sync();  // before the buffer is refilled
     }
-    block.template wait_copies<0>();  // nothing is under way when the block ends
+    block.template wait_copies<0>();  // no copy may run when the block ends
     warp.close(*this, block, (int64_t(part_index) * a.heads + head) * a.rows);
   }
 
  private:
-  // Every row sees every key of the stage, at weight 1. Lists ascend.
-  KVR_DEVICE bool nobody_is_hidden(const AttendPart& part, KeySpan span, int32_t s, int32_t least_token) const {
+  // Whether every row sees every key of the stage, at weight 1. Lists ascend.
+  KVR_DEVICE bool all_visible(const AttendPart& part, KeySpan span, int32_t s, int32_t least_token) const {
     const int32_t end = (s + 1) * kKeys;
     return part.until == nullptr && part.num == nullptr && a.window <= 0 && end <= span.count &&
            token_of(part, span.first + end - 1) <= least_token;
@@ -141,7 +140,7 @@ struct AttendKernel {
     }
     block.commit_copies();
   }
-  // Stage s of the span goes to buffer s % 2. The caller commits.
+  // Loads stage s of the span into buffer s % 2. The caller commits.
   KVR_DEVICE void load_keys(const Block auto& block, const AttendPart& part, KeySpan span, int32_t kv,
                             int32_t s) const {
     constexpr int kPieces = kWidth / 8;
@@ -175,14 +174,13 @@ struct AttendKernel {
     return part.tokens == nullptr ? i : part.tokens[i];
   }
 
-  // 16 rows in the registers of a warp; a thread holds columns c, c + 1 of rows g and g + 8 of every 8
-  // columns.
+  // 16 rows in the registers of a warp; a thread holds columns c, c + 1 of rows g and g + 8 of every 8 columns.
   struct Warp {
-    int32_t row[2], token[2];                   // in the part's rows; -1 beyond the end
-    float top[2], z[2], tokens[2], squares[2];  // in base 2; of this thread's columns until close()
+    int32_t row[2], token[2];                   // row among the part's rows; -1 beyond the end
+    float top[2], z[2], tokens[2], squares[2];  // in base 2; until close() only for this thread's columns
     float out[kValues ? kWidthBlocks : 1][4];
     uint32_t q[kHolds ? kSteps : 1][kKeyPlanes][4];
-    int32_t least_token;  // of the 16 rows
+    int32_t least_token;  // among the 16 rows
     int g, c, first;      // first: row of the tile
 
     KVR_DEVICE void open(const AttendKernel& k, const Block auto& block, int32_t tile) {
@@ -202,7 +200,7 @@ struct AttendKernel {
       block.template wait_copies<0>();
       block.sync();
       KVR_UNROLL for (int step = 0; step < kSteps; ++step) load_step(k, block, step, q[step]);
-      block.sync();  // before keys take their place
+      block.sync();  // before keys overwrite them
     }
     // A: rows 0-7 and 8-15, then the same 8 columns further.
     KVR_DEVICE void load_step(const AttendKernel& k, const Block auto& block, int step,
@@ -213,7 +211,7 @@ struct AttendKernel {
           block.load_matrices(to[plane], k.queries(block, plane) + from);
     }
 
-    // One stage of keys.
+    // Takes one stage of keys.
     KVR_DEVICE void take(const AttendKernel& k, const Block auto& block, int stage, bool plain) {
       float s[kKeyBlocks][4];
       find_logits(k, block, stage, s);
@@ -250,7 +248,7 @@ struct AttendKernel {
       }
     }
 
-    // Logits become probabilities against the new maximum, times num; sums move along.
+    // Turns logits into probabilities against the new maximum, times num, and rescales the sums.
     template <bool kPlain>
     KVR_DEVICE void weigh(const AttendKernel& k, const Block auto& block, const Entry* entry,
                           float (&s)[kKeyBlocks][4]) {
@@ -273,7 +271,7 @@ struct AttendKernel {
       }
       if constexpr (kValues)
         KVR_UNROLL for (auto& o : out) KVR_UNROLL for (int i = 0; i < 4; ++i) o[i] *= shrink[i / 2];
-      // A stage is summed by itself first: beside a long row's sum its numbers would lose their digits.
+      // A stage is summed separately first: added one by one to a long row's sum, its numbers would lose digits.
       float new_z[2] = {}, new_tokens[2] = {}, new_squares[2] = {};
       KVR_UNROLL for (int n = 0; n < kKeyBlocks; ++n) KVR_UNROLL for (int i = 0; i < 4; ++i) {
         const float e = s[n][i] == -INFINITY ? 0 : block.exp2(s[n][i] - most[i / 2]);
@@ -286,7 +284,7 @@ struct AttendKernel {
       KVR_UNROLL for (int i = 0; i < 2; ++i) z[i] += new_z[i], tokens[i] += new_tokens[i], squares[i] += new_squares[i];
     }
 
-    // What was D of two blocks of keys is A of 16 terms, as numbers of 16 bits.
+    // D of two blocks of keys becomes A of 16 terms, as numbers of 16 bits.
     struct Shares {
       uint32_t high[4], low[4];
     };
@@ -302,8 +300,8 @@ struct AttendKernel {
       return p;
     }
 
-    // A stage is summed by itself first: tensor cores cut off what lies below the last digit of the sum that
-    // they add to, always towards zero, so over a long row the cuts would add up.
+    // A stage is summed separately first. Tensor cores truncate, always towards zero, below the last digit of the sum
+    // that they add to, so over a long row the errors would add up.
     KVR_DEVICE void add_values(const AttendKernel& k, const Block auto& block, int stage,
                                const float (&s)[kKeyBlocks][4]) {
       const int lane = block.thread() % kWarp;
@@ -333,7 +331,7 @@ struct AttendKernel {
       }
     }
 
-    // at: of the part's head in the sums.
+    // at: index of the part's head in the sums.
     KVR_DEVICE void close(const AttendKernel& k, const Block auto& block, int64_t at) {
       KVR_UNROLL for (int i = 0; i < 2; ++i) {
         for (int mask = 1; mask <= 2; mask *= 2) {

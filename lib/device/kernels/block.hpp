@@ -6,8 +6,8 @@
 #include "core/bf16.hpp"
 #include "core/platform.hpp"
 
-// Where only kernels run; "write this loop out, its index names registers"; "keep this loop a loop"; "this
-// stands once, however often it is called".
+// Marks, in this order: a function that only kernels call; a loop to unroll, because its index names registers; a loop
+// to keep rolled; a function that must not be inlined.
 #if defined(__CUDACC__)
 #define KVR_DEVICE __device__
 #define KVR_UNROLL _Pragma("unroll")
@@ -20,14 +20,13 @@
 #define KVR_CALLED
 #endif
 
-// What a kernel sees of the threads that run it: the threads of one block, in warps of 32. A kernel is a
-// trivially copyable struct whose operator() takes a Block, so that one text runs on a CUDA device
-// (cuda/cuda_block.cuh) and, for tests, on the CPU (emulator/emulated_block.hpp). All memory that threads
-// share inside a block is shared().
+// A kernel's view of the threads that run it: the threads of one block, in warps of 32. A kernel is a trivially
+// copyable struct whose operator() takes a Block, so that the same code runs on a CUDA device (cuda/cuda_block.cuh)
+// and, for tests, on the CPU (emulator/emulated_block.hpp). All memory that threads share inside a block is shared().
 //
-// Collective operations must be reached by every thread of the warp (or of the block, for sync()). Fragments
-// of multiply_add() and load_matrices() lie in a warp's registers as the PTX manual draws them for
-// mma.m16n8k16 and ldmatrix: with g = lane / 4 and c = 2 (lane % 4),
+// Every thread of the warp (or of the block, for sync()) must reach collective operations. Fragments of multiply_add()
+// and load_matrices() are laid out in a warp's registers as in the PTX manual for mma.m16n8k16 and ldmatrix. With g =
+// lane / 4 and c = 2 (lane % 4):
 //   a[0..3]: rows g, g + 8, g, g + 8 of A [16, 16]; columns c, c + 1, the last two 8 further
 //   b[0..1]: rows c, c + 1 of B [16, 8], the second 8 further; column g
 //   d[0..3]: rows g, g, g + 8, g + 8 of D [16, 8]; columns c, c + 1, c, c + 1
@@ -46,23 +45,23 @@ concept Block = requires(const B block, float (&d)[4], const uint32_t (&a)[4], c
   block.sync();
   block.sync_warp();
   { block.shuffle_xor(1.0f, 1) } -> std::same_as<float>;  // the number of lane ^ mask; any plain type
-  // Adds to a number in shared memory; the number before. Which thread comes first is open.
+  // Adds to a number in shared memory and returns the number before. The order of threads is undefined.
   { block.atomic_add(in_shared, 1) } -> std::same_as<int32_t>;
-  block.atomic_or(word, uint32_t{1});           // anywhere
+  block.atomic_or(word, uint32_t{1});           // in any memory
   { block.exp2(1.0f) } -> std::same_as<float>;  // relative error of at most 2^-21
   block.multiply_add(d, a, b);                  // D += A B, bf16 numbers, float32 sums
-  // Four matrices of 8 x 8 numbers of 16 bits; `from`: in shared memory, row lane % 8 of matrix lane / 8,
-  // 16-byte aligned. m[i]: of matrix i, row g and columns c, c + 1; transposed: rows c, c + 1 and column g.
+  // Loads four matrices of 8 x 8 numbers of 16 bits. `from`: in shared memory, row lane % 8 of matrix lane / 8, 16-byte
+  // aligned. m[i] holds row g, columns c, c + 1 of matrix i; transposed: rows c, c + 1, column g.
   block.load_matrices(m, from);
   block.load_matrices_transposed(m, from);
-  // 16 aligned bytes to shared memory; zeros unless `inside`. They are there after wait_copies<n>(), where n
-  // later groups may be under way, and a sync().
+  // Copies 16 aligned bytes to shared memory; zeros unless `inside`. They are there after wait_copies<n>(), where n
+  // later groups may still run, and a sync().
   block.copy_async(to, from, inside);
   block.commit_copies();
   block.template wait_copies<1>();
 };
 
-// Of a launch.
+// Size of a launch.
 struct LaunchShape {
   int64_t blocks;
   int threads;

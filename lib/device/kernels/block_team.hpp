@@ -5,18 +5,18 @@
 namespace kvreplay {
 
 constexpr size_t kTeamSlotBytes = 16;
-// Of shared memory, for the team alone.
+// Shared memory that only the team uses.
 KVR_FN constexpr size_t team_exchange_bytes(int threads) { return size_t(2 * threads / kWarp) * kTeamSlotBytes; }
 
-// The threads of one block as a team. Threads take elements in turn; what they found meets by shuffles inside
-// a warp, then once in shared memory, where two buffers take turns: a reduction costs one barrier. It runs in
-// an order that does not depend on timing, so a run repeats bit for bit. Ties and NaN are those of
-// SerialTeam; a sum is the same but for the order of its terms.
+// The threads of one block as a team. Threads take elements in turn. Their results are combined by shuffles inside a
+// warp, then once in shared memory, where two buffers alternate: a reduction costs one barrier. The order does not
+// depend on timing, so a run repeats bit for bit. Ties and NaN are treated as in SerialTeam; a sum differs only in the
+// order of its terms.
 template <Block B>
 class BlockTeam {
  public:
   static constexpr bool kAlone = false;
-  // exchange: where that is in the block's shared memory, a multiple of 16.
+  // exchange: offset of the exchange in the block's shared memory, a multiple of 16.
   KVR_DEVICE BlockTeam(const B& block, size_t exchange) : block_(block), exchange_(uint32_t(exchange)) {}
   BlockTeam(const BlockTeam&) = delete;  // copies would lose count of the buffers' turns
   BlockTeam& operator=(const BlockTeam&) = delete;
@@ -57,7 +57,7 @@ class BlockTeam {
       const bool mine = i < n && stays(i);
       std::remove_cvref_t<decltype(take(i))> element{};
       if (mine) element = take(i);
-      // Behind its barrier all of these are taken, and nobody has asked for later ones.
+      // After its barrier all of these are taken, and no later ones have been asked for.
       const Place place = place_among(mine);
       if (mine) put(kept + place.before, element);
       kept += place.all;
@@ -96,16 +96,16 @@ class BlockTeam {
     }
   };
   struct Place {
-    int32_t before, all;  // of the block's threads that were counted
+    int32_t before, all;  // counted threads of the block
   };
 
-  // What a warp shows the others. A compiler that sees shared() knows which memory that is.
+  // The bytes that a warp shows the others. A compiler that sees shared() knows the memory space.
   template <class X>
   KVR_DEVICE static X& slot(const B& block, uint32_t exchange, int warp) {
     static_assert(sizeof(X) <= kTeamSlotBytes);
     return *reinterpret_cast<X*>(block.shared() + exchange + size_t(warp) * kTeamSlotBytes);
   }
-  // Where it stands until the reduction after the next.
+  // Offset of the next buffer; it is valid until the reduction after the next.
   KVR_DEVICE uint32_t next_exchange() const {
     turn_ ^= 1;
     return exchange_ + uint32_t(turn_ * block_.threads() / kWarp) * uint32_t(kTeamSlotBytes);
@@ -161,8 +161,8 @@ class BlockTeam {
     for (int w = 0; w < warps; ++w) all = better(all, slot<Scored>(block, exchange, w), wins);
     return all;
   }
-  // Of two, either of which may be nobody. NaN that stands first loses against nothing, as no comparison with
-  // it holds; other NaN are nobody.
+  // The better of two, where index -1 is no element. NaN that comes first is never beaten, since no comparison with it
+  // holds; other NaN are ignored.
   template <class W>
   KVR_DEVICE static Scored better(Scored a, Scored b, W wins) {
     const bool number = b.score == b.score;

@@ -3,23 +3,23 @@
 
 #include "device/kernels/block.hpp"
 
-// Column sums of the softmax, on tensor cores: for every token how much attention the rows from some token on
-// pay to it. The exact pass has been here before (AttendKernel): largest logit and normaliser of every row
-// are known, so that a probability needs no second look at its row.
+// Column sums of the softmax, on tensor cores: for every token, how much attention the rows from some token on pay to
+// it. The exact pass (AttendKernel) has run before: largest logit and normaliser of every row are known, so a
+// probability needs no second pass over its row.
 //
-// A block takes 128 tokens of one query head, a warp 16 of them, whose keys stay in the warp's registers. All
-// rows that may see them come by in order, 64 at a time through two buffers. Products stand key by row, so
-// that a token's sum is one thread's and three neighbours' alone. Sums are float32 over the 16 rows of a tile
-// that a thread sees, and double from tile to tile (convention C11).
+// A block takes 128 tokens of one query head, a warp 16 of them; their keys stay in the warp's registers. All rows that
+// may see them are processed in order, 64 at a time through two buffers. Products are stored key by row, so a token's
+// sum involves only one thread and three neighbours. Sums are float32 over the 16 rows of a tile that a thread sees,
+// and double from tile to tile (convention C11).
 
 namespace kvreplay {
 
 struct ColumnArgs {
-  // Numbers of 16 bits, rows padded with zeros to `width`. low: null where high is all of the number.
+  // Numbers of 16 bits, rows padded with zeros to `width`. low: null if high is the whole number.
   const uint16_t *q_high, *q_low;  // [heads, rows, width]
   const uint16_t *k_high, *k_low;  // [blocks, tokens, width]
   const int32_t* row_token;        // [rows], ascending
-  const float *top, *z;            // [heads, rows]; top: in base 2; both with a sink logit, where there is one
+  const float *top, *z;            // [heads, rows]; top: in base 2; both include the sink logit, if there is one
   double* sums;                    // [heads, columns]; of maxima: [columns]
   int32_t rows, tokens, heads, group;
   int32_t columns;       // tokens with a sum: 0..columns - 1
@@ -28,17 +28,17 @@ struct ColumnArgs {
   int32_t window;        // 0: none
 };
 
-// kLogitProducts: 1 (high high) or 3. kMaxima: sums of what each row's largest head gives, over all heads.
+// kLogitProducts: 1 (high high) or 3. kMaxima: sums the probability of each row's largest head, over all heads.
 template <int kWidth, int kLogitProducts, bool kMaxima = false>
 struct ColumnKernel {
   static constexpr int kRows = 64, kKeys = 128, kThreads = 256;
-  static constexpr int kPitch = kWidth + 8;  // a row's 16 bytes more keep matrix loads off each other's banks
+  static constexpr int kPitch = kWidth + 8;  // 16 more bytes a row keep matrix loads off each other's banks
   static constexpr int kSteps = kWidth / 16, kRowBlocks = kRows / 8;
   static constexpr int kPlanes = kLogitProducts == 3 ? 2 : 1;
   static constexpr float kLog2e = 1.44269504088896341f;
   static_assert(kThreads / kWarp * 16 == kKeys);
 
-  struct Entry {    // of a row in shared memory
+  struct Entry {    // a row's entry in shared memory
     int32_t token;  // -1: does not count
     float top, inverse_z;
   };
@@ -52,7 +52,7 @@ struct ColumnKernel {
   LaunchShape shape() const { return {key_tiles() * (kMaxima ? 1 : a.heads), kThreads, kSharedBytes}; }
 
   KVR_DEVICE void operator()(const Block auto& block) const {
-    // The first tokens are seen by the most rows: they go first.
+    // Most rows see the first tokens: they go first.
     const int32_t first_key = int32_t(block.index() % key_tiles()) * kKeys,
                   first_head = int32_t(block.index() / key_tiles()), heads = kMaxima ? a.heads : 1;
     const int32_t first_tile = tile_from(first_key > a.first_row ? first_key : a.first_row);
@@ -65,7 +65,7 @@ struct ColumnKernel {
       const int32_t head = first_head + s % heads;
       put_entries(block, next, s % 2);
       block.template wait_copies<0>();
-      block.sync();  // stage s is there, and nobody reads stage s - 1 any more
+      block.sync();  // stage s has arrived, and no thread reads stage s - 1 any more
       if (s + 1 < stages) next = fetch(block, first_tile + (s + 1) / heads, first_head + (s + 1) % heads, (s + 1) % 2);
       if (s == 0 || (heads > a.group && head % a.group == 0)) warp.load_keys(*this, head / a.group);
       warp.take(*this, block, s % 2);
@@ -75,7 +75,7 @@ struct ColumnKernel {
   }
 
  private:
-  // What a thread has read of a row that comes next.
+  // A thread's data of the row that comes next.
   struct Arrival {
     int32_t token;
     float top, z;
@@ -84,9 +84,9 @@ struct ColumnKernel {
   KVR_FN int32_t key_tiles() const { return (a.columns + kKeys - 1) / kKeys; }
   KVR_DEVICE int32_t row_tiles() const { return (a.rows + kRows - 1) / kRows; }
 
-  // The first tile of rows that `is` there and behind; is(tile) never turns false again.
+  // The first tile for which is(tile) holds; it must hold for all later tiles.
   template <class F>
-  KVR_DEVICE int32_t first_that(F is) const {
+  KVR_DEVICE int32_t first_tile_where(F is) const {
     int32_t low = 0, high = row_tiles();
     while (low < high) {
       const int32_t middle = low + (high - low) / 2;
@@ -95,17 +95,17 @@ struct ColumnKernel {
     }
     return low;
   }
-  // With a row of this token or a later one.
+  // First tile with a row of this token or a later one.
   KVR_DEVICE int32_t tile_from(int32_t token) const {
-    return first_that([&](int32_t tile) {
+    return first_tile_where([&](int32_t tile) {
       const int32_t end = (tile + 1) * kRows;
       return a.row_token[(end < a.rows ? end : a.rows) - 1] >= token;
     });
   }
-  // Whose rows all have lost sight of the key.
+  // First tile whose rows are all too late to see the key.
   KVR_DEVICE int32_t tile_end(int32_t key) const {
     if (a.window <= 0) return row_tiles();
-    return first_that([&](int32_t tile) { return a.row_token[tile * kRows] >= int64_t(key) + a.window; });
+    return first_tile_where([&](int32_t tile) { return a.row_token[tile * kRows] >= int64_t(key) + a.window; });
   }
   KVR_DEVICE bool sees(const Entry& row, int32_t key) const {
     return key <= row.token && (a.window <= 0 || key > row.token - a.window);
@@ -143,9 +143,9 @@ struct ColumnKernel {
   // 16 tokens; a thread has tokens g and g + 8, and of every 8 rows c and c + 1.
   struct Warp {
     uint32_t keys[kSteps][kPlanes][4];
-    float most[kMaxima ? kRowBlocks : 1][4];  // of the heads, in this tile
-    float part[2];                            // of this tile
-    double sum[2];                            // of this thread's rows until close()
+    float most[kMaxima ? kRowBlocks : 1][4];  // largest over the heads so far, in this tile
+    float part[2];                            // sum over this tile
+    double sum[2];                            // sum over this thread's rows until close()
     int32_t key[2];
     int c;
 
@@ -159,12 +159,12 @@ struct ColumnKernel {
       KVR_UNROLL for (auto& m : most) KVR_UNROLL for (float& x : m) x = 0;
     }
 
-    // Fragments of A straight from where they stand: once for many rows.
+    // Loads fragments of A directly from device memory: once for many rows.
     KVR_DEVICE void load_keys(const ColumnKernel& k, int32_t kv) {
       KVR_UNROLL for (int plane = 0; plane < kPlanes; ++plane) {
         const uint16_t* const all = plane == 0 ? k.a.k_high : k.a.k_low;
         KVR_UNROLL for (int i = 0; i < 4; ++i) {
-          const int32_t token = key[i % 2] < k.a.tokens ? key[i % 2] : 0;  // has no sum if it is not there
+          const int32_t token = key[i % 2] < k.a.tokens ? key[i % 2] : 0;  // a missing token has no sum
           const uint16_t* const from = all + (int64_t(kv) * k.a.tokens + token) * kWidth + c + i / 2 * 8;
           KVR_UNROLL for (int step = 0; step < kSteps; ++step) keys[step][plane][i] =
               *reinterpret_cast<const uint32_t*>(from + step * 16);
@@ -172,10 +172,10 @@ struct ColumnKernel {
       }
     }
 
-    // One tile of rows, of one head.
+    // Takes one tile of rows of one head.
     KVR_DEVICE void take(const ColumnKernel& k, const Block auto& block, int stage) {
       const Entry* const entry = k.entries(block, stage);
-      // Rows ascend: where the first sees the last key and the last one sees the first, all see all.
+      // Rows ascend: if the first row sees the last key and the last row the first key, all rows see all keys.
       const int32_t first_key = key[0] - (block.thread() % kWarp) / 4, last = entry[kRows - 1].token;
       if (entry[0].token >= first_key + 15 && last >= 0 && (k.a.window <= 0 || first_key > last - k.a.window))
         weigh<true>(k, block, stage, entry);
@@ -198,7 +198,7 @@ struct ColumnKernel {
       }
     }
 
-    // Products of the 16 keys and rows [8 n, 8 n + 16), summed as AttendKernel sums them.
+    // Products of the 16 keys and rows [8 n, 8 n + 16), summed in the order of AttendKernel.
     KVR_DEVICE void find_logits(const ColumnKernel& k, const Block auto& block, int stage, int n,
                                 float (&s)[2][4]) const {
       KVR_UNROLL for (auto& rows : s) KVR_UNROLL for (float& x : rows) x = 0;

@@ -4,14 +4,14 @@
 #include "device/kernels/attend_kernel.hpp"
 #include "measures/row_result.hpp"
 
-// From the sums of parts to rows: the exact ones, and what each cache gives compared with them. Parts were
-// summed against maxima of their own; they meet at the largest. A warp takes one (query head, row).
+// Computes rows from the sums of parts: the exact rows, and each cache's rows compared with them. Each part was summed
+// against its own maximum; the merge rescales all to the largest. A warp takes one (query head, row).
 
 namespace kvreplay {
 
-// What all rows of a stream share.
+// Input that all rows of a stream share.
 struct MergeInput {
-  AttendSums sums;           // of the parts, [parts, heads, rows]
+  AttendSums sums;           // sums of the parts, [parts, heads, rows]
   const float* sink_logits;  // [heads] or null: joins the denominator of every row
   int32_t heads, rows, width, v_dim;
 
@@ -29,25 +29,25 @@ struct ExactRows {
   float* out;           // [heads, rows, width]
 };
 
-// A part and what its sums weigh in a cache's.
+// A part and the weight of its sums in a cache.
 struct PartRef {
   int32_t part;
   float num = 1, den = 1;
 };
-// [first, first + count) of a list of them: those of the prompt first.
+// [first, first + count) of a list of parts: those of the prompt first.
 struct PartList {
   int32_t first, count, of_prompt;
 };
 struct MergeCache {
-  PartList all;  // what the output sums
-  PartList set;  // the same tokens at weight 1; count 0: not asked for
-  bool prefix;   // compare what the prompt's parts give with exact attention over the prompt
-  bool begun;    // its results say already what its policy knows of the rows
+  PartList all;  // parts that the output sums
+  PartList set;  // the same tokens at weight 1; count 0: not needed
+  bool prefix;   // compare the prompt's parts with exact attention over the prompt
+  bool begun;    // its results already hold what its policy knows of the rows
   int32_t first_head, heads;
-  int64_t first_row;  // of its results, [heads, rows]
+  int64_t first_row;  // first row of its results, [heads, rows]
 };
 
-// Several parts of one row, on the way to a sum against the largest of their maxima.
+// Several parts of one row, to be summed against the largest of their maxima.
 struct PartSum {
   const MergeInput& in;
   const PartRef* parts;
@@ -62,7 +62,7 @@ struct PartSum {
     }
   }
   KVR_FN int64_t at(int32_t i) const { return in.cell(parts[i].part, head, row); }
-  // Some token was attended to.
+  // Whether some token was attended to.
   KVR_FN bool any() const {
     for (int32_t i = 0; i < count; ++i)
       if (in.sums.top[at(i)] > -INFINITY) return true;
@@ -125,25 +125,25 @@ struct ExactMergeKernel {
   }
 };
 
-// What errors are projected on, and where the projections go.
+// The gradients that errors are projected on, and the output of the projections.
 struct ProjectionRows {
-  const uint16_t* gradient;  // bf16 [heads, rows, samples, v_dim]; null: nobody asks
-  float* out;                // as results, [.., samples]
+  const uint16_t* gradient;  // bf16 [heads, rows, samples, v_dim]; null: no projections
+  float* out;                // in the layout of the results, [.., samples]
   int32_t samples;
 };
 
 struct CacheMergeKernel {
   static constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-  static constexpr float kClamp = 1e-8f;  // of rel_err_clamped
+  static constexpr float kClamp = 1e-8f;  // clamp of rel_err_clamped
   static constexpr int kWidest = 256;     // numbers of a value
   MergeInput in;
   ExactRows exact;
   const PartRef* parts;
   const MergeCache* caches;
-  int32_t count;         // of them
+  int32_t count;         // number of caches
   PartRef exact_prompt;  // exact attention over the prompt
-  RowResult* results;    // of each cache, [heads, rows]
-  float* out;            // as results, [.., v_dim], or null
+  RowResult* results;    // for each cache, [heads, rows]
+  float* out;            // in the layout of the results, [.., v_dim], or null
   ProjectionRows projections;
 
   LaunchShape shape() const { return {(int64_t(count) * in.heads * in.rows + kWarps - 1) / kWarps, kThreads, 0}; }
@@ -159,7 +159,7 @@ struct CacheMergeKernel {
     compare(block, cache, head, row, to, result);
     if (cache.prefix) result.prefix_error = double(prefix_error(block, cache, head, row));
     if (cache.set.count > 0) result.set_error = double(set_error(block, cache, head, row));
-    block.sync_warp();  // everybody has read what stood there
+    block.sync_warp();  // all lanes have read the previous content
     if (block.thread() % kWarp == 0) results[to] = result;
   }
 
@@ -174,7 +174,7 @@ struct CacheMergeKernel {
     result.log_tau = std::log(ratio) + double(shift) * 0.69314718055994530942;
     result.kept_mass = double(sum.tokens(block)) / double(exact.z[cell]) * scale;
     float error2 = 0, exact2 = 0, mine2 = 0, inner = 0, positive2 = 0, numerator2 = 0;
-    float errors[kWidest / kWarp];  // of this lane's columns
+    float errors[kWidest / kWarp];  // for this lane's columns
     for (int32_t c = block.thread() % kWarp; c < in.v_dim; c += kWarp) {
       const float mine = sum.out(block, c) / z, o = exact.out[cell * in.width + c], off = mine - o;
       errors[c / kWarp] = off;
@@ -199,7 +199,7 @@ struct CacheMergeKernel {
       if (lane == 0) projections.out[to * projections.samples + s] = a;
     }
   }
-  // What the prompt's tokens alone give, against exact attention over the prompt.
+  // Error of the prompt's tokens alone, against exact attention over the prompt.
   KVR_DEVICE float prefix_error(const Block auto& block, const MergeCache& cache, int32_t head, int32_t row) const {
     const PartSum mine(in, parts + cache.all.first, cache.all.of_prompt, head, row);
     const PartSum full(in, &exact_prompt, 1, head, row);
@@ -229,7 +229,7 @@ struct CacheMergeKernel {
   static constexpr float kNone = float(RowResult::kNone);
 };
 
-// Float32 numbers as one or two numbers of 16 bits that add up to them, rows padded with zeros.
+// Splits float32 numbers into one or two numbers of 16 bits that add up to them, with rows padded by zeros.
 struct PackKernel {
   static constexpr int kThreads = 256;
   const float* from;     // [rows, dim]

@@ -6,29 +6,29 @@
 #include "device/kernels/policy_rows.hpp"
 #include "device/kernels/policy_run.hpp"
 
-// Any policy on a device: a block replays one cache by the same text as a CPU thread (core/step.hpp), on
-// float32 keys and values as they are. What caches/cache_replay.hpp and evaluate/stepwise.hpp do for a CPU thread
-// stands here for a block; formats that code several rows together, and audits, stay there.
+// Any policy on a device: a block replays one cache with the same code as a CPU thread (core/step.hpp), on float32 keys
+// and values. This file does for a block what caches/cache_replay.hpp and evaluate/stepwise.hpp do for a CPU thread.
+// Formats that code several rows together, and audits, run only there.
 //
-// Products of a step's queries with the rows are found together, before the first head attends, and the
-// outputs of all heads behind the last: a key and a value are read once a step.
+// Products of a step's queries with the rows are computed together before the first head attends, and the outputs of
+// all heads after the last: a step reads each key and each value once.
 
 namespace kvreplay {
 
-// How a cache's query heads see one step: what core/step.hpp asks for.
+// A cache's query heads in one step, with the interface that core/step.hpp asks for.
 template <class P, Block B>
 struct PolicyHeads {
   PolicyRun<B>& run;
   P& policy;
-  int32_t token, row;  // row: of the results, or -1
+  int32_t token, row;  // row: index in the results, or -1
   bool attends;
 
-  // Products that stand ready. A token that left the layer's window counts for nothing, as in the exact row,
-  // even where a policy still holds it.
+  // Products that are ready. A token outside the layer's window counts as absent, as in the exact row, even if a policy
+  // still holds it.
   struct Source {
     QueryView<float> view;
     const float* products;
-    int32_t oldest;  // token that the query can see
+    int32_t oldest;  // first token that the query can see
     template <Team T, Cache C>
     KVR_FN float fill(const T& team, const C& cache, std::span<float> e) const {
       return exponentiate_rows(team, view, cache, e, [&](int32_t i) {
@@ -63,13 +63,13 @@ struct PolicyHeads {
   }
 };
 
-// What a step, or the prompt's cut, leaves behind.
+// Records the state after a step, or after the prompt's cut.
 template <class P, Block B>
 struct PolicySteps {
   PolicyRun<B>& run;
   const P& policy;
 
-  // S_t stands.
+  // Called when S_t is complete.
   KVR_DEVICE void close(int32_t t) const {
     run.check(t);
     if (!run.failed()) run.code_rows(t);
@@ -81,7 +81,7 @@ struct PolicySteps {
       policy.extra_bytes(record.extra, run.cache, run.team);
     if (run.team.rank() == 0) note(t);
     list_rows(t - run.task.notes.first);
-    run.team.sync();  // the cache has been looked at
+    run.team.sync();  // all threads have read the cache
   }
 
  private:
@@ -107,9 +107,9 @@ template <class P>
 struct PolicyKernel {
   static constexpr int kThreads = kPolicyThreads;
   const PolicyTask* tasks;
-  P* policies;  // of each: as it was resolved, and after the launch as it was left
+  P* policies;  // one for each task: as resolved, after the launch its final state
   int64_t count;
-  size_t shared;  // PolicyRoom::bytes of the one that needs most
+  size_t shared;  // PolicyRoom::bytes of the policy that needs most
 
   LaunchShape shape() const { return {count, kThreads, shared}; }
 
@@ -169,7 +169,7 @@ struct PolicyKernel {
   }
 };
 
-// What a launch asks for, where it was built for the same policy.
+// The kernel for a launch. Throws if its program was built for another policy.
 template <class P>
 PolicyKernel<P> policy_kernel(const DeviceLaunch& l) {
   if (l.policy_bytes != sizeof(P)) throw std::logic_error("a policy is not what its program was built for");

@@ -3,13 +3,13 @@
 
 namespace kvreplay {
 
-// What one query head in one scored row leaves: sums of the parts, which tokens attend, and the weights of
-// the values, which are summed behind the last head (weigh_values()). Begins when the head has attended:
-// scratch holds its probabilities and coefficients.
+// Results of one query head in one scored row: sums of the parts, which tokens attend, and the weights of the values,
+// which are summed after the last head (weigh_values()). Created after the head has attended: scratch holds its
+// probabilities and coefficients.
 template <Block B>
 class PolicyRows {
  public:
-  // view: as the head saw the cache. row: of the results.
+  // view: the cache as the head saw it. row: index in the results.
   KVR_DEVICE PolicyRows(PolicyRun<B>& run, const QueryView<float>& view, int32_t head, int32_t row, Normaliser tau)
       : run_(run),
         team_(run.team),
@@ -26,12 +26,12 @@ class PolicyRows {
   KVR_DEVICE void take(double spread) {
     take_parts();
     clear_bits();
-    RowResult about = run_.task.split ? look_at_tokens() : look_at_rows();
+    RowResult about = run_.task.split ? result_by_tokens() : result_by_rows();
     about.spread = spread;
     if (team_.rank() == 0) out_.results[int64_t(head_) * out_.rows + row_] = about;
   }
 
-  // All heads of the row have been taken: their outputs.
+  // Computes the outputs after all heads of the row have been taken.
   KVR_DEVICE static void weigh_values(PolicyRun<B>& run, int32_t row, int32_t token) {
     const PolicyOutput& out = run.task.output;
     run.team.sync();
@@ -52,7 +52,7 @@ class PolicyRows {
   }
 
  private:
-  static constexpr float kLog2e = 1.44269504088896341f, kFar = 1e30f, kNobody = PolicyRun<B>::kNobody;
+  static constexpr float kLog2e = 1.44269504088896341f, kFar = 1e30f, kNotAttended = PolicyRun<B>::kNotAttended;
 
   template <class V>
   KVR_DEVICE static void weigh_part(PolicyRun<B>& run, int32_t part, int32_t row, int32_t n, V value) {
@@ -72,7 +72,7 @@ class PolicyRows {
   }
 
   KVR_DEVICE bool of_prompt(int32_t i) const { return cache_.token(i) < run_.task.input.prompt; }
-  // The cache, or its halves. Shares are of tau; coefficients too.
+  // Takes the cache, or its two halves. Shares and coefficients are relative to tau.
   KVR_DEVICE void take_parts() {
     const StepScratch<float>& step = run_.task.scratch.step;
     const int32_t rows = cache_.size(), parts = out_.prefix ? 2 : 1;
@@ -93,15 +93,15 @@ class PolicyRows {
     out_.sums.tokens[at] = float(tokens), out_.sums.squares[at] = 0;
   }
 
-  // Of a row's token, as it was recorded; what left the layer's window has none.
+  // Logit of a row's token with the recorded key; a token outside the layer's window has none.
   KVR_DEVICE float logit(int32_t i) const {
     const bool left = cache_.token(i) >= 0 && cache_.token(i) < run_.oldest(view_.token);
     return left ? -kFar : run_.task.input.rule(recorded_[i]);
   }
   KVR_DEVICE bool counts(int32_t i) const { return cache_.num(i) != 0 || cache_.den(i) != 0; }
   KVR_DEVICE bool is_read(int32_t i) const { return view_.chosen == nullptr || view_.chosen[i] == kRead; }
-  // A row that the softmax over the attended tokens does not have.
-  KVR_DEVICE bool is_odd(int32_t i) const {
+  // A row that is not part of the softmax over the attended tokens.
+  KVR_DEVICE bool is_outside_softmax(int32_t i) const {
     if (!counts(i) || (view_.chosen != nullptr && view_.chosen[i] == kUnread)) return false;
     return !is_read(i) || cache_.num(i) != 1 || cache_.den(i) != 1 || !cache_.verbatim(i) ||
            run_.offset(view_.token, i) != 0;
@@ -112,8 +112,8 @@ class PolicyRows {
     result.attended = attended, result.plain = plain;
     return result;
   }
-  // What Stepwise finds on a CPU (evaluate/stepwise.cpp), where no token stands in two rows.
-  KVR_DEVICE RowResult look_at_rows() {
+  // Finds what Stepwise finds on a CPU (evaluate/stepwise.cpp), if no token is in two rows.
+  KVR_DEVICE RowResult result_by_rows() {
     const int32_t rows = cache_.size();
     const auto attends = [&](int32_t i) {
       return cache_.token(i) >= 0 && (view_.chosen == nullptr || (is_read(i) && counts(i)));
@@ -122,40 +122,40 @@ class PolicyRows {
     mark_tokens(rows, attends, [&](int32_t i) { return cache_.token(i); });
     const int32_t attended = team_.count(rows, attends);
     const bool plain = view_.rule.factor == 1 && team_.count(rows, [&](int32_t i) {
-      return is_odd(i) || (view_.chosen == nullptr && !counts(i));
+      return is_outside_softmax(i) || (view_.chosen == nullptr && !counts(i));
     }) == 0;
     take_set(plain, rows, attends, [&](int32_t i) { return logit(i); });
     return about(attended, plain);
   }
-  // Where a token may stand in several rows, which all write the same number.
-  KVR_DEVICE RowResult look_at_tokens() {
+  // For caches where a token may be in several rows, which all write the same number.
+  KVR_DEVICE RowResult result_by_tokens() {
     const int32_t rows = cache_.size(), present = view_.token + 1;
     float* const of_token = run_.task.scratch.of_token;
     const auto attending = [&](int32_t i) { return cache_.token(i) >= 0 && is_read(i) && counts(i); };
     team_.each(rows, [&](int32_t i) {
       if (attending(i)) of_token[cache_.token(i)] = logit(i);
     });
-    const auto attends = [&](int32_t j) { return of_token[j] != kNobody; };
+    const auto attends = [&](int32_t j) { return of_token[j] != kNotAttended; };
     const auto logit_of = [&](int32_t j) { return of_token[j]; };
     take_tokens(present, attends, logit_of);
     mark_tokens(present, attends, [](int32_t j) { return j; });
     const int32_t attended = team_.count(present, attends);
     const int32_t reading = team_.count(rows, [&](int32_t i) { return is_read(i) && counts(i); });
-    const int32_t odd = team_.count(rows, [&](int32_t i) { return is_odd(i); });
+    const int32_t odd = team_.count(rows, [&](int32_t i) { return is_outside_softmax(i); });
     const bool plain = view_.rule.factor == 1 && odd == 0 && reading == attended;
     take_set(plain, present, attends, logit_of);
-    team_.each(present, [&](int32_t j) { of_token[j] = kNobody; });
+    team_.each(present, [&](int32_t j) { of_token[j] = kNotAttended; });
     return about(attended, plain);
   }
 
-  // What the attended tokens hold of the exact row, against the cache's own maximum.
+  // Probability that the attended tokens have in the exact row, against the cache's own maximum.
   template <class A, class L>
   KVR_DEVICE void take_tokens(int32_t n, A attends, L logit_of) {
     const double sum =
         team_.sum(n, [&](int32_t i) { return attends(i) ? double(std::exp(logit_of(i) - float(tau_.shift))) : 0.0; });
     if (team_.rank() == 0) out_.sums.tokens[cell(0)] = float(sum);
   }
-  // The last part.
+  // Takes the last part.
   template <class A, class L>
   KVR_DEVICE void take_set(bool plain, int32_t n, A attends, L logit_of) {
     if (!out_.set) return;

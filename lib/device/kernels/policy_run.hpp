@@ -6,7 +6,7 @@
 
 namespace kvreplay {
 
-// A task under way, but for its policy. Every thread holds the same numbers.
+// A task in progress, without its policy. Every thread holds the same numbers.
 template <Block B>
 class PolicyRun {
  public:
@@ -27,19 +27,19 @@ class PolicyRun {
     if (!of.opens) end = *of.end;
   }
   KVR_DEVICE HeadShape shape() const { return task.storage.shape; }
-  static constexpr float kNobody = -INFINITY;  // in of_token: the token is not attended to
+  static constexpr float kNotAttended = -INFINITY;  // in of_token: the token is not attended to
   KVR_DEVICE bool failed() const { return end.why != PolicyEnd::done; }
   KVR_DEVICE void fail(PolicyEnd::Why why, int32_t token, int32_t code = 0, int32_t at = 0) {
     if (failed()) return;
     end.why = why, end.token = token, end.code = code, end.at = at;
   }
-  // Memory as the CPU's replay allocates it.
+  // Clears memory as the CPU's replay allocates it.
   KVR_DEVICE void open() {
     const CacheStorage<float>& s = task.storage;
     float* const of_token = task.scratch.of_token;
     team.each(task.input.tokens, [&](int32_t i) {
       s.copies[i] = 0;
-      if (of_token != nullptr) of_token[i] = kNobody;
+      if (of_token != nullptr) of_token[i] = kNotAttended;
     });
     for (size_t i = size_t(team.rank()); i < task.state.size(); i += size_t(block.threads())) task.state[i] = 0;
     cache.clear(team);
@@ -69,7 +69,7 @@ class PolicyRun {
     return Prompt<float>(view);
   }
 
-  // show(t, HeadProbabilities) for prompt rows first .. first + count - 1; count <= PolicyRoom::prompt_rows().
+  // Calls show(t, HeadProbabilities) for prompt rows first .. first + count - 1; count <= PolicyRoom::prompt_rows().
   template <class F>
   KVR_DEVICE void show_prompt_rows(int32_t first, int32_t count, F show) {
     const HeadShape s = shape();
@@ -84,9 +84,9 @@ class PolicyRun {
     }
   }
 
-  // ---- One step. What core/step.hpp asks of heads is in PolicyHeads.
+  // ---- One step. PolicyHeads has what core/step.hpp asks of heads.
 
-  // C_t stands, and will be attended to.
+  // Called when C_t is complete, before it is attended to.
   KVR_DEVICE void multiply_rows(int32_t token, bool scored) {
     load_queries(token, 1);
     const int32_t rows = cache.size();
@@ -117,7 +117,7 @@ class PolicyRun {
   KVR_DEVICE float* products_of(int32_t head) const {
     return task.scratch.products + int64_t(head) * task.scratch.rows;
   }
-  // Of a part of the results.
+  // Weights of a part of the results.
   KVR_DEVICE float* weights_of(int32_t part, int32_t head) const {
     return task.scratch.weights + (int64_t(part) * shape().heads + head) * int64_t(task.scratch.weights_pitch);
   }
@@ -131,7 +131,7 @@ class PolicyRun {
     return window > 0 && token >= window ? token - window + 1 : 0;
   }
   KVR_DEVICE float* partial() const { return in_shared(partial_at_); }
-  // Of all rows.
+  // Counts over all rows.
   KVR_DEVICE RowCounts counts() const {
     const int32_t rows = cache.size(), exact_keys = rows - cache.coded_keys();
     RowCounts c{rows, rows, exact_keys, rows - cache.coded_values()};
@@ -143,7 +143,7 @@ class PolicyRun {
     return c;
   }
 
-  // Of query-time methods: what the heads have read together. A row that one head reads is read.
+  // For query-time methods: counts the rows that the heads have read together. One head is enough.
   KVR_DEVICE void count_read(const uint8_t* chosen) {
     const int32_t rows = cache.size(), heads = shape().heads;
     const auto either = [&](int32_t i) {
@@ -161,22 +161,22 @@ class PolicyRun {
     record.read.exact_values = team.count(rows, [&](int32_t i) { return value(i) && cache.coding(i).value_exact(); });
   }
 
-  // S_t stands: what the row format has not coded.
+  // Called when S_t is complete: codes the rows that the row format has not coded.
   KVR_DEVICE void code_rows(int32_t t) { code_rows(t, task.coder.full_precision.recent - 1); }
-  // C_t stands: where its newest row is not to be exact.
+  // Called when C_t is complete: codes its newest row if that is not kept exact.
   KVR_DEVICE void code_own_row(int32_t t) {
     if (task.coder.own_row && t >= task.input.prompt) code_rows(t, 0);
   }
 
-  // Promises that types cannot enforce.
+  // Checks promises that types cannot enforce.
   KVR_DEVICE void check(int32_t t) {
-    if (cache.broken_promises() > 0) fail(PolicyEnd::returned, t);
+    if (cache.returned_tokens() > 0) fail(PolicyEnd::returned, t);
     if (cache.failure() > 0) fail(PolicyEnd::method, t, cache.failure(), cache.failed_at());
     if (task.max_rows >= 0 && cache.size() > task.max_rows) fail(PolicyEnd::bound, t, 0, cache.size());
   }
 
  private:
-  // exempt: newest rows that stay.
+  // exempt: number of newest rows that are left exact.
   KVR_DEVICE void code_rows(int32_t t, int32_t exempt) {
     if (task.scratch.row == nullptr) return;
     const RowCoder::Coded coded = code_rows_of_block(team, task.coder, cache, exempt, task.scratch.row);
@@ -193,14 +193,14 @@ class PolicyRun {
   KVR_DEVICE double sink_logit(int32_t head) const {
     return task.input.sink_logits == nullptr ? -double(INFINITY) : double(task.input.sink_logits[head]);
   }
-  // Of tokens first .. first + count - 1: [heads, count, dim].
+  // Queries of tokens first .. first + count - 1: [heads, count, dim].
   KVR_DEVICE void load_queries(int32_t first, int32_t count) {
     const int32_t dim = shape().dim;
     float* const queries = in_shared(queries_at_);
     team.each(shape().heads * count * dim,
               [&](int32_t i) { queries[i] = query(i / dim / count, first + i / dim % count)[i % dim]; });
   }
-  // Rows i < n of every kv head, key(i, block), with `count` queries of each head that stand ready.
+  // Multiplies rows i < n of every kv head, key(i, block), with `count` loaded queries of each head.
   template <bool kRotates, class K>
   KVR_DEVICE void multiply(int32_t n, int32_t count, float* to, K key, int32_t token = 0) {
     const HeadShape s = shape();
@@ -212,8 +212,8 @@ class PolicyRun {
           ProductTable{to + int64_t(b) * of_block * rows, rows}, task.input.rotation,
           [&](int32_t i) { return offset(token, i); });
   }
-  // Of tokens 0..t of the prompt, from the products of one head. Written behind a barrier, so that nobody is
-  // still looking at the row before.
+  // Probabilities of tokens 0..t of the prompt, from the products of one head. Written after a barrier, when no thread
+  // still reads the previous row.
   KVR_DEVICE void find_probabilities(int32_t t, int32_t head, float* products) {
     const LogitRule<float> rule = task.input.rule;
     const int32_t from = oldest(t), n = t + 1 - from;
@@ -227,7 +227,7 @@ class PolicyRun {
     team.each(t + 1, [&](int32_t i) { p[i] = i < from ? 0.0 : double(products[i]) * inverse; });
   }
 
-  uint32_t queries_at_, partial_at_;  // in shared memory
+  uint32_t queries_at_, partial_at_;  // offsets in shared memory
 };
 
 }  // namespace kvreplay

@@ -7,56 +7,55 @@
 #include "formats/row_coder.hpp"
 #include "measures/row_result.hpp"
 
-// One cache that a block replays by the text of its policy (policy_kernel.hpp): arrays, where they are, and what is to
-// be done.
+// One cache that a block replays with the code of its policy (policy_kernel.hpp): the arrays, their locations, and the
+// work to do.
 
 namespace kvreplay {
 
 // Threads of the block.
 constexpr int kPolicyThreads = 256;
 
-// What it reads, in device memory. Heads are the cache's own, from its first on.
+// Input arrays in device memory. Heads are the cache's own, starting at its first.
 struct PolicyInput {
-  const float* queries;           // [heads, *, dim]; those of the prompt, where a policy reads it, from token 0
+  const float* queries;           // [heads, *, dim]; queries of the prompt, if a policy reads it, start at token 0
   int64_t query_head;             // numbers from one head to the next
   const int32_t* query_row;       // [tokens] row of a token's query, or null: the token itself
-  const int32_t* scored;          // [tokens] the token's row of the results; -1: nobody looks
+  const int32_t* scored;          // [tokens] the token's row of the results; -1: not scored
   const float* sink_logits;       // [heads] or null
-  const double* column_sums;      // [heads, prompt] or null, and so on as Prompt::View
+  const double* column_sums;      // [heads, prompt] or null, further fields as in Prompt::View
   const double* column_max_sums;  // [prompt]
   const double* future_sums;      // [heads, tokens]
-  QueryStatistics known;          // of the cache's heads
+  QueryStatistics known;          // for the cache's heads
   const int32_t* positions;       // [tokens]
   const uint8_t* classes;         // [tokens]
   RopeView rope;
   LogitRule<float> rule;     // factor 1
-  Rotation<float> rotation;  // active only where positions are re-assigned
+  Rotation<float> rotation;  // active only if positions are re-assigned
   int32_t tokens, prompt;
 };
 
-// What it works on.
+// Working memory.
 struct PolicyScratch {
-  int32_t rows;             // most that the cache holds; no less than the prompt where its rows are observed
-  StepScratch<float> step;  // by_head: also of a prompt row that is observed
-  float* products;          // [heads * n, rows], n = PolicyRoom::prompt_rows() where prompt rows are observed, else 1
-  float* weights;           // [parts, heads, width of a row of weights], as PolicyOutput's parts
-  int32_t weights_pitch;    // that width: rows, and no less than tokens where `of_token` is there
-  float* recorded;          // [heads, rows] where positions are re-assigned or rows are written, else null
-  double* row;              // [RowCoder::scratch_doubles()] where a row format codes, else null
-  float* of_token;          // [tokens] where several rows may hold a token (Layout::split), else null
+  int32_t rows;             // most rows that the cache holds; at least the prompt if its rows are observed
+  StepScratch<float> step;  // by_head: also for a prompt row that is observed
+  float* products;          // [heads * n, rows], n = PolicyRoom::prompt_rows() if prompt rows are observed, else 1
+  float* weights;           // [parts, heads, width of a row of weights], parts as in PolicyOutput
+  int32_t weights_pitch;    // that width: rows, and at least tokens if `of_token` is set
+  float* recorded;          // [heads, rows] if positions are re-assigned or rows are written, else null
+  double* row;              // [RowCoder::scratch_doubles()] if a row format codes, else null
+  float* of_token;          // [tokens] if several rows may hold a token (Layout::split), else null
 };
 
-// What it finds, for rows of results. Parts are as AttendKernel leaves them, without a sink logit and without
-// squares; rows against the largest logit of their own.
+// Output for rows of results. Parts are as AttendKernel leaves them, without a sink logit and without squares. Each row
+// is relative to its own largest logit.
 struct PolicyOutput {
-  AttendSums sums;     // of part 0 and the cache's first head: [*, rows]; out [*, rows, width]
+  AttendSums sums;     // part 0, the cache's first head: [*, rows]; out [*, rows, width]
   int64_t part_cells;  // from one part to the next
-  // Part 0 is the cache; with `prefix` what it holds of the prompt, and part 1 what came later. The last,
-  // with `set`: what the attended tokens give as they were recorded, at weight 1; empty where that is the
-  // same.
+  // Part 0 is the cache. With `prefix` part 0 holds the prompt's tokens and part 1 the later ones. With `set` the last
+  // part is the attended tokens as recorded, at weight 1; it is empty if that is the same.
   bool prefix, set;
-  RowResult* results;  // [heads, rows]: what only the policy's text knows of a row
-  // [heads or 1, rows, words] the tokens that a row attends to, a bit each; or null.
+  RowResult* results;  // [heads, rows]: only the values of a row that the policy's code computes
+  // [heads or 1, rows, words] the tokens that a row attends to, one bit each; or null.
   uint32_t* attended;
   int32_t words;
   bool bits_by_head;
@@ -65,16 +64,16 @@ struct PolicyOutput {
   KVR_FN int32_t parts() const { return 1 + (prefix ? 1 : 0) + (set ? 1 : 0); }
 };
 
-// What it notes of the steps of a launch.
+// Records of the steps of a launch.
 struct PolicyNotes {
-  int32_t first;      // token of the first of them
+  int32_t first;      // token of the first step
   StepRecord* steps;  // [steps]
   // [steps, capacity] rows of S_t and their weights, or null.
   int32_t* tokens;
   float *num, *den;
 };
 
-// All of it but the policy, whose pointers are the device's.
+// The whole task except the policy. Pointers are the device's.
 struct PolicyTask {
   CacheStorage<float> storage;
   std::span<double> state;
@@ -83,19 +82,19 @@ struct PolicyTask {
   PolicyOutput output;
   PolicyNotes notes;
   StepRules rules;
-  RowCoder coder;  // where scratch has a row for it
+  RowCoder coder;  // only if scratch has a row for it
   PolicyEnd* end;
   int32_t first, last;  // tokens first .. last - 1 arrive in this launch, one by one
   int32_t rows_from;    // first prompt row that the policy observes; negative: none
-  int64_t max_rows;     // after a step; negative: nobody promises a bound
-  bool opens;           // nothing has arrived: memory is cleared, whatever stood there
-  bool streams_prompt;  // the prompt comes token by token; else the launch that opens takes it in one call
+  int64_t max_rows;     // bound after a step; negative: no bound is promised
+  bool opens;           // no token has arrived: memory is cleared first
+  bool streams_prompt;  // the prompt arrives token by token; else the launch that opens takes it in one call
   bool observes;        // the policy observes every step
   bool reweights;       // option reweight: uniform
   bool split;           // Layout::split
 };
 
-// Where things are in a block's shared memory, in bytes.
+// Offsets in a block's shared memory, in bytes.
 struct PolicyRoom {
   size_t exchange = 0, queries = 0, partial = 0, bytes = 0;
   KVR_FN static PolicyRoom of(const HeadShape& shape, int threads) {
@@ -105,7 +104,7 @@ struct PolicyRoom {
     room.partial = room.take(RowSums::scratch_floats(threads) * sizeof(float));
     return room;
   }
-  // Rows of the prompt that meet its keys together.
+  // Rows of the prompt that are multiplied with its keys together.
   KVR_FN static constexpr int32_t prompt_rows(int32_t heads) {
     constexpr int32_t kQueries = 32, kMost = 8;
     return heads >= kQueries ? 1 : kQueries / heads < kMost ? kQueries / heads : kMost;

@@ -3,12 +3,12 @@
 
 #include "device/kernels/block.hpp"
 
-// Exact probabilities of whole rows, for rankings: the mean over the query heads and, where some cache ranks
-// by its own head, those of each head. Logits are float32 dot products, one term after the other, so that
-// equal keys have equal probabilities and ties stay ties (convention C8).
+// Exact probabilities of whole rows, for rankings: the mean over the query heads and, if some cache ranks by its own
+// head, those of each head. Logits are float32 dot products, one term after the other, so that equal keys have equal
+// probabilities and ties stay ties (convention C8).
 //
-// A block takes 64 rows and 64 tokens; a thread 8 of the rows and 4 of the tokens. Numbers come 32 columns
-// at a time through two buffers, head after head.
+// A block takes 64 rows and 64 tokens; a thread 8 of the rows and 4 of the tokens. Numbers are loaded 32 columns at a
+// time through two buffers, head after head.
 
 namespace kvreplay {
 
@@ -16,10 +16,9 @@ struct ProbabilityArgs {
   const float* q;            // [heads, rows, dim]
   const float* k;            // [blocks, tokens, dim]
   const int32_t* row_token;  // [rows], ascending
-  const float *top, *z;      // [heads, rows]; top: in base 2; both with a sink logit, where there is one
-  // [planes, count, pitch], of rows first..first + count - 1. Plane 0: the mean over the heads;
-  // planes 1..heads, where there are some: each head's. 0 where a row does not attend; what follows a row's
-  // own token is open.
+  const float *top, *z;      // [heads, rows]; top: in base 2; both include the sink logit, if there is one
+  // [planes, count, pitch], for rows first..first + count - 1. Plane 0: the mean over the heads; planes 1..heads, if
+  // present: each head's. 0 where a row does not attend; undefined after a row's own token.
   float* p;
   int32_t rows, tokens, heads, group, dim;
   int32_t first, count, planes, pitch;
@@ -29,7 +28,7 @@ struct ProbabilityArgs {
 
 struct ProbabilityKernel {
   static constexpr int kRows = 64, kTokens = 64, kThreads = 128;
-  static constexpr int kRowsEach = 8, kTokensEach = 4;  // of a thread
+  static constexpr int kRowsEach = 8, kTokensEach = 4;  // for each thread
   static constexpr int kColumns = 32;
   static constexpr int kPitch = kColumns + 4;  // neighbours' four numbers lie on different banks
   static constexpr float kLog2e = 1.44269504088896341f;
@@ -49,10 +48,10 @@ struct ProbabilityKernel {
     const int32_t row = int32_t(block.index() % row_tiles()) * kRows,
                   token = int32_t(block.index() / row_tiles()) * kTokens;
     const int32_t last_row = (row + kRows < a.count ? row + kRows : a.count) - 1;
-    if (token > a.row_token[a.first + last_row]) return;  // nobody sees so far
+    if (token > a.row_token[a.first + last_row]) return;  // no row sees that far
     Thread thread;
     thread.open(*this, block, row, token);
-    if (a.window > 0 && token + kTokens - 1 <= a.row_token[a.first + row] - a.window)  // nobody sees it still
+    if (a.window > 0 && token + kTokens - 1 <= a.row_token[a.first + row] - a.window)  // outside every row's window
       for (int32_t head = 0; head < a.heads; ++head) thread.end_head(*this, block, head);
     else multiply(block, thread, row, token);
     thread.close(*this);
@@ -73,7 +72,7 @@ struct ProbabilityKernel {
     fetch(block, row, token, 0, 0, 0);
     for (int32_t s = 0; s < stages; ++s) {
       block.template wait_copies<0>();
-      block.sync();  // stage s is there, and nobody reads stage s - 1 any more
+      block.sync();  // stage s has arrived, and no thread reads stage s - 1 any more
       const int32_t next = s + 1;
       if (next < stages) fetch(block, row, token, next / chunks, next % chunks, next % 2);
       thread.multiply(*this, block, s % 2);
@@ -87,7 +86,7 @@ struct ProbabilityKernel {
     copy(block, keys(block, stage), a.k + k_row * a.dim, kTokens, a.tokens - token, chunk * kColumns);
     block.commit_copies();
   }
-  // Columns [first, first + 32) of `count` rows, of which `there` exist; the rest is 0.
+  // Copies columns [first, first + 32) of `count` rows, of which `there` exist; the rest is 0.
   KVR_DEVICE void copy(const Block auto& block, float* to, const float* from, int count, int32_t there,
                        int32_t first) const {
     constexpr int kPieces = kColumns / 4;
@@ -106,7 +105,7 @@ struct ProbabilityKernel {
   struct Thread {
     float dot[kRowsEach][kTokensEach], sum[kRowsEach][kTokensEach];
     int32_t row_token[kRowsEach];  // -1 beyond the end
-    int32_t row, token;            // of all
+    int32_t row, token;            // among all rows and tokens
     int row_in_tile, token_in_tile;
 
     KVR_DEVICE void open(const ProbabilityKernel& k, const Block auto& block, int32_t first_row, int32_t first_token) {

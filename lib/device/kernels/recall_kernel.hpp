@@ -2,38 +2,37 @@
 #include "device/kernels/attend_kernel.hpp"
 #include "measures/row_result.hpp"
 
-// Recalls: how many of the tokens that a row of a cache attends to are among as many best ones of the row,
-// and how much the best ones hold (measures.md, section 2; on the CPU measures/set_measures.hpp).
+// Recalls: how many of the m tokens that a row of a cache attends to are among the row's m best tokens, and how much
+// probability the m best hold (measures.md, section 2; on the CPU measures/set_measures.hpp).
 //
-// The probabilities of some rows stand in memory (ProbabilityKernel). A block takes one row, and sorts
-// nothing: tokens are counted by the leading digits of their probabilities, once for all caches, and for
-// every size of a set the last token that belongs to it is looked for among those whose digit says that it
-// may be one of them. The order is that of convention C8, larger probability first, then smaller token: one
-// number for each token, its place. Counts are integers and sums run in a fixed order, so which thread comes
-// first shows nowhere.
+// The probabilities of some rows are in memory (ProbabilityKernel). A block takes one row, and sorts nothing. Tokens
+// are counted by the leading digits of their probabilities, once for all caches. For every set size, the last token of
+// the best set is then searched among the tokens whose leading digit leaves that open. The order is that of convention
+// C8, larger probability first, then smaller token; each token has one number, its place. Counts are integers and sums
+// run in a fixed order, so results do not depend on the order of threads.
 
 namespace kvreplay {
 
-// A cache: a list of tokens, where rows of its part are those of the whole launch (row r looks at
-// spans[r / 64]), or a bit for every token.
+// A cache: a list of tokens, where rows of its part are those of the whole launch (row r looks at spans[r / 64]), or a
+// bit for every token.
 constexpr int32_t kNoRun = 1 << 30;  // no token is that far
 struct RecallCache {
   AttendPart part;
   int32_t later_from;              // and every token from this one up to a row's own; or kNoRun
   int32_t by_head;                 // 0: its heads rank by the mean over all heads of the stream; 1: each by its own
-  int64_t first_row;               // of its results, [part.heads, rows]
+  int64_t first_row;               // first row of its results, [part.heads, rows]
   const uint32_t* bits = nullptr;  // [heads, rows, words], or null
   int64_t bits_head = 0;           // words from one head to the next; 0: all heads attend to the same tokens
   int32_t words = 0;
 };
 
 struct RecallArgs {
-  const float* p;             // [planes, count, pitch], as ProbabilityKernel leaves it
+  const float* p;             // [planes, count, pitch], output of ProbabilityKernel
   const int32_t* row_token;   // [rows]
   const RecallCache* caches;  // planes 1..heads must be there if one of them has by_head
-  // Of each cache, [heads, rows]: top_mass (sum of the m largest probabilities, where a row attends to m tokens) and
-  // index_recall (share of the m tokens that are among the m first) of rows first..first + count - 1. Rows that
-  // attend to nothing are left as they are.
+  // For each cache, [heads, rows]: top_mass (sum of the m largest probabilities, for a row that attends to m tokens)
+  // and index_recall (share of the m tokens that are among the m best) of rows first..first + count - 1. Rows that
+  // attend to nothing are left unchanged.
   RowResult* results;
   int32_t rows, caches_count;
   int32_t first, count, planes, pitch;
@@ -43,13 +42,13 @@ struct RecallArgs {
 struct RecallKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kWarp, kRowTile = 64;
   static constexpr int kDigits = 2048, kDigitsEach = kDigits / kThreads;
-  static constexpr int kCaches = kThreads, kCandidates = kThreads;  // at a time: a thread has one
-  // The first digit: the exponent from 2^-63 on and 5 bits of the mantissa. What is smaller is digit 0; the
-  // last one holds NaN too, which is thus larger than any number.
+  static constexpr int kCaches = kThreads, kCandidates = kThreads;  // at a time: each thread has one
+  // The first digit: the exponent from 2^-63 on and 5 bits of the mantissa. Smaller numbers have digit 0. The last
+  // digit includes NaN, which is thus larger than any number.
   static constexpr int kDigitShift = 18;
   static constexpr int32_t kDigitFloor = 64 << 5;
 
-  struct Found {  // a digit: tokens of larger ones, and of its own
+  struct Found {  // a digit: number of tokens with larger ones, and with this one
     int32_t digit, above, count;
   };
   struct Shared {
@@ -57,10 +56,10 @@ struct RecallKernel {
     uint64_t last_place;
     uint64_t last[kCaches];  // place of the last token of the best set, for models
     double sums[kWarps];
-    double mass[kCaches];    // of the best set, for models
-    int32_t size[kCaches];   // m; -1: the cache goes by another ranking
+    double mass[kCaches];    // mass of the best set, for models
+    int32_t size[kCaches];   // m; -1: the cache uses another ranking
     int32_t model[kCaches];  // the first cache of the same size
-    int32_t above[kDigits];  // by slot(): tokens of larger first digits in this ranking
+    int32_t above[kDigits];  // by slot(): tokens with larger first digits in this ranking
     int32_t counts[kDigits];
     int32_t totals[kWarps];
     Found found;
@@ -75,7 +74,7 @@ struct RecallKernel {
       return uint64_t(float_bits(p[token])) << token_bits | ((uint64_t(1) << token_bits) - 1 - uint64_t(token));
     }
   };
-  struct Range {  // of places
+  struct Range {  // range of places
     uint64_t begin, size;
     int shift;  // from a distance to `begin` to its digit
   };
@@ -124,7 +123,7 @@ struct RecallKernel {
     if (cache.by_head == 0) return ranking.head < 0;
     return ranking.head >= cache.part.first_head && ranking.head < cache.part.first_head + cache.part.heads;
   }
-  // By a warp: how many of the tokens that a row attends to stand at this place or before it.
+  // Run by a warp: counts the tokens that a row attends to at this place or before it.
   KVR_DEVICE int32_t count_places(const Block auto& block, const Ranking& ranking, const RecallCache& cache,
                                   int32_t row, uint64_t last) const {
     if (cache.bits != nullptr) return count_bits(block, ranking, cache, row, last);
@@ -175,7 +174,7 @@ struct RecallKernel {
     }
   }
 
-  // The best tokens, as many as cache i has.
+  // Finds the best tokens, as many as cache i has.
   KVR_DEVICE void find_best(const Block auto& block, const Ranking& ranking, int32_t i) const {
     Shared& s = shared(block);
     const uint64_t last = last_of(block, ranking, s.size[i]);
@@ -193,7 +192,7 @@ struct RecallKernel {
     block.sync();
   }
 
-  // The place of the last of the `wanted` first tokens, or one that parts them from the others.
+  // The place of the last of the first `wanted` tokens, or one that separates them from the others.
   KVR_DEVICE uint64_t last_of(const Block auto& block, const Ranking& ranking, int32_t wanted) const {
     if (wanted >= ranking.tokens) return 0;
     Found at = find(block, shared(block).above, ranking.tokens, wanted);
@@ -207,7 +206,7 @@ struct RecallKernel {
     }
     return at.count == wanted ? range.begin : candidate(block, ranking, range, wanted);
   }
-  // Those of a first digit.
+  // Places with this first digit.
   KVR_DEVICE static Range places_of(int32_t digit, int token_bits) {
     const uint64_t begin = digit == 0 ? 0 : uint64_t(digit + kDigitFloor) << kDigitShift;
     const uint64_t end = digit == kDigits - 1 ? uint64_t(1) << 32 : uint64_t(digit + 1 + kDigitFloor) << kDigitShift;
@@ -227,7 +226,7 @@ struct RecallKernel {
     clear(block, s.above);
     for (int32_t token = block.thread(); token < ranking.tokens; token += kThreads) {
       const int32_t digit = int32_t(float_bits(ranking.p[token]) >> kDigitShift) - kDigitFloor;
-      // Nobody asks what is above less than digit 0, and in a window's rows almost all tokens are 0.
+      // The count of digit 0 is never needed, and in a window's rows almost all tokens are 0.
       if (digit > 0) block.atomic_add(&s.above[slot(digit < kDigits ? digit : kDigits - 1)], 1);
     }
     sum_up(block, s.above);
@@ -246,14 +245,14 @@ struct RecallKernel {
     for (int i = block.thread(); i < kDigits; i += kThreads) counts[i] = 0;
     block.sync();
   }
-  // Of every digit: how many there are to how many are larger.
+  // Turns the count of each digit into the number of tokens with larger digits.
   KVR_DEVICE void sum_up(const Block auto& block, int32_t* counts) const {
     Shared& s = shared(block);
     block.sync();
     int32_t total = 0;
     for (int i = 0; i < kDigitsEach; ++i) total += counts[slot(block.thread() * kDigitsEach + i)];
     const int lane = block.thread() % kWarp, warp = block.thread() / kWarp;
-    int32_t above = 0;  // in later threads: first of this warp
+    int32_t above = 0;  // total of later threads; at first within this warp
     for (int mask = 1; mask < kWarp; mask *= 2) {
       const int32_t others = block.shuffle_xor(total, mask);
       if ((lane & mask) == 0) above += others;
@@ -270,7 +269,7 @@ struct RecallKernel {
     }
     block.sync();
   }
-  // Where the token stands that has wanted - 1 before it; total: of all digits.
+  // The digit of the token that has wanted - 1 before it. total: sum over all digits.
   KVR_DEVICE Found find(const Block auto& block, const int32_t* above, int32_t total, int32_t wanted) const {
     Shared& s = shared(block);
     for (int i = 0; i < kDigitsEach; ++i) {
@@ -281,7 +280,7 @@ struct RecallKernel {
     block.sync();
     return s.found;
   }
-  // The place of the token that has wanted - 1 before it in the range, which holds kCandidates at most.
+  // The place of the token that has wanted - 1 before it in the range, which holds at most kCandidates.
   KVR_DEVICE uint64_t candidate(const Block auto& block, const Ranking& ranking, const Range& range,
                                 int32_t wanted) const {
     Shared& s = shared(block);

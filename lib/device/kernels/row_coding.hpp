@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// Codes the rows of a cache that are due. A function that is never inlined: policies are many, and coders are long.
+// Codes the due rows of a cache. Never inlined: there are many policies, and coders are long.
 template <Block B>
 KVR_CALLED KVR_DEVICE RowCoder::Coded code_rows_of_block(const BlockTeam<B>& team, const RowCoder& coder,
                                                          BasicCache<float>& cache, int32_t exempt, double* scratch) {

@@ -2,8 +2,8 @@
 #include "core/attend.hpp"
 #include "device/kernels/block.hpp"
 
-// Products of a few vectors with rows that lie anywhere, and sums of such rows, by all threads of a block.
-// Neighbouring lanes read neighbouring numbers of a row, so a row may have any width and any alignment.
+// Products of a few vectors with rows at any addresses, and sums of such rows, by all threads of a block. Neighbouring
+// lanes read neighbouring numbers of a row, so a row may have any width and any alignment.
 
 namespace kvreplay {
 
@@ -12,13 +12,13 @@ struct ProductQueries {
   const float* numbers;
   int32_t count, dim;
 };
-// Where products go: number q * stride + i is that of vector q with row i.
+// Output of products: number q * stride + i is that of vector q with row i.
 struct ProductTable {
   float* to;
   int64_t stride;
 };
 
-// How a rotated key meets a vector: number c of the key is multiplied with cosine * vector[c] + sine *
+// Product of a rotated key with a vector: number c of the key is multiplied with cosine * vector[c] + sine *
 // vector[partner].
 struct RotatedNumber {
   float cosine, sine;
@@ -39,8 +39,8 @@ class KeyProducts {
   static_assert(kRows * kQueries == kLanes);
 
  public:
-  // Of rows i < n with all vectors; key(i): numbers of row i; offset(i): forward by how many positions they
-  // are rotated. Ends with a barrier; the vectors stand when it begins.
+  // Multiplies rows i < n with all vectors. key(i): numbers of row i; offset(i): positions by which row i is rotated
+  // forward. The vectors must be complete; ends with a barrier.
   template <bool kRotates, class K, class O>
   KVR_DEVICE static void multiply(const Block auto& block, int32_t n, K key, const ProductQueries& q,
                                   const ProductTable& table, const Rotation<float>& rotation, O offset) {
@@ -106,14 +106,14 @@ class KeyProducts {
   }
 };
 
-// Sums of rows with weights. Each warp takes some rows; what they found is added in the order of the warps.
+// Sums of rows with weights. Each warp takes some rows; their sums are added in the order of the warps.
 class RowSums {
   static constexpr int kHeads = 4, kColumns = 2, kRows = 4, kWidth = kColumns * kWarp;
 
  public:
   static constexpr size_t scratch_floats(int threads) { return size_t(threads / kWarp * kHeads * kWidth); }
-  // take(h, c, sum over i < n of weights[h * stride + i] row(i)[c]), h < heads, c < width. A row of weight 0
-  // is not looked at. partial: scratch_floats() of shared memory. Begins and ends with a barrier.
+  // Calls take(h, c, sum over i < n of weights[h * stride + i] row(i)[c]), h < heads, c < width. A row of weight 0 is
+  // not read. partial: scratch_floats() of shared memory. Begins and ends with a barrier.
   template <class R, class F>
   KVR_DEVICE static void weigh(const Block auto& block, int32_t n, R row, const ProductTable& weights, int32_t heads,
                                int32_t width, float* partial, F take) {
@@ -126,7 +126,7 @@ class RowSums {
         for (int32_t first = warp * kRows; first < n; first += warps * kRows)
           add_rows(n, first, row, {weights.to + int64_t(head) * weights.stride, weights.stride}, count, column + lane,
                    width, sums);
-        block.sync();  // what stood in `partial` has been read
+        block.sync();  // previous content of `partial` has been read
         KVR_UNROLL for (int h = 0; h < kHeads; ++h) KVR_UNROLL for (int j = 0; j < kColumns; ++j)
             partial[(warp * kHeads + h) * kWidth + j * kWarp + lane] = sums[h][j];
         block.sync();

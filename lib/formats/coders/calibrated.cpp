@@ -6,12 +6,12 @@
 #include "formats/coders/kvquant.hpp"
 #include "formats/coders/pca.hpp"
 
-// What the calibrated formats take from the rows of a prompt.
+// How the calibrated formats compute their constants from the rows of a prompt.
 
 namespace kvreplay {
 namespace {
 
-// Rows from `first` on; all of them where the prompt ends before.
+// Rows from `first` on, or all rows if the prompt ends before `first`.
 std::span<const double> rows_from(std::span<const double> rows, int32_t width, int32_t first) {
   const size_t skipped = size_t(first) * size_t(width);
   return skipped < rows.size() ? rows.subspan(skipped) : rows;
@@ -19,7 +19,8 @@ std::span<const double> rows_from(std::span<const double> rows, int32_t width, i
 
 double quantile(const std::vector<double>& sorted, double t) { return KvQuant::quantile_of(sorted, t); }
 
-// k-means on a line, from quantiles on; a number on a midpoint goes down, an empty level stays.
+// k-means on a line, started from quantiles. A number on a midpoint takes the lower level; an empty level stays where
+// it is.
 std::vector<double> line_means(std::vector<double> z, int32_t bits) {
   constexpr int kMostSweeps = 50;
   const size_t n = size_t(1) << bits;
@@ -47,7 +48,7 @@ double scaled(double x, double lo, double hi) {
   return half == 0 ? 0 : (x - (hi + lo) / 2) / half;
 }
 
-// Mean of rows, and eigenvalues (falling, none below 0) and eigenvectors, a row each, of their covariance.
+// Mean of the rows, and the eigenvalues (descending, clamped at 0) and eigenvectors (one per row) of their covariance.
 struct PrincipalAxes {
   std::vector<double> mean, variances, axes;
 };
@@ -114,7 +115,7 @@ std::vector<double> Pca::calibrate(RowPart, int32_t width, std::span<const doubl
   const PrincipalAxes found = principal_axes(rows_from(all, width, calibrate_from), width);
   const auto w = size_t(width);
   std::vector<double> depth(w, 0);
-  // Errors of the normal distribution's code books of 0, 1, ... bits.
+  // Mean square errors of the normal distribution's code books with 0, 1, ... bits.
   constexpr double kErrors[] = {1, .3634, .1175, .03455, .009501, .002505};
   for (int64_t bit = 0; bit < int64_t(bits) * width; ++bit) {
     size_t best = w;

@@ -3,7 +3,7 @@
 
 namespace kvreplay {
 
-// Floating point of 32 and 16 bits. A number beyond the range does not fit.
+// Floating point with 32 or 16 bits. A number beyond the range is a misfit.
 template <class Rounding>
 struct FloatRows {
   static constexpr FormatInfo info{

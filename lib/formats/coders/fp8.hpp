@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-constexpr double kScaleOfHead = kRealWord, kScaleOfToken = kSecondRealWord;  // words of `scale`
+constexpr double kScaleOfHead = kRealWord, kScaleOfToken = kSecondRealWord;  // the words that `scale` accepts
 
 template <Team T>
 KVR_FN CodeTally code_fp8(const T& team, std::span<double> numbers, const SmallFloat& format, double scale) {
@@ -18,10 +18,10 @@ KVR_FN CodeTally code_fp8(const T& team, std::span<double> numbers, const SmallF
   });
 }
 
-// 8-bit floating point, E4M3 or E5M2, over a scale.
-//  1. s = float32 of `scale`; head: max(largest |x| of the prompt / X, 1e-6), X the largest number; token: the same
-//     over the row.
-//  2. Read back: E(x / s) * s, E the nearest number of the format, ties to even, within +-X.
+// 8-bit floating point, E4M3 or E5M2, with a scale.
+//  1. s = float32 of `scale`. head: max(largest |x| of the prompt / X, 1e-6), X the format's largest number. token:
+//     likewise, over the row.
+//  2. Read back: E(x / s) * s, E the nearest number of the format within +-X, ties to even.
 template <bool kWide>
 struct Fp8 {
   static constexpr FormatInfo info{
@@ -36,7 +36,7 @@ struct Fp8 {
 
   static void declare(auto& d) {
     d.real_or_words("scale", &Fp8::scale, {1e-30, 1e30}, {"head", "token"},
-                    "what numbers are divided by: given, from the kv head's prompt, or from each row");
+                    "divisor of the numbers: a constant, from the kv head's prompt, or from each row");
   }
   KVR_FN static constexpr SmallFloat number() { return kWide ? e5m2() : e4m3(); }
   CodedBytes bytes(RowPart, int32_t width) const { return {width, scale == kScaleOfToken ? 4 : 0}; }

@@ -5,7 +5,7 @@ namespace kvreplay {
 
 // Integers of 8, 4, 3 or 2 bits over the range of each group of neighbouring numbers.
 //  1. low, high = extremes of the group; step = (high - low) / (2^bits - 1), offset = low.
-//  2. code = half_even((x - low) (2^bits - 1) / (high - low)), from the exact extremes.
+//  2. code = half_even((x - low) (2^bits - 1) / (high - low)), with the exact extremes.
 //  3. Read back: code * float16(step) + float16(offset).
 template <int kBits>
 struct Integers {

@@ -4,8 +4,8 @@
 
 namespace kvreplay {
 
-// KIVI: keys by channel in groups of g rows, values by row in groups of g channels, both with integers over the range
-// of a group. The newest keys stay exact until R of them wait, the newest R values always.
+// KIVI: integers over the range of a group. Keys are coded by channel in groups of g rows, values by row in groups of g
+// channels. New keys stay exact until R of them are waiting; the newest R values always stay exact.
 struct Kivi {
   static constexpr FormatInfo info{.name = "kivi",
                                    .title = "keys by channel, values by token, newest rows exact",
@@ -24,7 +24,7 @@ struct Kivi {
   }
 };
 
-// GEAR: KIVI's groups, a low rank for what they miss, and outliers beside them.
+// GEAR: KIVI's groups, plus a low-rank correction of their error and exact outliers.
 struct Gear : Kivi {
   enum class Order : int32_t { outliers_first, residual };
   static constexpr FormatInfo info{
@@ -42,10 +42,10 @@ struct Gear : Kivi {
     d.integer("bits", &Gear::bits, {2, 4}, "bits of a number, 2 or 4");
     d.integer("g", &Gear::g, {1, 1 << 16}, "rows (keys) or channels (values) that share offset and step");
     d.integer("R", &Gear::R, {1, kManyTokens}, "newest rows that stay exact, a multiple of g");
-    d.integer("rank", &Gear::rank, {0, 256}, "of what is added to the codes");
+    d.integer("rank", &Gear::rank, {0, 256}, "rank of the correction that is added to the codes");
     d.real("outliers", &Gear::outliers, {0, 100}, "per cent of a block's numbers that are kept exactly");
     d.choice("order", &Gear::order, {"outliers_first", "residual"},
-             "outliers are taken from the rows before coding, or from what codes and low rank miss");
+             "outliers are chosen before coding, or by the error of codes and low rank");
   }
 };
 

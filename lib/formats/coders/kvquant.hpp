@@ -5,13 +5,13 @@
 namespace kvreplay {
 
 // KVQuant: keys before RoPE by channel, values by row, one code book each, outliers beside them.
-//  t = 1 - outliers / 200; quantiles by linear interpolation. Of each kv head and part:
-//  1. Keys, once: hi, lo = quantiles t, 1 - t of each channel over the prompt's rows from `calibrate_from` on; a number
+//  t = 1 - outliers / 200; quantiles use linear interpolation. For each kv head and part:
+//  1. Keys, once: hi, lo = quantiles t, 1 - t of each channel over the prompt's rows from `calibrate_from` on. A number
 //     beyond them is an outlier.
-//  2. Values, for each row: the same over its channels, a number at or beyond them is an outlier; then hi, lo are
-//     extremes of the row, whose outliers count as the row's median.
+//  2. Values, for each row: the quantiles of its channels; a number at or beyond them is an outlier. Then hi, lo are
+//     the extremes of the row after the row's median replaces its outliers.
 //  3. off = (hi + lo) / 2, half = (hi - lo) / 2, z = (x - off) / half; 0 where half = 0.
-//  4. Code book, once: k-means on a line over z of the prompt's other numbers.
+//  4. Code book, once: k-means on a line over z of the prompt's numbers that are no outliers.
 //  5. Read back: float16(level) float16(half) + float16(off); outliers in float16.
 struct KvQuant {
   static constexpr FormatInfo info{
@@ -31,13 +31,13 @@ struct KvQuant {
     d.integer("bits", &KvQuant::bits, {2, 5}, "bits of a number");
     d.real("outliers", &KvQuant::outliers, {0, 20}, "per cent of numbers that are stored beside the codes");
     d.integer("calibrate_from", &KvQuant::calibrate_from, {0, 1 << 30},
-              "first row of the prompt that constants are taken from");
+              "first row of the prompt used for the constants");
   }
   CodedBytes bytes(RowPart part, int32_t width) const {
     return {bytes_of_bits(int64_t(width) * bits), part == RowPart::value ? 4 : 0};
   }
   static constexpr int64_t kOutlierBytes = 4;  // value and index
-  // Of values those at or beyond the quantiles of their own row, at least one at either end.
+  // A row of values has its outliers at or beyond its quantiles: at least one at either end.
   double expected_outliers(RowPart part, int32_t width) const {
     if (part == RowPart::key) return outliers / 100 * width;
     return outliers == 0 ? 0 : 2 * (width - std::ceil((1 - outliers / 200) * (width - 1)));
@@ -46,10 +46,10 @@ struct KvQuant {
     return 2 * (int64_t(1) << bits) + (part == RowPart::key ? 4 * int64_t(width) : 0);
   }
   static bool is_calibrated() { return true; }
-  // Keys: lo [width], hi [width]; then the levels.
+  // Keys: lo [width], hi [width], then the levels. Values: the levels alone.
   std::vector<double> calibrate(RowPart part, int32_t width, std::span<const double> rows) const;
 
-  // Its sums count, so that they are the same in vectors of any width.
+  // The sums are counts, so vectors of any width give the same result.
   template <Team T>
   KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
     CodeTally all;
@@ -72,10 +72,10 @@ struct KvQuant {
     });
   }
 
-  // Of a row of values.
+  // Range and outlier limits of a row of values.
   struct RowRange {
-    double lo, hi;        // of the numbers that are coded
-    double below, above;  // at or beyond which a number is an outlier
+    double lo, hi;        // extremes of the numbers that are coded
+    double below, above;  // a number at or beyond either is an outlier
     KVR_FN bool is_outlier(double x) const { return x <= below || x >= above; }
   };
   // sorted: [width] scratch.
@@ -93,7 +93,7 @@ struct KvQuant {
     const double t = 1 - outliers / 200, median = quantile_of({sorted, size_t(n)}, 0.5);
     RowRange r{median, median, quantile_of({sorted, size_t(n)}, 1 - t), quantile_of({sorted, size_t(n)}, t)};
     const int32_t inside = team.count(n, [&](int32_t i) { return !r.is_outlier(sorted[i]); });
-    const bool some = inside < n;  // whose place the median takes
+    const bool some = inside < n;  // the median replaces at least one outlier
     const double low =
         team.smallest(n, [&](int32_t i) { return r.is_outlier(sorted[i]) ? INFINITY : sorted[i]; }).score;
     const double high =
@@ -113,7 +113,7 @@ struct KvQuant {
     CodeTally t;
     const double off = (hi + lo) / 2, half = (hi - lo) / 2, z = half == 0 ? 0 : (x - off) / half;
     const int32_t last = (1 << bits) - 1;
-    int32_t code = 0;  // midpoints below z; a number on one goes down
+    int32_t code = 0;  // number of midpoints below z; a z on a midpoint takes the lower level
     KVR_SIMD_SUM(code) for (int32_t i = 0; i < last; ++i) code += (levels[i] + levels[i + 1]) / 2 < z ? 1 : 0;
     const double back = is_outlier ? to_float16(x) : to_float16(levels[code]) * to_float16(half) + to_float16(off);
     t.outliers = is_outlier ? 1 : 0;

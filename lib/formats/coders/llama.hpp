@@ -3,8 +3,8 @@
 
 namespace kvreplay {
 
-// The block formats of llama.cpp (ggml-quants.c): blocks of 32 numbers with a step in float16. The exact step codes,
-// the rounded one reads.
+// The block formats of llama.cpp (ggml-quants.c): blocks of 32 numbers with a float16 step. Coding uses the exact step,
+// reading back the rounded one.
 constexpr int32_t kLlamaBlock = 32;
 constexpr const char* kLlamaRotates =
     "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: "
@@ -36,8 +36,8 @@ struct Q8_0 {
   }
 };
 
-// q4_0, q5_0: m the signed number of largest magnitude (the first of equals), h = 8 or 16, s = m / -h,
-// code = min(2 h - 1, trunc(x / s + h + 0.5)), read as (code - h) s: the side opposite to m is clipped.
+// q4_0, q5_0: m = the signed number of largest magnitude (the first if equal), h = 8 or 16, s = m / -h, code = min(2 h
+// - 1, trunc(x / s + h + 0.5)), read as (code - h) s. The side opposite to m is clipped.
 template <int kBits>
 struct LlamaSymmetric {
   static constexpr FormatInfo info{

@@ -6,8 +6,8 @@ namespace kvreplay {
 enum class MxRounding : int32_t { floor, ceil };
 
 // Blocks that share a power of two.
-//  1. k = floor(log2(largest |x|)) - emax, emax that of the element format's largest number X; ceil: the least k with
-//     largest |x| <= X 2^k. Within +-127; a block of zeros has -127.
+//  1. k = floor(log2(largest |x|)) - emax, where emax is the exponent of the element format's largest number X. With
+//     `ceil`: the least k with largest |x| <= X 2^k. k is clamped to +-127; a block of zeros has -127.
 //  2. Read back: E(x 2^-k) 2^k.
 template <Team T>
 KVR_FN CodeTally code_mx(const T& team, std::span<double> row, const SmallFloat& element, int32_t block,

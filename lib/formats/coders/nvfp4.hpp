@@ -3,11 +3,11 @@
 
 namespace kvreplay {
 
-// NVFP4: E2M1 in blocks of 16 numbers, each with a scale in E4M3, over one scale g.
+// NVFP4: E2M1 in blocks of 16 numbers. Each block has a scale in E4M3, on top of one common scale g.
 //  1. g = float32 of `scale`; head: largest |x| of the prompt / (6 * 448).
-//  2. Of a block: t = E4M3(largest |x| / (6 g)), s = t g.
+//  2. For each block: t = E4M3(largest |x| / (6 g)), s = t g.
 //  3. Read back: E2M1(x / s) s; 0 where s = 0.
-//  four_over_six: also with 4 in the place of 6, taken where its squared error is strictly smaller.
+// four_over_six: also tries 4 in place of 6 and takes it where its squared error is strictly smaller.
 struct NvFp4 {
   static constexpr int32_t kBlock = 16;
   enum class Search : int32_t { max, four_over_six };
@@ -25,7 +25,7 @@ struct NvFp4 {
 
   static void declare(auto& d) {
     d.real_or_words("scale", &NvFp4::scale, {1e-30, 1e30}, {"head"},
-                    "scale over all blocks: given, or from the kv head's prompt");
+                    "common scale of all blocks: a constant, or from the kv head's prompt");
     d.choice("search", &NvFp4::search, {"max", "four_over_six"}, "which scale a block takes");
   }
   CodedBytes bytes(RowPart, int32_t width) const { return {width / 2, width / kBlock}; }

@@ -4,11 +4,11 @@
 
 namespace kvreplay {
 
-// Principal components of the prompt's rows, with bits where the variance is (the transform of KVTC).
-//  1. Mean and covariance of the prompt's rows from `calibrate_from` on; eigenvectors by falling eigenvalue lambda.
-//  2. bits * width times: one bit more for the component with the largest lambda (D_b - D_b+1), D the error of the
-//     normal distribution's code book; at most 5; ties: the first.
-//  3. Component / sqrt(lambda) to the nearest level; without bits it is the mean's.
+// Principal components of the prompt's rows, with more bits where the variance is larger (the transform of KVTC).
+//  1. Mean and covariance of the prompt's rows from `calibrate_from` on; eigenvectors by descending eigenvalue lambda.
+//  2. bits * width times: one more bit for the component with the largest lambda (D_b - D_b+1), where D_b is the error
+//     of the normal distribution's code book of b bits. At most 5 bits each; ties: the first.
+//  3. Component / sqrt(lambda) takes the nearest level; a component without bits reads back as its mean.
 struct Pca {
   static constexpr int32_t kMostBits = 5;
   static constexpr FormatInfo info{
@@ -25,15 +25,14 @@ struct Pca {
 
   static void declare(auto& d) {
     d.integer("bits", &Pca::bits, {1, kMostBits}, "bits of a number on average");
-    d.integer("calibrate_from", &Pca::calibrate_from, {0, 1 << 30},
-              "first row of the prompt that the basis is taken from");
+    d.integer("calibrate_from", &Pca::calibrate_from, {0, 1 << 30}, "first row of the prompt used for the basis");
   }
   CodedBytes bytes(RowPart, int32_t width) const { return {bytes_of_bits(int64_t(width) * bits), 0}; }
   static int64_t static_bytes(RowPart, int32_t width) { return 2 * (int64_t(width) * width + 2 * width) + width; }
   static bool is_calibrated() { return true; }
-  // mean [width], sqrt(lambda) [width], bits [width], eigenvectors [width, width], a row each.
+  // mean [width], sqrt(lambda) [width], bits [width], eigenvectors [width, width] (one per row).
   std::vector<double> calibrate(RowPart part, int32_t width, std::span<const double> rows) const;
-  // Levels of 1, 2, ... bits, one after the other.
+  // Levels for 1, 2, ... bits, concatenated.
   static std::vector<double> tables(RowPart part, int32_t width);
 
   template <Team T>

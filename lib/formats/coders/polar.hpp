@@ -5,10 +5,12 @@
 
 namespace kvreplay {
 
-// PolarQuant: angles of pairs, of pairs of radii, and so on.
-//  1. Rotate.  2. Level l = 1, 2, ...: of neighbours (a, b) the angle atan2(b, a) is coded, the radius goes on.
-//  3. Level 1, in [0, 2 pi): equal bins, read at their middle; later ones, in [0, pi/2]: the code book of the density
-//     sin(2 x)^(2^(l-1) - 1).  4. The last radii in float16. Read back from the last level on.
+// PolarQuant: angles of pairs of numbers, then of pairs of radii, and so on.
+//  1. Rotate.
+//  2. At level l = 1, 2, ...: code the angle atan2(b, a) of neighbours (a, b); their radius goes to the next level.
+//  3. Level 1 codes angles in [0, 2 pi) with equal bins and reads back their middles. Later levels code angles in
+//     [0, pi / 2] with the code book of the density sin(2 x)^(2^(l-1) - 1).
+//  4. Store the last radii in float16. Read back from the last level to the first.
 struct Polar {
   static constexpr FormatInfo info{.name = "polar",
                                    .title = "angles of pairs of pairs",
@@ -20,8 +22,9 @@ struct Polar {
   TqRotation rotation_kind = TqRotation::haar;
 
   static void declare(auto& d) {
-    d.integers("levels", &Polar::levels, {1, 8}, "bits of an angle, of each level");
-    d.choice("rotation", &Polar::rotation_kind, {"haar", "hadamard", "hadamard_signed"}, "of rows, before coding");
+    d.integers("levels", &Polar::levels, {1, 8}, "bits of an angle, at each level");
+    d.choice("rotation", &Polar::rotation_kind, {"haar", "hadamard", "hadamard_signed"},
+             "rotation of rows before coding");
   }
   CodedBytes bytes(RowPart, int32_t width) const {
     int64_t bits = 0;
@@ -29,7 +32,7 @@ struct Polar {
     return {bytes_of_bits(bits), 2 * (width >> levels.count)};
   }
   RowRotation rotation(RowPart) const { return kTqRotations[int32_t(rotation_kind)]; }
-  // Levels of every angle, one code book after the other.
+  // The levels of every angle, one code book after another.
   std::vector<double> tables(RowPart, int32_t) const {
     std::vector<double> all;
     for (int32_t l = 0; l < levels.count; ++l) {
@@ -39,8 +42,8 @@ struct Polar {
     return all;
   }
 
-  // After level l the radii stand in the first width / 2^l numbers, angles (as read back) in `work` behind those of
-  // the levels before.
+  // After level l the radii are in the first width / 2^l numbers of x. The decoded angles are in `work`, behind those
+  // of earlier levels.
   template <Team T>
   KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
     double *const angles = row.work, *const radii = row.work + row.width();

@@ -3,7 +3,7 @@
 
 namespace kvreplay {
 
-// Numbers as the trace has them: nothing is coded, and bytes follow from the trace.
+// Numbers as the trace has them: nothing is coded, and the trace determines the bytes.
 struct SourceRows {
   static constexpr FormatInfo info{
       .name = "source", .title = "as the trace has it", .source = "", .tier = 1, .quantises = false};

@@ -3,7 +3,7 @@
 
 namespace kvreplay {
 
-// vLLM's integers with one float32 scale for each token and kv head.
+// vLLM's integer formats with one float32 scale per token and kv head.
 
 // int8: s = float32(max(largest |x| / 127, 1e-6)), code = half_even(clip(x / s, -128, 127)).
 struct Int8TokenHead {
@@ -26,8 +26,8 @@ struct Int8TokenHead {
   }
 };
 
-// int4: s = float32(max((max - min) / 15, 1e-6)), z = clip(half_away(-min / s), 0, 15),
-// code = clip(half_away(x / s + z), 0, 15); read as (code - z) s', s' = s with z in its 4 lowest bits.
+// int4: s = float32(max((max - min) / 15, 1e-6)), z = clip(half_away(-min / s), 0, 15), code = clip(half_away(x / s +
+// z), 0, 15); read as (code - z) s', where s' is s with z in its 4 lowest bits.
 struct Int4TokenHead {
   static constexpr FormatInfo info{.name = "int4_token_head",
                                    .title = "4-bit, one scale a row that holds its zero",

@@ -5,12 +5,12 @@
 
 namespace kvreplay {
 
-// A row over its norm, rotated, coded by a code book that is the same for all numbers (TurboQuant).
+// A row divided by its norm, rotated, then coded with one code book for all numbers (TurboQuant).
 //  1. N = ||x||, y = x / (N + 1e-8), rotated.
 //  2. code = number of midpoints of the code book <= y sqrt(width).
 //  3. c = level / sqrt(width); norm correction: c / sqrt(sum c^2 + 1e-16).
 //  4. Read back: float16(N) c, rotated back.
-// levels: [2^bits], of numbers with variance 1. y may be x; c is written to `to`.
+// levels: [2^bits], for numbers with variance 1. `to` [width] receives c.
 template <Team T>
 KVR_FN void nearest_levels(const T& team, std::span<const double> y, std::span<const double> levels, double* to) {
   const double root = std::sqrt(double(y.size()));
@@ -40,7 +40,7 @@ KVR_FN CodeTally code_by_levels(const T& team, const CodedRow& row, int32_t bits
   return t;
 }
 
-// TurboQuant's rotations and code books, as configurations name them.
+// TurboQuant's rotations and code books, named as in configurations.
 enum class TqRotation : int32_t { haar, hadamard, hadamard_signed };
 enum class TqBook : int32_t { beta, gauss };
 constexpr RowRotation kTqRotations[] = {RowRotation::haar, RowRotation::hadamard, RowRotation::hadamard_signed};
@@ -61,9 +61,11 @@ struct TqMse {
 
   static void declare(auto& d) {
     d.integer("bits", &TqMse::bits, {1, 5}, "bits of a number");
-    d.choice("rotation", &TqMse::rotation_kind, {"haar", "hadamard", "hadamard_signed"}, "of rows, before coding");
-    d.choice("codebook", &TqMse::codebook, {"beta", "gauss"}, "density of a rotated number, exact or for large widths");
-    d.boolean("norm_correction", &TqMse::norm_correction, "what is read back has the norm that is stored");
+    d.choice("rotation", &TqMse::rotation_kind, {"haar", "hadamard", "hadamard_signed"},
+             "rotation of rows before coding");
+    d.choice("codebook", &TqMse::codebook, {"beta", "gauss"},
+             "assumed density of a rotated number: exact, or its limit for large widths");
+    d.boolean("norm_correction", &TqMse::norm_correction, "rescale a decoded row to its stored norm");
   }
   CodedBytes bytes(RowPart, int32_t width) const { return {bytes_of_bits(int64_t(width) * bits), 2}; }
   RowRotation rotation(RowPart) const { return kTqRotations[int32_t(rotation_kind)]; }
@@ -74,9 +76,10 @@ struct TqMse {
   }
 };
 
-// TurboQuant, Algorithm 2: one bit less, and the signs of a sketch of what is missed, so that inner products are
-// unbiased.
-//  1. c: as tq_mse with bits - 1.  2. r = y - c, gamma = float16(||r||).  3. The signs of r S, 0 as +.
+// TurboQuant, Algorithm 2: spends one bit on the signs of a sketch of the error, which makes inner products unbiased.
+//  1. c: as tq_mse with bits - 1.
+//  2. r = y - c, gamma = float16(||r||).
+//  3. The signs of r S, with 0 as +.
 //  4. y' = c + sqrt(pi / 2) / width gamma signs S^T; read back: float16(N) y', rotated back.
 struct TqProd {
   static constexpr FormatInfo info{.name = "tq_prod",
@@ -89,9 +92,10 @@ struct TqProd {
 
   static void declare(auto& d) {
     d.integer("bits", &TqProd::bits, {2, 5}, "bits of a number, the sign of the sketch included");
-    d.choice("rotation", &TqProd::rotation_kind, {"haar", "hadamard", "hadamard_signed"}, "of rows, before coding");
+    d.choice("rotation", &TqProd::rotation_kind, {"haar", "hadamard", "hadamard_signed"},
+             "rotation of rows before coding");
     d.choice("codebook", &TqProd::codebook, {"beta", "gauss"},
-             "density of a rotated number, exact or for large widths");
+             "assumed density of a rotated number: exact, or its limit for large widths");
   }
   CodedBytes bytes(RowPart, int32_t width) const {
     return {bytes_of_bits(int64_t(width) * (bits - 1)) + bytes_of_bits(width), 4};
@@ -120,8 +124,8 @@ struct TqProd {
   }
 };
 
-// vLLM's presets: keys as tq_mse with a Hadamard matrix, the code book of the normal distribution and norm correction
-// (k8v4: as fp8_e4m3), values not rotated, the whole row one group:
+// vLLM's presets. Keys: as tq_mse with a Hadamard matrix, the normal distribution's code book and norm correction
+// (k8v4: as fp8_e4m3). Values: not rotated, the whole row is one group:
 //  s = max((max - min) / L, 1e-8), L = 2^bits - 1; code = clip(floor((v - min) / s + 0.5), 0, L);
 //  read back: code float16(s) + float16(min).
 template <int kKeyBits, int kValueBits>
@@ -139,13 +143,13 @@ struct TurboQuant {
       .tier = 2,
       .deviation =
           "vLLM's levels are up to 0.0017 off, and it takes widths that are powers of two only; it adds "
-          "`skip_layers: [0, 1, -2, -1]` and `own_row: coded`, which the words do not imply."};
+          "`skip_layers: [0, 1, -2, -1]` and `own_row: coded`, which the preset's name does not imply."};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart part, int32_t width) {
     if (part == RowPart::value) return {bytes_of_bits(int64_t(width) * kValueBits), 4};
     return kKeyBits == 8 ? CodedBytes{width, 0} : CodedBytes{bytes_of_bits(int64_t(width) * kKeyBits), 2};
   }
-  // Both parts of a row stand in one slot.
+  // Both parts of a row share one slot.
   static constexpr int32_t kSlot = 2;
   static RowRotation rotation(RowPart part) {
     return part == RowPart::value || kKeyBits == 8 ? RowRotation::none : RowRotation::hadamard;

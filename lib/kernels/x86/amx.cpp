@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-// AMX: tiles of bf16 numbers. A thread configures them at the start of a call and gives them back at its end,
-// so that the operating system has none to save. g++ 12's intrinsics take tiles as literal numbers only,
-// hence the assembly.
+// AMX: tiles of bf16 numbers. A thread configures them at the start of a call and releases them at its end, so that the
+// operating system has no tiles to save. The intrinsics of g++ 12 accept tiles only as literal numbers, hence the
+// assembly.
 
 namespace kvreplay::kernels {
 namespace {

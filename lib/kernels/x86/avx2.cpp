@@ -10,7 +10,7 @@ namespace {
 template <class Real>
 struct Vector;
 
-// Lanes [0, n) of 8: the numbers from here on are all ones n times.
+// Mask of lanes [0, n) of 8: from element 8 - n on there are n times all ones.
 alignas(64) constexpr int32_t kFirst[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
 template <>

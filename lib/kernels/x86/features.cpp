@@ -23,7 +23,7 @@ uint64_t saved_registers() {
   return (uint64_t(high) << 32) | low;
 }
 
-// The operating system hands out the tiles' registers on request only.
+// The operating system provides the tile registers only on request.
 bool tiles_permitted() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What this processor can do and this operating system lets us use, from feature bits: virtual machines
-// report models that contradict their features.
+// Features that this processor has and this operating system lets us use, from feature bits: virtual machines report
+// models that contradict their features.
 
 namespace kvreplay::kernels {
 
@@ -9,7 +9,7 @@ struct Features {
   bool avx2 = false;    // and FMA
   bool avx512 = false;  // F, BW, DQ, VL
   bool avx512bf16 = false;
-  bool amx = false;  // tiles of bf16 numbers; asks the operating system for them
+  bool amx = false;  // tiles of bf16 numbers; requests them from the operating system
 };
 Features features();
 

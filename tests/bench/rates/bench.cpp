@@ -19,8 +19,8 @@
 #include "tests/bench/rates/device.hpp"
 #include "tests/bench/rates/plan.hpp"
 
-// `bench` of the program kvreplay_bench, which `kvreplay bench` starts: the engine's own rates beside the
-// machine's limits, as ratios. It measures and never judges: a busy machine makes it slow, not wrong.
+// `bench` of the program kvreplay_bench, which `kvreplay bench` starts: the engine's rates as ratios to the machine's
+// limits. It only measures and passes no verdict: a busy machine makes it slow, not wrong.
 
 namespace kvreplay::app {
 namespace {
@@ -34,7 +34,7 @@ constexpr std::array kMethods = {"{name: streaming_llm, positions: original}",
                                  "{name: snapkv, window: 64, kernel: 7, pool: avg}",
                                  "{name: balancekv, walk: paper, c: 0}",
                                  "{name: subgen, recent: 0}"};
-// Of what everyone computes: outputs, their errors and one norm of the values.
+// The measures that every contestant computes: outputs, their errors and one norm of the values.
 constexpr const char* kMetrics = "metrics=[rel_err_out_mean, eps_frobenius_mean]";
 
 struct BenchChoices {
@@ -55,7 +55,7 @@ std::vector<int64_t> budgets_up_to(int64_t tokens) {
   return budgets;
 }
 
-// Each as YAML, in the order of Subject::methods.
+// Each method as YAML, in the order of Subject::methods.
 std::vector<std::string> methods_of(const BenchChoices& choices) {
   if (choices.methods.empty()) return {kMethods.begin(), kMethods.end()};
   std::vector<std::string> methods;
@@ -87,8 +87,8 @@ Subject load_main(const BenchChoices& choices, const std::string& file, int64_t 
   return load_subject({file, settings});
 }
 
-// Streaming methods at one budget, with as many scored queries whatever the length, so that the reference
-// costs no more for a token of a long trace; other rows do without a strip, as they do on long traces.
+// Streaming methods at one budget. The number of scored queries is independent of the length, so the reference costs no
+// more per token on a long trace. Other rows have no strip, as on long traces.
 Subject load_length(const std::vector<std::string>& methods, const std::string& file, int64_t tokens, int64_t budget) {
   const int64_t decoded = tokens - tokens / 4;
   Settings settings = common_settings(methods, tokens);
@@ -100,7 +100,7 @@ Subject load_length(const std::vector<std::string>& methods, const std::string& 
   return subject;
 }
 
-// Two lengths of a synthetic trace that is shaped like the subject.
+// Two lengths of a synthetic trace with the subject's shape.
 struct Lengths {
   std::optional<Subject> one, four;
 };
@@ -116,7 +116,7 @@ Lengths load_lengths(const BenchChoices& choices, const Subject& subject, int64_
           load_length(streaming, trace.file(), 4 * tokens, budget)};
 }
 
-// Of the last minute.
+// The load average of the last minute.
 double load_average() {
   double load = 0;
   return ::getloadavg(&load, 1) == 1 ? std::round(100 * load) / 100 : 0;
@@ -169,7 +169,7 @@ BenchTable measured(const BenchPlan& plan, const BenchChoices& choices, Console&
   return table;
 }
 
-// With no text: whether it could be written, which leaves an older file as it is.
+// Without text it only checks that the file can be written, and leaves an older file unchanged.
 void write_file(const std::string& file, const std::string& text) {
   std::ofstream out(file, text.empty() ? std::ios::app : std::ios::binary);
   if (!(out << text).flush())
@@ -179,11 +179,11 @@ void write_file(const std::string& file, const std::string& text) {
 int bench(const BenchChoices& choices, Console& console) {
   const Blas blas(choices.blas);
   const int64_t tokens = tokens_of(choices);
-  if (!choices.csv.empty()) write_file(choices.csv, "");  // a bad path is told before, not after minutes
+  if (!choices.csv.empty()) write_file(choices.csv, "");  // reports a bad path now, not after minutes
   std::unique_ptr<SyntheticTrace> made;
   if (choices.trace.empty()) made = std::make_unique<SyntheticTrace>(tokens, 3, 64, 64);
   const Subject main = load_main(choices, made ? made->file() : choices.trace, tokens);
-  made.reset();  // what was read needs no file, and an interrupted bench leaves none
+  made.reset();  // the data are in memory, and an interrupted bench leaves no file
   const bool alone = choices.device.empty();
   const Lengths lengths = alone ? load_lengths(choices, main, tokens) : Lengths{};
 
@@ -209,28 +209,28 @@ int bench(const BenchChoices& choices, Console& console) {
 
 void add_bench(Command& program) {
   const auto choices = std::make_shared<BenchChoices>();
-  Command command = program.command("bench", "the engine's own rates beside the machine's limits, as ratios");
+  Command command = program.command("bench", "the engine's rates beside the machine's limits, as ratios");
   command.option("--trace", choices->trace, "a trace instead of a synthetic head").type("FILE");
   command.option("--layer", choices->layer, "number of the trace's layer (default: the first)");
   command.option("--kv-head", choices->kv_head, "number of the kv head, from 0 (default: the first)");
-  command.option("--tokens", choices->tokens, "length, in tokens (default: 4096, or what the trace has)");
+  command.option("--tokens", choices->tokens, "length in tokens (default: at most 4096 of the trace's)");
   command.option("--method", choices->methods, "methods: h2o,tova (default: six of them)").type("LIST");
-  command.option("--rounds", choices->rounds, "how often each is measured; the shortest time counts (default: 5)")
+  command.option("--rounds", choices->rounds, "number of measurements of each; the shortest time counts (default: 5)")
       .within(1, 1000);
-  command.option("-j,--jobs", choices->jobs, "copies that run at once; times are for one")
+  command.option("-j,--jobs", choices->jobs, "copies that run at a time; times are for one copy")
       .within(1, 1024)
       .shows_default();
   command
       .option("--device", choices->device,
-              "a device (`kvreplay list devices`) beside one core, instead of the machine's limits")
+              "compare a device (`kvreplay list devices`) with one core, instead of the machine's limits")
       .type("NAME");
-  command.flag("--quick", choices->quick, "1,024 tokens and 2 rounds: a look, not a result");
+  command.flag("--quick", choices->quick, "1,024 tokens and 2 rounds: a quick look, not a result");
   command.option("--blas", choices->blas, "a shared library of OpenBLAS (default: the system's)").type("FILE");
   command.option("--csv", choices->csv, "also write every rate and ratio as CSV").type("FILE");
   command.flag("--json", choices->json, "JSON on stdout instead of tables");
   command.footer(
       "examples:\n"
-      "  kvreplay bench --quick                                      (seconds, and no result yet)\n"
+      "  kvreplay bench --quick                                      (takes seconds; a quick look)\n"
       "  kvreplay bench --trace TRACE.h5 --layer 15 --csv rates.csv\n");
   command.runs([choices](Context& context) { return bench(*choices, context.console); });
 }

@@ -10,8 +10,8 @@
 namespace kvreplay::app {
 namespace {
 
-// Exact rows of a head on a device, again and again, with keys, values and queries in its memory all the
-// while: what the kernels take, without copies.
+// Computes exact rows of a head on a device repeatedly, with keys, values and queries staying in its memory. This
+// measures the kernels without copies.
 class ExactRows final : DeviceHead {
  public:
   // The rows of all tokens after the prompt that have a query.
@@ -22,8 +22,8 @@ class ExactRows final : DeviceHead {
         lists_({}, rows_.tokens, stream.prompt, stream.shape.heads),
         keys_(lists_.upload(runtime)),
         sums_(make_sums(lists_.parts(), rows_.tokens.size(), true)) {}
-  // Outputs, largest logits, normalisers and ||p||_2 of every row; returns when they are there. One thread at
-  // a time, others wait.
+  // Computes outputs, largest logits, normalisers and ||p||_2 of every row and waits for them. One thread at a time;
+  // others wait.
   void pass() {
     const std::lock_guard lock(mutex_);
     const Exact exact = attend(rows_, keys_, sums_, true);
@@ -45,7 +45,7 @@ class ExactRows final : DeviceHead {
   std::mutex mutex_;
 };
 
-// A device's queue and what uses it.
+// A device's queue and its user.
 struct Opened {
   Opened(const std::string& device, const HeadStream<float>& stream)
       : runtime(open_runtime(device)), exact(*runtime, stream) {}
@@ -58,23 +58,23 @@ struct Opened {
 void add_device(BenchPlan& plan, const Subject& subject, const std::string& device) {
   const HeadStream<float>& s = subject.stream;
   const auto on_device = [&](const std::string& name) { return name + ", " + device; };
-  const auto beside_core = [&](const std::string& name, bool of_times) {
+  const auto compare_with_core = [&](const std::string& name, bool of_times) {
     plan.ratios.push_back({fmt::format("{}: one core / {}", name, device), of_times ? name : on_device(name),
                            of_times ? on_device(name) : name, "", of_times});
   };
   const auto opened = std::make_shared<Opened>(device, s);
   plan.entries.push_back(
       {{on_device(kExactPass), [opened] { opened->exact.pass(); }, Clock::wall}, exact_operations(s), kGigaflops});
-  beside_core(kExactPass, false);
+  compare_with_core(kExactPass, false);
 
   RunOptions options = subject.options;
   options.device = open_device(device);
   const auto add = [&](const std::string& name, std::vector<Cell> cells) {
     const auto replay = [&subject, options, cells = std::move(cells)] { replay_cells(subject, cells, options); };
     plan.entries.push_back({{on_device(name), replay, Clock::wall}, tokens_and_heads(s), kMicroseconds});
-    beside_core(name, true);
+    compare_with_core(name, true);
   };
-  for (size_t m = 0; m < subject.methods.size(); ++m) add(count_name(subject, m), subject.chosen(m, {}));
+  for (size_t m = 0; m < subject.methods.size(); ++m) add(name_with_count(subject, m), subject.chosen(m, {}));
   add(kEverything, subject.cells);
   plan.ratios.push_back(
       {on_device("everything / exact pass"), on_device(kEverything), on_device(kExactPass), "", true});

@@ -8,12 +8,12 @@
 
 #include "base/errors.hpp"
 
-// This file is compiled with contraction, so that a product and a sum are one instruction where there is one.
+// This file is compiled with contraction, so a product and a sum become one instruction if the machine has it.
 
 namespace kvreplay::app {
 namespace {
 
-constexpr int kChains = 12;  // independent: more than latency times units of any present core
+constexpr int kChains = 12;  // independent chains: more than latency times units of any present core
 constexpr int64_t kLinks = 1 << 22;
 
 typedef float FourFloats __attribute__((vector_size(16)));
@@ -26,7 +26,7 @@ template <class Lanes>
   Lanes factor{}, term{}, sum[kChains];
   for (int i = 0; i < kFloats; ++i) factor[i] = 0.5F, term[i] = 1.0F + 0.001F * float(i);
   for (Lanes& s : sum) s = term;
-  asm volatile("" : "+m"(factor), "+m"(term));  // or the compiler computes the end
+  asm volatile("" : "+m"(factor), "+m"(term));  // keeps the compiler from computing the result
   for (int64_t link = 0; link < kLinks; ++link)
     for (Lanes& s : sum) s = s * factor + term;
   for (Lanes& s : sum) asm volatile("" ::"m"(s));
@@ -54,7 +54,7 @@ Vectors chosen() {
 #endif
 }
 
-// The interface of C's BLAS; numpy's own copy takes 64-bit integers and says so in its names.
+// The C interface of BLAS; numpy's copy takes 64-bit integers and marks them in its names.
 template <class Int>
 using Product = void (*)(int order, int left, int right, Int m, Int n, Int k, float alpha, const float* a, Int lda,
                          const float* b, Int ldb, float beta, float* c, Int ldc);
@@ -66,7 +66,7 @@ void call(void* product, const float* a, const float* b, float* out, Int n) {
 }
 
 void* opened(const std::string& file) {
-  ::setenv("OPENBLAS_NUM_THREADS", "1", 1);  // it starts its threads when it is loaded
+  ::setenv("OPENBLAS_NUM_THREADS", "1", 1);  // set before loading, because it starts its threads then
   if (!file.empty()) return ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   for (const char* name : {"libopenblas.so.0", "libopenblas.so"})
     if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
@@ -75,7 +75,7 @@ void* opened(const std::string& file) {
 
 }  // namespace
 
-double fill_fma_units() { return chosen().run(); }
+double run_fma_units() { return chosen().run(); }
 const char* widest_vectors() { return chosen().name; }
 
 double scalar_exponentials() {

@@ -5,21 +5,21 @@
 
 namespace kvreplay::app {
 
-// What this machine can do on one thread, measured and not looked up.
+// The limits of this machine on one thread, measured and not looked up.
 
-// Multiplies and adds in registers alone with the widest vectors that the processor has. Returns the floating
-// point operations that were done.
-double fill_fma_units();
-const char* widest_vectors();  // "AVX-512", "AVX2+FMA" or "SSE2": what fill_fma_units uses
+// Multiplies and adds only in registers, with the widest vectors of the processor. Returns the number of floating point
+// operations.
+double run_fma_units();
+const char* widest_vectors();  // used by run_fma_units: "AVX-512", "AVX2+FMA" or "SSE2"
 
-// C's expf, one number after the other. Returns how many.
+// Calls C's expf for one number after the other. Returns how many.
 double scalar_exponentials();
 
-// OpenBLAS, where the machine has one: a product of matrices on one thread.
+// OpenBLAS, if the machine has it: a product of matrices on one thread.
 class Blas {
  public:
-  // `file`: a shared library of OpenBLAS, also as numpy ships it; empty: the system's, if any. Throws
-  // ConfigError when a named file has no single precision product.
+  // file: a shared library of OpenBLAS, which may be numpy's copy; empty: the system's, if any. Throws ConfigError if a
+  // named file has no single precision product.
   explicit Blas(const std::string& file);
   bool found() const { return product_ != nullptr; }
   const std::string& name() const { return name_; }
@@ -28,7 +28,7 @@ class Blas {
 
  private:
   void* product_ = nullptr;
-  bool wide_ = false;  // 64-bit integers
+  bool wide_ = false;  // the library takes 64-bit integers
   std::string name_;
 };
 

@@ -10,16 +10,16 @@
 namespace kvreplay::app {
 namespace {
 
-constexpr int32_t kSquare = 2048;  // of the library's product
+constexpr int32_t kSquare = 2048;  // size of the library's product
 constexpr const char *kFma = "FMA units", *kSgemm = "sgemm 2048^3", *kExpf = "scalar expf", *kScores = "kernel scores",
                      *kValues = "kernel values", *kExponentials = "kernel exponentials", *kPrompt = "prompt statistics";
 
-// A tile of queries against every key: what one call of a kernel sees. `times` calls are one measurement.
+// A tile of queries against every key, as in one call of a kernel. `times` calls are one measurement.
 struct TileShape {
   int32_t rows, keys, d, d_values, times;
   explicit TileShape(const HeadStream<float>& s)
       : rows(tile_rows(1)), keys(s.tokens), d(s.shape.dim), d_values(s.shape.v_dim), times(0) {
-    constexpr double kLogits = 2e7;  // enough for a clock, few enough for many rounds
+    constexpr double kLogits = 2e7;  // enough for the clock's resolution, few enough for many rounds
     times = std::max(1, int32_t(kLogits / (double(rows) * keys)));
   }
   double logits() const { return double(times) * rows * keys; }
@@ -58,7 +58,7 @@ void add_cells(BenchPlan& plan, const std::string& name, const Subject& subject,
 }
 
 void add_method(BenchPlan& plan, const Subject& subject, size_t method) {
-  const std::string all = count_name(subject, method);
+  const std::string all = name_with_count(subject, method);
   add_cells(plan, all, subject, subject.chosen(method, {}));
   plan.ratios.push_back({all + " / exact pass", all, kExactPass, "", true});
   const auto largest = subject.largest_budget(method);
@@ -71,14 +71,14 @@ void add_method(BenchPlan& plan, const Subject& subject, size_t method) {
 
 }  // namespace
 
-std::string count_name(const Subject& subject, size_t method) {
+std::string name_with_count(const Subject& subject, size_t method) {
   const size_t count = subject.chosen(method, {}).size();
   return fmt::format("{}, {} budget{}", subject.methods[method], count, count == 1 ? "" : "s");
 }
 
 void add_limits(BenchPlan& plan, const Blas& blas) {
-  const double flops = fill_fma_units();
-  add(plan, kFma, flops, kGigaflops, [] { fill_fma_units(); });
+  const double flops = run_fma_units();
+  add(plan, kFma, flops, kGigaflops, [] { run_fma_units(); });
   if (blas.found()) {
     const double n = kSquare;
     add(plan, kSgemm, 2 * n * n * n, kGigaflops, [&blas] {

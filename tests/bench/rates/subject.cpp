@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The head of these cells, as the runner would ask for it.
+// The runner's request for the head of these cells.
 HeadRequest request_of(const std::vector<Cell>& cells) {
   HeadRequest request{cells.front().place, cells.front().extent};
   for (const Cell& cell : cells) {
@@ -65,7 +65,7 @@ bool Subject::streams(size_t method) const {
 }
 
 Subject load_subject(const SubjectRequest& request) {
-  open_trace(request.trace);  // knows the neighbours of a missing file
+  open_trace(request.trace);  // its message lists the neighbours of a missing file
   std::vector<std::string> settings = {"schema=1", text_override("traces", request.trace)};
   settings.insert(settings.end(), request.settings.begin(), request.settings.end());
   const LoadedRun loaded = load_run({}, settings, registry(), metric_names());
@@ -104,7 +104,7 @@ void replay_cells(const Subject& subject, const std::vector<Cell>& cells, const 
              [&](const Cell& cell, const CellResult& result) {
                const char* const name = cell.method().info.name;
                if (!result.ok) failure = fmt::format("{}: {}", name, result.error);
-               else if (options.device && result.by_cores)
+               else if (options.device && result.on_cpu)
                  failure = fmt::format("{}: the device leaves it to the cores", name);
              });
   if (!failure.empty()) throw UserError(1, fmt::format("bench: a cell failed: {}", failure));

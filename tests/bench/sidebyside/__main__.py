@@ -11,7 +11,7 @@ from .errors import Lack
 
 BINARY = os.environ.get("KVREPLAY", str(engine.ROOT / "build/release/kvreplay"))
 SYNTHETIC_TOKENS, QUICK_TOKENS = 4096, 1024
-# What --quick takes unless an option says otherwise.
+# Defaults of --quick, for options that are not set.
 QUICK = {
     "rounds": 1,
     "prefill": 512,
@@ -32,33 +32,45 @@ def numbers(text):
 def parser():
     p = argparse.ArgumentParser("tests/bench/run", description=__doc__.replace("tests/bench/run: ", ""))
     p.add_argument("--peer", type=Path, metavar="FILE", help="the peer, a Python file (default: none)")
-    p.add_argument("--peer-python", default=sys.executable, metavar="PYTHON", help="what runs it")
-    p.add_argument("--trace", type=Path, metavar="FILE", help="default: a synthetic one of 4,096 tokens")
     p.add_argument(
-        "--layer", type=int, help="default: 7, and 0 of the synthetic trace; with --device every layer"
+        "--peer-python", default=sys.executable, metavar="PYTHON", help="the Python that runs the peer"
+    )
+    p.add_argument("--trace", type=Path, metavar="FILE", help="default: a synthetic trace of 4,096 tokens")
+    p.add_argument(
+        "--layer", type=int, help="default: 7 (0 for the synthetic trace); with --device every layer"
     )
     p.add_argument("--tokens", type=int, help="the first tokens of the trace (default: all)")
     p.add_argument("--prefill", type=int, default=1024, help="tokens before the first scored query")
     p.add_argument("--last", type=int, default=256, help="queries of the second protocol")
     p.add_argument("--budgets", type=numbers, default=(64, 128, 256, 512, 1024), metavar="A,B,...")
     p.add_argument(
-        "--isa", default="", metavar="LIST", help="instruction sets to force, a,b (default: its choice)"
+        "--isa",
+        default="",
+        metavar="LIST",
+        help="instruction sets to force, a,b (default: the engine's choice)",
     )
-    p.add_argument("--quick", action="store_true", help="1,024 tokens and one round: a look, not a result")
+    p.add_argument(
+        "--quick", action="store_true", help="1,024 tokens and one round: a quick look, not a result"
+    )
     p.add_argument("--rounds", type=int, default=5, help="alternating rounds (default: 5)")
     p.add_argument("--sgemm", type=int, default=2048, metavar="N", help="size of the product; 0: none")
     p.add_argument("--skip-alone", dest="alone", action="store_false", help="no runs of single methods")
     p.add_argument("--skip-kernels", dest="kernels", action="store_false", help="no `kvreplay bench`")
     p.add_argument("--skip-profile", dest="profile", action="store_false", help="no profiles by perf")
     p.add_argument(
-        "--device", metavar="NAME", help="cuda:0: the engine on it, beside a core, torch and the peer"
+        "--device",
+        metavar="NAME",
+        help="for example cuda:0: compare the engine on it with one core, torch and the peer",
     )
-    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="heads at a time with --device")
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="heads computed at a time with --device")
     p.add_argument(
-        "--exact-tokens", type=int, default=on_device.EXACT_TOKENS, help="of the exact pass with --device"
+        "--exact-tokens",
+        type=int,
+        default=on_device.EXACT_TOKENS,
+        help="tokens of the exact pass with --device",
     )
     p.add_argument(
-        "--torch-device", metavar="NAME", help="where torch and the peer run (default: that of --device)"
+        "--torch-device", metavar="NAME", help="device of torch and the peer (default: that of --device)"
     )
     p.add_argument("--scaling", action="store_true", help="time and memory over lengths instead")
     p.add_argument(
@@ -77,7 +89,7 @@ def options_of(words):
 
 
 def subject_of(options, one):
-    """The trace, made if none is given, and what of it both sides see."""
+    """The trace (a synthetic one if none is set), and the part of it that both sides see."""
     if options.peer and not options.peer.is_file():
         raise Lack(f"--peer {options.peer}: no such file")
     trace, layer = options.trace, options.layer
@@ -86,7 +98,7 @@ def subject_of(options, one):
         trace = scaling.synthetic(one, options.out, options.tokens or usual)
         layer = layer or 0
     elif not trace.is_file():
-        raise Lack(f"{trace}: no such trace. tests/bench/README.md says how one is made")
+        raise Lack(f"{trace}: no such trace. tests/bench/README.md describes how to make one")
     prompt, held, layers = one.inspect(trace)
     tokens = options.tokens or (min(QUICK_TOKENS, held) if options.quick else held)
     wanted = tuple(layers) if options.device and layer is None else (7 if layer is None else layer,)
@@ -175,7 +187,7 @@ def main():
         if options.scaling:
             return scaling.run(options, one)
         if options.kernels or options.device:
-            one.require_rates()
+            one.require_bench_program()
         if options.device:
             return on_device.run(options, one, subject_of(options, one))
         return side_by_side(options)

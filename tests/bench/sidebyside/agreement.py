@@ -1,13 +1,13 @@
-"""Do both sides compute the same? Asked before any ratio is shown: a fast wrong answer has none."""
+"""Checks that both sides compute equal errors, before any ratio is shown: a fast wrong answer has none."""
 
 from .engine import LAST, mean_errors
 
 TOLERANCE = 1e-4  # relative
-SAME_RULES = ("streaming_llm", "h2o")  # the others draw, or break ties, by rules of their own
+SAME_RULES = ("streaming_llm", "h2o")  # the other methods draw or break ties differently
 
 
 def engine_errors(runs, last_rows):
-    """{(method, budget, protocol): {rel, eps}} of a round's runs; `last_rows`: of streaming methods."""
+    """{(method, budget, protocol): {rel, eps}} of a round's runs; `last_rows`: rows of streaming methods."""
     found = {}
     for config, run in runs.items():
         protocol = "last" if config == LAST else "decode"

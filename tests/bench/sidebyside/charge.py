@@ -1,7 +1,7 @@
-"""Runs a program and writes what it used. usage: charge.py REPORT PROGRAM WORD...
+"""Runs a program and writes its time and memory. usage: charge.py REPORT PROGRAM WORD...
 
-A process of its own, small on purpose: Linux counts the memory of the process that started a program into
-that program's largest resident set. REPORT becomes JSON: code (negative: a signal), cpu_s, wall_s, rss_kib.
+This is a separate, small process because Linux counts the memory of the starting process into the started
+program's largest resident set. REPORT becomes JSON: code (negative: a signal), cpu_s, wall_s, rss_kib.
 """
 
 import json

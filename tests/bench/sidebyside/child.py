@@ -1,4 +1,4 @@
-"""Programs that are run and charged for what they use."""
+"""Runs programs and measures their time and memory."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from .errors import Lack
 
 CHARGE = Path(__file__).with_name("charge.py")
-# A thread that waits must not be charged for waiting, whatever library started it.
+# Waiting threads must not use CPU time, whatever library started them.
 QUIET = {
     "OMP_WAIT_POLICY": "passive",
     "OMP_NUM_THREADS": "1",
@@ -22,8 +22,7 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Spent:
-    """Of one finished program: CPU seconds (user and system), wall seconds, largest resident set, and what it
-    printed."""
+    """A finished program: CPU seconds (user and system), wall seconds, largest resident set, its output."""
 
     cpu_s: float
     wall_s: float
@@ -32,7 +31,7 @@ class Spent:
 
 
 def run(words, **environment):
-    """Runs a program to its end. Raises Lack with its last words when it fails."""
+    """Runs a program to its end. Raises Lack with its last output if it fails."""
     words = [str(word) for word in words]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

@@ -17,7 +17,7 @@ TOTAL = "total"
 
 @dataclass
 class Contest:
-    """What was measured: one row per call, errors of each instruction set, and what took part."""
+    """All measurements: one row per call, errors of each instruction set, and the programs and machine."""
 
     rounds: list = field(default_factory=list)  # {round, isa, contestant, part, cpu_s, load}
     agreement: list = field(default_factory=list)
@@ -39,7 +39,7 @@ def say(text):
 
 
 def sweep(one, subject):
-    """All configurations of the contest once: {name: Run}."""
+    """Runs all configurations of the contest once: {name: Run}."""
     return {name: one.replay(name, engine.settings(subject, name)) for name in engine.contest_configs()}
 
 
@@ -55,13 +55,13 @@ def alone(one, subject, method):
 
 
 def method_names():
-    """Of all configurations, in their order."""
+    """Names of the methods of all configurations, in their order."""
     configs = engine.contest_configs().values()
     return list(dict.fromkeys(engine.method_name(m) for c in configs for m in c["methods"]))
 
 
-def rows_of_the_last_queries(one, subject):
-    """Streaming methods once more with the last queries alone: the same caches, other rows (not timed)."""
+def last_query_rows(one, subject):
+    """Replays streaming methods again with only the last queries: equal caches, other rows; not timed."""
     configs = engine.contest_configs()
     cut_last = {engine.method_name(m) for m in configs.get(engine.LAST, {"methods": []})["methods"]}
     rows = []
@@ -89,12 +89,12 @@ def isa_of(runs):
 
 
 def plain(isa):
-    """AVX-512 and avx512 are one."""
+    """One spelling for AVX-512 and avx512."""
     return re.sub(r"[^a-z0-9]", "", isa.lower())
 
 
 def engine_round(contest, number, one, subject, with_alone):
-    """One round of one instruction set. Returns its runs, or None where the machine lacks the set."""
+    """Runs one round of one instruction set. Returns its runs, or None if the machine lacks the set."""
     try:
         runs = sweep(one, subject)
     except Lack as lack:
@@ -127,7 +127,7 @@ def sgemm_round(contest, number, size):
 
 
 def hold(options, subject, engines):
-    """All rounds: (Contest, engines that took part). `options`: rounds, peer, peer_python, sgemm, alone."""
+    """Runs all rounds: (Contest, engines that ran). `options`: rounds, peer, peer_python, sgemm, alone."""
     contest, running = Contest(), list(engines)
     for number in range(1, options.rounds + 1):
         say(f"round {number} of {options.rounds}")
@@ -152,7 +152,7 @@ def hold(options, subject, engines):
 
 def check(contest, one, subject, runs, said):
     isa = isa_of(runs)
-    ours = agreement.engine_errors(runs, rows_of_the_last_queries(one, subject))
+    ours = agreement.engine_errors(runs, last_query_rows(one, subject))
     rows = agreement.compare(ours, said["errors"])
     contest.agreement += [{"isa": isa, **row} for row in rows]
     contest.verdicts[isa] = agreement.verdict(rows, subject.budgets)
@@ -163,7 +163,7 @@ def ratios(contest):
 
     `total`: everything. `config NAME`: one program of it. `alone METHOD`: runs of that method with their
     reference, beside the peer's method and exact pass. `caches METHOD`: its caches within everything, by the
-    engine's own clock, beside the peer's method. A ratio is empty without a peer, and where errors disagree.
+    engine's own clock, beside the peer's method. A ratio is empty without a peer, or if errors disagree.
     """
     rows = []
     for isa in contest.facts["isas"]:

@@ -14,12 +14,12 @@ from .errors import Lack
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "configs/bench"
 CONTEST = ("decode", "last")  # files of CONFIGS that exist are replayed, in this order
-LAST = "last"  # the one that cuts all but the last tokens
+LAST = "last"  # the configuration that cuts all but the last tokens
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What both sides are given. Budgets, prefill, last and tokens are tokens."""
+    """The input of both sides. Budgets, prefill, last and tokens are numbers of tokens."""
 
     trace: Path
     prompt: str
@@ -46,12 +46,12 @@ def contest_configs():
 
 
 def method_name(method):
-    """Of an entry of a configuration's `methods`."""
+    """Name of an entry of a configuration's `methods`."""
     return method if isinstance(method, str) else method["name"]
 
 
 def settings(subject, config):
-    """KEY=VALUE that turn a configuration of the contest to this subject."""
+    """KEY=VALUE overrides that point a configuration of the contest at this subject."""
     prefill = subject.tokens - subject.last if config == LAST else subject.prefill
     return [
         f"traces={json.dumps([str(subject.trace.resolve())])}",
@@ -64,7 +64,7 @@ def settings(subject, config):
 
 
 class Engine:
-    """A binary, and where its runs go."""
+    """A binary, and the folder of its runs."""
 
     def __init__(self, binary, out, isa="", device="cpu"):
         self.binary, self.out, self.isa, self.device = Path(binary), Path(out), isa, device
@@ -78,7 +78,7 @@ class Engine:
         return {"KVREPLAY_ISA": self.isa} if self.isa else {}
 
     def environment(self):
-        """For one thread of it, with the instruction set that was asked for."""
+        """Environment for one thread, with the requested instruction set."""
         return os.environ | child.QUIET | self.forced()
 
     def call(self, *words):
@@ -119,12 +119,12 @@ class Engine:
         """The instruction set of the last run of a configuration."""
         return json.loads((self.folder(config) / "results.meta.json").read_text())["isa"]
 
-    def require_rates(self):
-        """What `kvreplay bench` starts must be there: said before the rounds, not after them."""
+    def require_bench_program(self):
+        """Raises Lack before the rounds if the program that `kvreplay bench` starts is missing."""
         self.call("bench", "--version")
 
     def version(self):
-        """Of the program, with commit and compiler."""
+        """Version of the program, with commit and compiler."""
         return self.call("--version").stdout.strip()
 
     def inspect(self, trace):

@@ -1,5 +1,5 @@
-"""What ends a bench early."""
+"""The error that ends a bench early."""
 
 
 class Lack(Exception):
-    """Something that the bench needs is missing or failed: the message says what, and what to do."""
+    """Something that the bench needs is missing or failed. The message names it and the remedy."""

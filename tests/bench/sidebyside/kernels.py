@@ -1,4 +1,4 @@
-"""`kvreplay bench` on the same subject: rates of kernels beside the machine's limits."""
+"""Runs `kvreplay bench` on the subject: rates of kernels beside the machine's limits."""
 
 import importlib.util
 import json
@@ -7,8 +7,8 @@ from pathlib import Path
 from .contest import say
 
 
-def numpys_blas():
-    """The OpenBLAS that numpy's wheel brings, or None."""
+def blas_of_numpy():
+    """The OpenBLAS in numpy's wheel, or None."""
     numpy = Path(importlib.util.find_spec("numpy").origin).parent
     found = sorted((numpy.parent / "numpy.libs").glob("*openblas*"))
     return found[0] if found else None
@@ -30,7 +30,7 @@ def measured(options, subject, engines):
         subject.tokens,
     ]
     words += ["--rounds", options.rounds]
-    if (blas := numpys_blas()) is not None:
+    if (blas := blas_of_numpy()) is not None:
         words += ["--blas", blas]
     return [row for one in engines for row in rows_of(json.loads(one.call(*words).stdout))]
 

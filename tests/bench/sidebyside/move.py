@@ -1,7 +1,7 @@
 """Starts a peer with its tensors on a device. usage: move.py DEVICE FILE WORD...
 
-A peer is written for the CPU: what it makes, or takes over from numpy, is made on the device instead, and so
-are the generators that it draws from.
+A peer is written for the CPU. Tensors that it makes or converts from numpy are made on the device instead,
+and so are its random generators.
 """
 
 import runpy

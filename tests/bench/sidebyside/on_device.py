@@ -1,9 +1,9 @@
-"""The engine on a device beside one core of the same machine, torch's attention and the peer, in one run.
+"""Compares the engine on a device with one core of the machine, torch's attention and the peer, in one run.
 
-Wall time everywhere: a device works while its program waits. `exact`: exact attention of a kv head's rows
-with everything in the device's memory (`kvreplay bench --device`), beside torch's. `caches METHOD`: what
-select_s and attend_s add up to, over the workers that share the device, beside one core and the peer.
-`program`: a whole run of configs/bench/decode.yaml.
+All times are wall times, because a device works while its program waits. `exact`: exact attention of a kv
+head's rows with everything in the device's memory (`kvreplay bench --device`), beside torch's. `caches
+METHOD`: the sum of select_s and attend_s, divided by the workers that share the device, beside one core and
+the peer. `program`: a whole run of configs/bench/decode.yaml.
 """
 
 import json
@@ -15,7 +15,7 @@ from .contest import method_names, say
 from .errors import Lack
 
 SDPA, MOVE = (Path(__file__).with_name(name) for name in ("sdpa.py", "move.py"))
-EXACT_TOKENS, GROUP, DIM = 8192, 3, 64  # of the exact pass: one kv head
+EXACT_TOKENS, GROUP, DIM = 8192, 3, 64  # shape of the exact pass: one kv head
 CONFIG = "decode"
 COLUMNS = ("what", "device", "beside", "anchor", "unit", "ratio", "goal")
 
@@ -41,7 +41,7 @@ def exact_rates(options, one):
 
 
 def torch_rates(options):
-    """What sdpa.py says, or None where there is no torch or no such device for it."""
+    """The output of sdpa.py, or None if there is no torch or torch lacks the device."""
     words = [options.peer_python, SDPA, torch_device(options), GROUP, options.exact_tokens, DIM]
     try:
         return json.loads(child.run(words).stdout)
@@ -93,7 +93,7 @@ def require_device(rows, device):
 
 
 def round_rows(rounds):
-    """One row for each part and each who it is measured beside; the shortest time of each counts."""
+    """One row per part and contestant that it is compared with; the shortest time of each counts."""
     best = {}
     for found in rounds:
         for who, parts in found.items():

@@ -1,4 +1,4 @@
-"""The peer: a program that a user brings, as a Python file.
+"""The peer: a program that a user supplies, as a Python file.
 
     PYTHON FILE TRACE --layers L --threads 1 --n N --prefill P --last K --budgets B...
 
@@ -11,7 +11,7 @@ import json
 from . import child
 from .errors import Lack
 
-# The peer's names, and ours.
+# The peer's names of methods, and the engine's.
 NAMES = {
     "streamingllm": "streaming_llm",
     "h2o": "h2o",
@@ -23,9 +23,9 @@ NAMES = {
 
 
 def call(python, file, subject, starter=(), clock="cpu_seconds"):
-    """What one run of the peer said. Raises Lack when it fails or says something else.
+    """The JSON of one run of the peer. Raises Lack if it fails or prints something else.
 
-    starter: a script, with its first words, that starts the peer. clock: which of its clocks counts.
+    starter: a script with its first arguments that starts the peer. clock: which of the peer's clocks counts.
     """
     words = [python, *starter, file, subject.trace, "--layers", *subject.layers, "--threads", 1]
     words += ["--n", subject.tokens, "--prompt", subject.prompt, "--prefill", subject.prefill]
@@ -36,7 +36,7 @@ def call(python, file, subject, starter=(), clock="cpu_seconds"):
         errors = {NAMES.get(name, name): table for name, table in said["errors"].items()}
     except Lack as lack:
         raise Lack(
-            f"the peer failed: {lack}. --peer-python names the Python that has what it imports"
+            f"the peer failed: {lack}. --peer-python names the Python that has the packages it imports"
         ) from lack
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Lack(f"{file}: printed no JSON object with {clock} and errors ({error!r})") from error

@@ -7,7 +7,7 @@ GREY = "#777777"
 
 
 def series(rows, column):
-    """{what: (tokens, values)} of what was measured, in the order of the rows."""
+    """{what: (tokens, values)} of the measurements, in the order of the rows."""
     found = {}
     for row in rows:
         if row[column] in ("", None):

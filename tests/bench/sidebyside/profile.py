@@ -1,4 +1,4 @@
-"""Where the engine's time goes: samples of `perf`, added up by what the function does."""
+"""Where the engine's time goes: samples of `perf`, added up by the purpose of the function."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ from . import engine
 from .contest import say
 
 HERTZ = 2000
-# The first whose pattern is found in a symbol counts.
+# The first entry whose pattern is found in a symbol counts.
 PARTS = (
     ("products of weights and values", r"product_(rows|columns|block)|kernels::.*multiply"),
     ("products of queries and keys", r"score_(rows|block)|kernels::.*scores"),
@@ -49,7 +49,7 @@ def shares(report, binary_name):
 
 
 def sampled(one, words, file):
-    """The text of a report on one run, or nothing where perf may not sample."""
+    """The text of a report on one run, or nothing if perf may not sample."""
     record = ["perf", "record", "-q", "-o", file, "-e", "cpu-clock", "-F", HERTZ, "--", one.binary, *words]
     environment = one.environment()
     try:

@@ -1,4 +1,4 @@
-"""CPU time and peak memory over the length of a trace: linear in one, bounded in the other."""
+"""CPU time and peak memory over the length of a trace: time should be linear, memory bounded."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,17 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 QUERIES = 4096  # scored on every trace, so that the reference costs O(m n d)
 Q_HEADS, KV_HEADS, DIM = 9, 3, 64
 TOTAL, REFERENCE, EVERYTHING = "total", "reference", "everything"
-WITH_MEMORY = (TOTAL, REFERENCE, EVERYTHING)  # a run more each; a policy alone takes less than all of them
+WITH_MEMORY = (
+    TOTAL,
+    REFERENCE,
+    EVERYTHING,
+)  # one more run each; a policy alone takes less memory than all of them
 LAST_QUERIES = 256  # after the cut of the one-shot methods
-ROUNDS_TOKENS = 8192  # longer traces have fewer rounds, so that no length takes more time than this one's
+ROUNDS_TOKENS = 8192  # longer traces have fewer rounds, so that no length takes more time than this one
 
 
 def synthetic(one, out, tokens):
-    """A synthetic trace of so many tokens, made once; a shorter one is the beginning of a longer one."""
+    """A synthetic trace of `tokens` tokens, made once; a shorter one is the beginning of a longer one."""
     path = Path(out) / f"synthetic-{tokens}.h5"
     if not path.is_file():
         words = ["--tokens", tokens, "--prompt", tokens // 2, "--q-heads", Q_HEADS, "--kv-heads", KV_HEADS]
@@ -25,7 +29,7 @@ def synthetic(one, out, tokens):
 
 
 def works(options, tokens):
-    """{name: [(configuration, *overrides)]}: what is measured on a trace of so many tokens."""
+    """{name: [(configuration, *overrides)]}: the measurements on a trace of `tokens` tokens."""
     prefill = min(1024, tokens // 2)
     stride = -(-(tokens - prefill) // options.queries)
     sampled = f"replay.queries={{stride: {stride}}}"
@@ -54,7 +58,7 @@ def spent(one, trace, piece, jobs):
 
 
 def measure(one, trace, piece, rounds, memory):
-    """(CPU seconds of one thread, the smallest of the rounds; largest resident MiB with two, or nothing)."""
+    """(smallest CPU seconds of the rounds on one thread, largest resident MiB with two threads or None)."""
     seconds = min(spent(one, trace, piece, 1).cpu_s for _ in range(rounds))
     return seconds, spent(one, trace, piece, 2).peak_rss_mib if memory else None
 
@@ -63,7 +67,7 @@ def rows_of(options, one):
     rows = []
     for tokens in sorted(options.lengths):
         trace = synthetic(one, options.out, tokens)
-        measured = {}  # of each piece, which several works may share
+        measured = {}  # results by piece, which several works may share
         for name, pieces in works(options, tokens).items():
             say(f"{tokens} tokens: {name}")
             for piece in pieces:
@@ -85,7 +89,7 @@ def rows_of(options, one):
 
 
 def growth(rows, shorter, longer):
-    """{what: time(longer) / time(shorter)} of what was measured at both."""
+    """{what: time(longer) / time(shorter)} of measurements at both lengths."""
     seconds = {(row["what"], int(row["tokens"])): float(row["cpu_min_s"]) for row in rows}
     names = dict.fromkeys(row["what"] for row in rows)
     return {
@@ -129,7 +133,7 @@ def markdown(rows):
 
 
 def run(options, one):
-    from . import plot_scaling  # loads matplotlib, which nothing else here needs
+    from . import plot_scaling  # imports matplotlib, which nothing else here needs
 
     rows = rows_of(options, one)
     tables.write_csv(options.out / "scaling.csv", rows)

@@ -1,6 +1,6 @@
 """torch's causal attention; prints JSON. usage: sdpa.py DEVICE HEADS TOKENS DIM
 
-bfloat16 by the flash backend, and float32 by what torch chooses. Nothing but the call is timed: tensors stand
+bfloat16 uses the flash backend, float32 the backend that torch chooses. Only the call is timed: tensors are
 in the device's memory, and the shortest of several calls counts. Operations are those of causal logits and
 their use.
 """

@@ -11,14 +11,14 @@ import numpy as np
 
 
 def blas_name():
-    """What numpy was built with."""
+    """The BLAS that numpy was built with."""
     built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{built['name']} {built['version']}"
 
 
 def main(size):
     a = np.full((size, size), 0.5, np.float32)
-    a @ a  # pages and threads are there
+    a @ a  # warms up pages and threads
     start = time.process_time()
     a @ a
     seconds = time.process_time() - start

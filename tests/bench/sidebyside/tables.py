@@ -24,7 +24,7 @@ def write_json(path, value):
 
 
 def number(value, digits=3):
-    """Text of a number with so many significant digits; a dash for nothing."""
+    """Text of a number with `digits` significant digits; a dash for nothing."""
     if value == "" or value is None:
         return "–"
     text = f"{float(value):.{digits}g}"
@@ -47,7 +47,7 @@ def ratios_markdown(rows):
 
 
 def facts_markdown(facts):
-    """Whatever decides how a ratio is to be read, in sentences."""
+    """The facts needed to read a ratio, in sentences."""
     lines = [
         f"{facts['engine']}.",
         f"Trace {facts['trace']}, layer {facts['layer']}, {facts['tokens']:,} tokens, prefill "

@@ -11,8 +11,8 @@ TEST_CASE("The nearest word is found for a typing error and for another case or 
   CHECK(nearest_word("snpakv", known) == "snapkv");
   CHECK(nearest_word("streaming-LLM", known) == "streaming_llm");
   CHECK(nearest_word("h20", known) == "h2o");
-  CHECK(nearest_word("tvoa", {"tova"}) == "tova");     // two neighbours swapped are one error
-  CHECK(nearest_word("A-B-C", {"a_b_c"}) == "a_b_c");  // and these are none
+  CHECK(nearest_word("tvoa", {"tova"}) == "tova");     // two swapped neighbours count as one error
+  CHECK(nearest_word("A-B-C", {"a_b_c"}) == "a_b_c");  // case and dashes count as none
   CHECK(nearest_word("subgem", known) == "subgen");
 }
 
@@ -24,7 +24,7 @@ TEST_CASE("A word far from all known ones has no nearest word") {
   CHECK(nearest_word("snapkv", {}).empty());
 }
 
-TEST_CASE("Of two words equally near the first known one is taken") {
+TEST_CASE("If two words are equally near, the first known one is taken") {
   CHECK(nearest_word("cat", {"bat", "rat"}) == "bat");
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("SHA-256 gives the known answers") {
 }
 
 TEST_CASE("A message stays on its line and moves no terminal, whatever a name in it holds") {
-  CHECK(on_one_line("a\nb\tc") == "a\\nb\\tc");
-  CHECK(on_one_line(std::string("\x1b[2J\0\x7f", 6)) == "\\x1b[2J\\x00\\x7f");
-  CHECK(on_one_line("naïve") == "naïve");
+  CHECK(single_line("a\nb\tc") == "a\\nb\\tc");
+  CHECK(single_line(std::string("\x1b[2J\0\x7f", 6)) == "\\x1b[2J\\x00\\x7f");
+  CHECK(single_line("naïve") == "naïve");
 }

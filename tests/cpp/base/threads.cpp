@@ -17,14 +17,14 @@ TEST_CASE("each item is worked on once, for any number of threads") {
   }
 }
 
-TEST_CASE("an exception on any thread is thrown where the threads were asked for, and ends the work") {
+TEST_CASE("an exception on any thread is rethrown in the calling thread and ends the work") {
   std::atomic<int> begun{0};
   FirstError error;
   CHECK_THROWS_WITH(for_each_on_threads(3, 100000, error,
                                         [&](size_t i) {
                                           ++begun;
                                           if (i == 10) throw std::runtime_error("item 10");
-                                          // However the threads are scheduled, nobody overtakes it.
+                                          // However the threads are scheduled, no item overtakes the error.
                                           while (i > 10 && !error.stopped()) std::this_thread::yield();
                                         }),
                     "item 10");

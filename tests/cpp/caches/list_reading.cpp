@@ -3,7 +3,7 @@
 #include "stub_methods.hpp"
 #include "support.hpp"
 
-// What lists say of a step, for policies that no method of the registry is like.
+// How lists describe a step, for policies unlike any method of the registry.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -19,7 +19,7 @@ struct Pushes : Any {
   static constexpr Hooks hooks{"evict"};
   void evict(const Team auto&, Cache auto&) {}
 };
-// Holds the new token in its own way, and evicts nothing afterwards.
+// Stores the new token with its own weights, and evicts nothing afterwards.
 struct Holds : Any {
   static constexpr Hooks hooks{"append"};
   template <class Real>
@@ -50,14 +50,14 @@ struct Multiplies : Pushes {
 
 constexpr Layout kPlain{}, kWeights{.weights = true}, kSeveral{.weights = true, .extra_rows = 9};
 
-// The same policy with memory of this form.
+// Policy P with a memory layout of this form.
 template <class P, const Layout& form>
 struct With : P {
   static constexpr Hooks hooks = P::hooks + Hooks{"layout"};
   Layout layout(const MethodContext&) const { return form; }
 };
 
-// "before": list i and the new token; "own": list i + 1; "partial".
+// Which list a step attends to: "before" is list i and the new token, "own" is list i + 1, else "partial".
 template <class P, const Layout& form>
 std::string reading(void (*change)(CommonOptions&) = nullptr) {
   CommonOptions options;
@@ -76,7 +76,7 @@ void newest_exact(CommonOptions& options) { int4(options), options.row_format.fu
 
 }  // namespace
 
-TEST_CASE("a new token joins the list before it, unless the policy gives it weights of its own", "[lists]") {
+TEST_CASE("a new token joins the list before it, unless the policy gives it its own weights", "[lists]") {
   CHECK(reading<Pushes, kPlain>() == "before");
   CHECK(reading<Pushes, kWeights>() == "before");
   CHECK(reading<Reweighs, kWeights>() == "before");
@@ -88,16 +88,16 @@ TEST_CASE("a new token joins the list before it, unless the policy gives it weig
   CHECK(reading<Reads, kWeights>() == "partial");
 }
 
-TEST_CASE("who evicts before attending attends to what stands after the step", "[lists]") {
+TEST_CASE("a method that evicts before attending attends to the list after the step", "[lists]") {
   CHECK(reading<Pushes, kWeights>(early) == "own");
   CHECK(reading<HoldsAndEvicts, kWeights>(early) == "own");
   CHECK(reading<Reweighs, kPlain>(early) == "own");
-  CHECK(reading<Reads, kPlain>(early) == "before");  // what it reads is listed
+  CHECK(reading<Reads, kPlain>(early) == "before");  // the rows that it reads are listed
   CHECK(reading<Pushes, kPlain>(cut) == "before");
   CHECK(reading<Holds, kWeights>(cut) == "partial");
 }
 
-TEST_CASE("changed logits, and rows of one token that are not alike, are in no list", "[lists]") {
+TEST_CASE("lists cannot hold changed logits, or different rows of one token", "[lists]") {
   CHECK(reading<Multiplies, kPlain>() == "partial");
   CHECK(reading<Holds, kSeveral>(int4) == "own");
   CHECK(reading<Holds, kSeveral>(kivi) == "partial");
@@ -119,7 +119,7 @@ TEST_CASE("a method is partial once it has written a row", "[lists]") {
   CHECK(partial("attention_matching", 20, none));
   CHECK_FALSE(partial("attention_matching", s.prompt, none));
   const nlohmann::json sketch = {{"outliers", 1}, {"group", 4}};
-  CHECK_FALSE(partial("qjl", 0, sketch));  // its buffer of 128 tokens is never full
+  CHECK_FALSE(partial("qjl", 0, sketch));  // the buffer of 128 tokens is never full
   CHECK(partial("qjl", 0, {{"outliers", 1}, {"group", 4}, {"buffer", 16}}));
   CommonOptions coded = default_options("h2o");
   coded.row_format = format_with("int8", {{"group", "4"}});

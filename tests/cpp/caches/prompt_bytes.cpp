@@ -1,6 +1,6 @@
 #include "property_exceptions.hpp"
 
-// What a cache takes of the prompt, and what the exact cache takes beside it: at the end of the prompt, and on average.
+// Bytes that a cache and the exact cache take for the prompt: at the end of the prompt, and on average.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -32,10 +32,10 @@ Cell exact(const StreamShape& s = kShape) { return make_cell("exact", {}, s, {},
 
 }  // namespace
 
-TEST_CASE("What a cache takes of the prompt is what it holds when the prompt has been cut", "[prompt bytes]") {
+TEST_CASE("A cache's prompt bytes are those that it holds after the cut of the prompt", "[prompt bytes]") {
   for (const Phase phase : {Phase::stream, Phase::oneshot}) {
     const Measured m = result(cell_with("streaming_llm", 16, phase)).measures;
-    CHECK(*m["prompt_bytes"] == 16 * kRow);  // its positions are implied
+    CHECK(*m["prompt_bytes"] == 16 * kRow);  // positions are implied
     CHECK(*m["prompt_full_bytes"] == 40 * kRow);
     CHECK(*m["final_bytes"] == (phase == Phase::stream ? 16 : 16 + 20) * kRow);
   }
@@ -45,7 +45,7 @@ TEST_CASE("What a cache takes of the prompt is what it holds when the prompt has
   CHECK(*snapkv["prompt_bytes"] == 16 * (kRow + 4));
 }
 
-TEST_CASE("A prompt that streams counts as one that is cut: when its last token has come", "[prompt bytes]") {
+TEST_CASE("A streamed prompt is counted like a cut one: after its last token", "[prompt bytes]") {
   const Measured m = result(streamed(cell_with("h2o", 16, Phase::stream))).measures;
   CHECK(*m["prompt_bytes"] == 16 * (kRow + 8 + 4));
 }
@@ -57,12 +57,12 @@ TEST_CASE("Query heads that each keep a set are charged for each, and those that
   const Measured oracle = result(cell_with("topk_oracle", 16, Phase::stream, by_query)).measures;
   CHECK(*oracle["prompt_bytes"] == *oracle["prompt_full_bytes"]);
   const Measured quest = result(cell_with("quest", 16, Phase::stream)).measures;
-  CHECK(*quest["prompt_bytes"] > *quest["prompt_full_bytes"]);  // the extremes of its pages
+  CHECK(*quest["prompt_bytes"] > *quest["prompt_full_bytes"]);  // plus the extremes of the pages
 }
 
-TEST_CASE("Rows of the prompt are charged as they are stored when it ends", "[prompt bytes]") {
+TEST_CASE("Rows of the prompt are charged in the form in which they are stored at its end", "[prompt bytes]") {
   const auto coded = [](CommonOptions& options) { options.row_format = format_with("int4", {{"group", "8"}}); };
-  // A key and a value of 4 bytes each, a scale and an offset of 2 bytes for each.
+  // Key and value take 4 bytes each, plus 2 bytes each for scale and offset.
   CHECK(*result(cell_with("streaming_llm", 16, Phase::stream, coded)).measures["prompt_bytes"] == 16 * (8 + 8));
   const auto kivi = [](CommonOptions& options) {
     options.row_format = format_with("kivi", {{"bits", "4"}, {"g", "8"}, {"R", "8"}});
@@ -84,7 +84,7 @@ TEST_CASE("The exact cache takes all of the prompt, and on average all of the fu
     }
 }
 
-TEST_CASE("A full cache grows behind the prompt, up to the layer's window", "[prompt bytes]") {
+TEST_CASE("A full cache grows after the prompt, up to the layer's window", "[prompt bytes]") {
   const Measured m = result(exact()).measures;
   CHECK(*m["mean_full_bytes"] == 50 * kRow);  // 40, 41, ... 60 tokens
   const StreamShape few{.tokens = 10, .prompt = 4};
@@ -94,7 +94,7 @@ TEST_CASE("A full cache grows behind the prompt, up to the layer's window", "[pr
   CHECK(*w["full_bytes"] == 6 * kRow);
 }
 
-TEST_CASE("Without a prompt nothing is taken of one", "[prompt bytes]") {
+TEST_CASE("Without a prompt there are no prompt bytes", "[prompt bytes]") {
   const StreamShape s{.tokens = 20, .prompt = 0};
   const Measured m = result(streamed(cell_with("window", 8, Phase::stream, {}, s)), s).measures;
   CHECK_FALSE(m["prompt_bytes"].has_value());
@@ -102,8 +102,8 @@ TEST_CASE("Without a prompt nothing is taken of one", "[prompt bytes]") {
   CHECK(*m["mean_full_bytes"] == 10.5 * kRow);  // 1, 2, ... 20 tokens
 }
 
-// By the definition: a text that ends with the prompt leaves the same in the cache.
-TEST_CASE("What is taken of the prompt is what a text without later tokens leaves", "[properties]") {
+// By definition, a text that ends with the prompt leaves equal bytes in the cache.
+TEST_CASE("Prompt bytes are those of a text without later tokens", "[properties]") {
   const StreamShape s{};
   const auto whole = make_stream<double>(s, 52, Look::clustered);
   auto prompt_alone = make_stream<double>(s, 52, Look::clustered);
@@ -130,11 +130,11 @@ TEST_CASE("What is taken of the prompt is what a text without later tokens leave
   CHECK(compared > 100);
 }
 
-TEST_CASE("Rows that merging writes are part of what is taken of the prompt", "[prompt bytes]") {
+TEST_CASE("Rows written by merging count as prompt bytes", "[prompt bytes]") {
   const auto merging = [](Merge::Rule rule) { return [rule](CommonOptions& options) { options.merge.rule = rule; }; };
   const auto of = [&](Merge::Rule rule) {
     return *result(cell_with("window", 16, Phase::oneshot, merging(rule))).measures["prompt_bytes"];
   };
   CHECK(of(Merge::Rule::pivot) >= of(Merge::Rule::none));
-  CHECK(of(Merge::Rule::gaussian) > of(Merge::Rule::none));  // rows of its own
+  CHECK(of(Merge::Rule::gaussian) > of(Merge::Rule::none));  // writes additional rows
 }

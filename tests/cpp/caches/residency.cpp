@@ -5,7 +5,7 @@
 
 #include "caches/bands.hpp"
 
-// What a cache holds when, and the bands in which caches share it, against lists of tokens.
+// Residencies of caches, and the bands that caches share, against lists of tokens.
 
 using namespace kvreplay;
 
@@ -14,8 +14,8 @@ namespace {
 using Weights = std::pair<double, double>;
 using Held = std::map<int32_t, Weights>;  // by token
 
-// What the row of token t attends to, each token once.
-Held seen_at(const Residency& residency, int32_t t, int32_t prompt) {
+// The tokens that the row of token t attends to, each once.
+Held tokens_attended_at(const Residency& residency, int32_t t, int32_t prompt) {
   Held seen;
   residency.each_run(t, prompt, [&](int32_t first, int32_t last, double num, double den) {
     for (int32_t token = first; token < last; ++token) {
@@ -26,7 +26,7 @@ Held seen_at(const Residency& residency, int32_t t, int32_t prompt) {
   return seen;
 }
 
-// Some tokens below `tokens`, of which some leave in the rows from there on, some at other weights than 1.
+// Some tokens below `tokens`. If `leaves`, some are evicted in later rows; if `weighted`, some have weights above 1.
 Residency drawn(int32_t tokens, bool leaves, bool weighted, uint32_t seed) {
   std::mt19937 random(seed);
   Residency held;
@@ -39,8 +39,8 @@ Residency drawn(int32_t tokens, bool leaves, bool weighted, uint32_t seed) {
   return held;
 }
 
-// What bands hold for a member in the row of token t.
-Held banded_at(const std::vector<Band>& bands, size_t member, int32_t t) {
+// The tokens that the bands hold for a member in the row of token t.
+Held tokens_of_bands(const std::vector<Band>& bands, size_t member, int32_t t) {
   Held held;
   for (const Band& band : bands) {
     if ((band.members >> member & 1u) == 0) continue;
@@ -65,13 +65,13 @@ int32_t tokens_of(const std::vector<Band>& bands) {
 
 }  // namespace
 
-TEST_CASE("neighbours that stay as long, at weight 1, are one run", "[caches]") {
+TEST_CASE("neighbours with equal lifetime and weight 1 are one run", "[caches]") {
   Residency held;
   for (int32_t t = 0; t < 4; ++t) held.add(t, t + 1, Residency::kStays);
   held.add(4, 4 + 1, 9), held.add(5, 5 + 1, 9);
   held.add(7, 7 + 1, 9);
   held.add(8, 8 + 1, 9, 2, 1), held.add(9, 9 + 1, 12, 2, 1);
-  held.add(10, 10 + 1, 10);  // nobody has seen it
+  held.add(10, 10 + 1, 10);  // no row has seen it
   REQUIRE(held.runs.size() == 5);
   CHECK(held.runs[0].last == 4);
   CHECK((held.runs[1].first == 4 && held.runs[1].last == 6 && held.runs[1].until == 9));
@@ -80,12 +80,12 @@ TEST_CASE("neighbours that stay as long, at weight 1, are one run", "[caches]") 
   CHECK(held.weighted());
 }
 
-TEST_CASE("a residency is what stood at its beginning and what came, until it left", "[caches]") {
+TEST_CASE("a residency has the tokens at its beginning and the later ones, until each is evicted", "[caches]") {
   constexpr int32_t kPrompt = 8;
   for (const bool later : {false, true}) {
     Residency residency;
     residency.begin = 8, residency.end = 13, residency.later = later;
-    // Token 10 left in its own step, before it was attended to; 12 with the last row.
+    // Token 10 is evicted in its own step, before it was attended to; token 12 with the last row.
     std::vector<Residency::Eviction> evicted{{5, 11}, {0, 9}, {2, 8}};
     if (!later) evicted.insert(evicted.end(), {{10, 10}, {9, 12}});
     residency.list({0, 2, 3, 5, 7}, evicted, kPrompt);
@@ -96,12 +96,12 @@ TEST_CASE("a residency is what stood at its beginning and what came, until it le
       for (const Residency::Eviction& e : evicted)
         if (t >= e.until) right.erase(e.token);
       CAPTURE(later, t);
-      CHECK(seen_at(residency, t, kPrompt) == right);
+      CHECK(tokens_attended_at(residency, t, kPrompt) == right);
     }
   }
 }
 
-TEST_CASE("everything is the whole prompt at weight 1, and what comes later", "[caches]") {
+TEST_CASE("a full residency is the whole prompt at weight 1 and every later token", "[caches]") {
   const auto of = [](int32_t tokens, double weight, bool later) {
     Residency held;
     held.end = 30, held.later = later;
@@ -114,7 +114,7 @@ TEST_CASE("everything is the whole prompt at weight 1, and what comes later", "[
   CHECK_FALSE(of(10, 2, true).everything(10));
 }
 
-TEST_CASE("bands hold of each cache what it holds", "[caches]") {
+TEST_CASE("bands hold exactly the tokens of each cache", "[caches]") {
   constexpr int32_t kTokens = 60;
   for (const bool weighted : {false, true})
     for (const bool leaves : {false, true})
@@ -127,12 +127,12 @@ TEST_CASE("bands hold of each cache what it holds", "[caches]") {
         for (size_t m = 0; m < members.size(); ++m)
           for (const int32_t t : {kTokens, kTokens + 7, kTokens + 19}) {
             CAPTURE(weighted, leaves, band_cost, m, t);
-            CHECK(banded_at(bands, m, t) == (members[m] ? seen_at(*members[m], t, kTokens) : Held{}));
+            CHECK(tokens_of_bands(bands, m, t) == (members[m] ? tokens_attended_at(*members[m], t, kTokens) : Held{}));
           }
       }
 }
 
-TEST_CASE("bands cost what their members hold together, or each member for itself", "[caches]") {
+TEST_CASE("bands cost the union of their members, or each member separately", "[caches]") {
   Residency small, large;
   for (int32_t t = 0; t < 100; ++t) {
     large.add(t, t + 1, Residency::kStays);

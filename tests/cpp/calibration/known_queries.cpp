@@ -4,7 +4,7 @@
 
 #include "core/calibration.hpp"
 
-// What is learnt of queries, by hand: two channels, one query head, texts of a few rows.
+// Statistics of queries by hand: two channels, one query head, texts of a few rows.
 
 using namespace kvreplay;
 
@@ -26,17 +26,17 @@ KnownQueries learnt(const std::vector<QueryRows>& texts, RopeView rope = {}) {
 
 }  // namespace
 
-TEST_CASE("texts weigh alike in a mean query, however long they are", "[calibration]") {
+TEST_CASE("every text has the same weight in a mean query, however long it is", "[calibration]") {
   const KnownQueries known = learnt({text({{4, 0}, {2, 0}, {0, 0}}), text({{0, 6}})});
   CHECK(known.means == Vector{1, 3});
   CHECK(known.rows == 4);
   CHECK(known.sizes.empty());
 }
 
-TEST_CASE("queries are turned back before their mean is taken", "[calibration]") {
+TEST_CASE("queries are un-rotated before their mean is taken", "[calibration]") {
   const double quarter = std::acos(0.0);
   const KnownQueries known = learnt({text({{2, 0}, {0, 2}, {0, 4}})}, {&quarter, 1, false, 1});
-  // Behind the turn: (2, 0), (2, 0), (0, -4) turned back by two quarters.
+  // After un-rotating: (2, 0), (2, 0), and (0, -4) rotated back by two quarter turns.
   CHECK(known.means[0] == Approx(4.0 / 3));
   CHECK(known.means[1] == Approx(-4.0 / 3));
   CHECK(known.sizes[0] == Approx(8.0 / 3));
@@ -46,11 +46,11 @@ TEST_CASE("the direction is that of all rows together, on the side of most of th
   const KnownQueries one = learnt({text({{-9, 0}})}), both = learnt({text({{-9, 0}}), text({{1, 0}, {1, 0}})});
   CHECK(one.directions[0] == Approx(-1));
   CHECK(both.directions[0] == Approx(1));
-  // Squared lengths of 4 against 3; three of four rows stand at right angles to it, which is no agreement.
+  // Squared lengths are 4 against 3. Three of four rows are orthogonal to the direction and do not change its sign.
   CHECK(learnt({text({{2, 0}}), text({{0, 1}, {0, 1}, {0, 1}})}).directions[0] == Approx(-1));
 }
 
-TEST_CASE("channels stand in the order of their products with keys, ties by number", "[calibration]") {
+TEST_CASE("channels are sorted by their products with keys, ties by number", "[calibration]") {
   using Channels = std::vector<int32_t>;
   const std::vector<Vector> keys{{1, 1}, {1, 1}};
   CHECK(learnt({text({{1, -2}, {1, 2}}, keys)}).channels == Channels{1, 0});
@@ -62,9 +62,9 @@ TEST_CASE("channels stand in the order of their products with keys, ties by numb
 TEST_CASE("a calibration is one of four words", "[calibration]") {
   Calibration c;
   for (const char* text : {"self", "others", "prompt:a b", "file:x/y.h5"}) {
-    REQUIRE(read_calibration(text, c));
+    REQUIRE(parse_calibration(text, c));
     CHECK(word(c) == text);
     CHECK(c.is_offline() == (std::string(text) != "self"));
   }
-  for (const char* text : {"", "all", "prompt:", "file:", "Self"}) CHECK_FALSE(read_calibration(text, c));
+  for (const char* text : {"", "all", "prompt:", "file:", "Self"}) CHECK_FALSE(parse_calibration(text, c));
 }

@@ -46,16 +46,16 @@ TEST_CASE("rows stay in order, and scores travel with their rows", "[core]") {
   CHECK(c.cache.evictions() == 3);
 }
 
-TEST_CASE("a token that was evicted and pushed again is noticed", "[core]") {
+TEST_CASE("pushing an evicted token again is detected", "[core]") {
   SmallCache c(3);
   c.push(0), c.push(1);
   c.cache.drop(kTeam, 0);
-  CHECK(c.cache.broken_promises() == 0);
+  CHECK(c.cache.returned_tokens() == 0);
   c.push(0);
-  CHECK(c.cache.broken_promises() == 1);
+  CHECK(c.cache.returned_tokens() == 1);
 }
 
-TEST_CASE("a token that is held twice is evicted with its last row", "[core]") {
+TEST_CASE("a token held twice counts as evicted when its last row is dropped", "[core]") {
   SmallCache c(3);
   c.push(0), c.push(0), c.push(1);
   c.cache.drop(kTeam, 0);
@@ -64,7 +64,7 @@ TEST_CASE("a token that is held twice is evicted with its last row", "[core]") {
   CHECK(c.cache.evictions() == 1);
 }
 
-TEST_CASE("own rows hold what the policy wrote, and their memory is used again", "[core]") {
+TEST_CASE("written rows hold the policy's numbers, and their memory is reused", "[core]") {
   SmallCache c(4, {.weights = true, .own_rows = 1});
   c.push(2), c.push(3);
   for (int round = 0; round < 3; ++round) {
@@ -79,7 +79,7 @@ TEST_CASE("own rows hold what the policy wrote, and their memory is used again",
   }
 }
 
-TEST_CASE("the first of C8's order are chosen: higher score, then lower index", "[core]") {
+TEST_CASE("rows are chosen in the order of C8: higher score, then lower index", "[core]") {
   const std::vector<double> score{2, 5, 2, -1, 5, 2, 0.0, -0.0};
   const auto chosen = [&](int32_t count) {
     std::vector<int32_t> kept;
@@ -132,7 +132,7 @@ TEST_CASE("protected rows are never candidates", "[core]") {
   CHECK(c.tokens() == std::vector<int32_t>{0, 4, 5});
 }
 
-// The output of a head with one number.
+// Computes the output of a head with one-dimensional values.
 struct RowByRow {
   double* out;
   void add(const Team auto&, const Cache auto& cache, std::span<const double> coefficients) const {
@@ -155,7 +155,7 @@ TEST_CASE("two rows: the output is the softmax by hand, with weights and a sink 
   CHECK(plain.sum * std::exp(plain.shift) == Approx(1 * 1 + 2 * 2));
   CHECK(out[0] == Approx((1 * 1 * 0 + 3 * 2 * 2) / 5.0));
   CHECK(e[1] == Approx(4 / 5.0));
-  view.sink_logit = std::log(5.0);  // as heavy as everything else together
+  view.sink_logit = std::log(5.0);  // as large as all other terms together
   run();
   CHECK(out[0] == Approx(12 / 10.0));
 }
@@ -181,7 +181,8 @@ TEST_CASE("a strip whose kept rows underflow falls back to its own maximum", "[c
   c.push(1), c.push(2);
   const double query = 1;
   const QueryView<double> view{{&query, 1}, {1, 0}, {}, 2};
-  const double strip[] = {1, std::exp(-900.0), std::exp(-899.0)};  // token 0 is 900 nats above: both are 0
+  const double strip[] = {1, std::exp(-900.0),
+                          std::exp(-899.0)};  // token 0 is 900 nats above, so both others underflow to 0
   std::vector<double> e(2), coefficients(2), out(1);
   attend(kTeam, view, StripGather<double>{strip, 901, {view}}, c.cache, std::span(e), std::span(coefficients),
          RowByRow{out.data()});

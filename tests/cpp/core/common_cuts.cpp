@@ -2,8 +2,8 @@
 
 #include <catch2/catch.hpp>
 
-// Two layers of two kv heads, whose rows hold tokens 4, 6, 7 and 9, the last of them protected. Another cut may leave
-// different tokens to kv heads 0 and 1.
+// Two layers of two kv heads. Rows hold tokens 4, 6, 7 and 9; token 9 is protected. Another cut may leave different
+// tokens in kv heads 0 and 1.
 
 using namespace kvreplay;
 
@@ -28,22 +28,22 @@ std::vector<Rows> cut(CommonCuts::Level level, const std::vector<HeadScores>& he
 
 }  // namespace
 
-TEST_CASE("kv head h of every layer keeps what the mean over the layers says, the lower row of two equal ones") {
+TEST_CASE("kv head h of every layer keeps the rows with the highest mean score over layers; ties go to the lower row") {
   const auto one = cut(CommonCuts::Level::head, four_heads(1)), two = cut(CommonCuts::Level::head, four_heads(2));
   CHECK(one == std::vector<Rows>{{1, 3}, {0, 3}, {1, 3}, {0, 3}});              // sums 3, 5, 3 and 1, 0, -1
-  CHECK(two == std::vector<Rows>{{0, 1, 3}, {0, 1, 3}, {0, 1, 3}, {0, 1, 3}});  // of the two with 3 row 0
+  CHECK(two == std::vector<Rows>{{0, 1, 3}, {0, 1, 3}, {0, 1, 3}, {0, 1, 3}});  // two rows have sum 3: row 0 stays
 }
 
-TEST_CASE("every head of a model keeps what the largest score of any says") {
+TEST_CASE("every head of a model keeps the rows with the highest score in any head") {
   const auto one = cut(CommonCuts::Level::all, four_heads(1)), two = cut(CommonCuts::Level::all, four_heads(2));
-  CHECK(one == std::vector<Rows>(4, {2, 3}));  // largest 3, 4, 8
+  CHECK(one == std::vector<Rows>(4, {2, 3}));  // largest scores 3, 4, 8
   CHECK(two == std::vector<Rows>(4, {1, 2, 3}));
 }
 
-TEST_CASE("heads that are to hold the same tokens, and do not, are named") {
+TEST_CASE("heads that should hold the same tokens and do not are named") {
   auto heads = four_heads(1);
   heads[2].tokens[0] = 5;
-  CHECK_THROWS_WITH(cut(CommonCuts::Level::all, heads), Catch::Contains("layers 0 and 1 hold other tokens"));
+  CHECK_THROWS_WITH(cut(CommonCuts::Level::all, heads), Catch::Contains("layers 0 and 1 hold different tokens"));
   heads[2].tokens[0] = 4, heads[1].tokens[0] = heads[3].tokens[0] = 5;
   CHECK_NOTHROW(cut(CommonCuts::Level::head, heads));
 }

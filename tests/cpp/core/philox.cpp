@@ -20,7 +20,7 @@ TEST_CASE("Philox4x32-10 gives the published known answers", "[core]") {
   CHECK(b.x[3] == 0x24126ea1u);
 }
 
-TEST_CASE("a draw depends on everything it is for", "[core]") {
+TEST_CASE("a draw depends on every part of its address", "[core]") {
   const Rng base{1, 2, 3, 4};
   const double u = base.uniform(RngStream::uniform_sampling, 5, 6, 7);
   CHECK(u >= 0);
@@ -42,6 +42,6 @@ TEST_CASE("injected uniforms are read at their position", "[core]") {
   rng.injected[0] = {values, RngStream::uniform_sampling, 2, 1};
   CHECK(rng.uniform(RngStream::uniform_sampling, 1) == 0.2);
   CHECK(rng.uniform(RngStream::uniform_sampling, 0, 0, 1) == 0.3);
-  // Another structure keeps its own numbers.
+  // Another structure's numbers are not replaced.
   CHECK(rng.uniform(RngStream::sign_walk, 1) == Rng{}.uniform(RngStream::sign_walk, 1));
 }

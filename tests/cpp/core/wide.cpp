@@ -21,7 +21,7 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-// A cache that holds tokens 0..n-1 with these keys, which are their values, too.
+// A cache that holds tokens 0..n-1 with these keys, which are also their values.
 template <class Real>
 class Held {
  public:
@@ -64,7 +64,7 @@ auto narrow(F f) {
   return result;
 }
 
-// Every distance of every step.
+// Farthest-first traversal that computes every distance at every step.
 template <class Real>
 Traversal plain_traversal(const BasicCache<Real>& cache, int32_t first, int32_t count) {
   const size_t n = size_t(cache.size());
@@ -95,7 +95,7 @@ Traversal lazy_traversal(const BasicCache<Real>& cache, int32_t first, int32_t c
   return t;
 }
 
-// `steps`: numbers are multiples of 1/steps, so that few steps make ties and equal keys.
+// steps: numbers are multiples of 1/steps, so that few steps give ties and equal keys.
 template <class Real>
 void check_traversal(int32_t n, int32_t dim, double offset, double size, int steps) {
   std::mt19937 random(uint32_t(n) + uint32_t(dim));
@@ -113,7 +113,7 @@ void check_traversal(int32_t n, int32_t dim, double offset, double size, int ste
 
 }  // namespace
 
-TEST_CASE("what farthest-first leaves out never changes a centre or who belongs to it", "[core][methods][many]") {
+TEST_CASE("distances that farthest-first skips never change a centre or its members", "[core][methods][many]") {
   for (const auto& [n, dim] : {std::pair{100, 3}, {97, 64}, {33, 1}, {16, 2}, {250, 13}})
     for (const int steps : {1, 2, 1 << 20})
       for (const double offset : {0.0, 1000.0})
@@ -180,7 +180,7 @@ TEST_CASE("packed rows give the products of the rows, whatever their number and 
     }
 }
 
-// Kernel of all pairs of rows.
+// The kernel of all pairs of rows.
 template <class Real>
 Doubles pairs(const BasicCache<Real>& cache, std::span<const double> centre) {
   const int32_t n = cache.size(), dim = cache.shape().dim;
@@ -196,7 +196,7 @@ Doubles pairs(const BasicCache<Real>& cache, std::span<const double> centre) {
   return all;
 }
 
-TEST_CASE("kernels of pairs are the same numbers with and without wider vectors", "[core]") {
+TEST_CASE("kernels of pairs are equal with and without wider vectors", "[core]") {
   for (const auto& [n, dim] : {std::pair{30, 64}, {9, 7}, {4, 1}}) {
     const auto x = gaussian<double>(size_t(n * dim), 5);
     const Held<double> real(x, dim);
@@ -208,7 +208,7 @@ TEST_CASE("kernels of pairs are the same numbers with and without wider vectors"
   }
 }
 
-// Run it with KVREPLAY_ISA=portable, too.
+// Also run this test with KVREPLAY_ISA=portable.
 TEST_CASE("a run takes wider vectors unless its instruction set is portable", "[core][isa]") {
   const bool portable = std::string(isa_path()) == "portable";
   WiderVectors::allowed = portable;
@@ -217,7 +217,7 @@ TEST_CASE("a run takes wider vectors unless its instruction set is portable", "[
   WiderVectors::allowed = true;
 }
 
-TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[core]") {
+TEST_CASE("a record holds a block only with equal tokens, weights and end", "[core]") {
   const SerialTeam team;
   Held<float> held(gaussian<float>(24, 7), 2);
   auto& cache = held.cache;
@@ -237,8 +237,8 @@ TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[
   for (const int32_t begin : {0, 4}) CHECK(record.holds(team, cache, at(1, begin, 5), block));
   CHECK_FALSE(record.holds(team, cache, at(0, 8, 9), block));   // a shorter end
   CHECK_FALSE(record.holds(team, cache, at(0, 8, 11), block));  // a longer one
-  CHECK_FALSE(record.holds(team, cache, at(1, 8, 10), block));  // behind the last row
-  CHECK_FALSE(record.holds(team, cache, at(2, 0, 10), block));  // of a round that was not made
+  CHECK_FALSE(record.holds(team, cache, at(1, 8, 10), block));  // after the last row
+  CHECK_FALSE(record.holds(team, cache, at(2, 0, 10), block));  // from a round that did not happen
   CHECK_FALSE(record.holds(team, cache, {0, 4, 6, 4}, block));  // other tokens
   cache.weigh(team, 6, 2, 2);
   CHECK(record.holds(team, cache, at(0, 0, 10), block));
@@ -248,7 +248,7 @@ TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[
   for (int32_t i = 0; i < cache.size(); ++i) CHECK(cache.score(i) == (i < 5 || i > 8 ? 7 : i % 3 == 0 ? 1 : -1));
 }
 
-TEST_CASE("a budget takes over the signs that a larger one has found", "[core][methods]") {
+TEST_CASE("a budget copies the signs that a larger one has found", "[core][methods]") {
   const int32_t n = 100, dim = 4;
   const auto keys = gaussian<float>(size_t(n * dim), 8);
   MethodContext context;

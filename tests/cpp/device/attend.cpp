@@ -18,7 +18,7 @@ struct Problem {
   int32_t heads = 3, blocks = 1, tokens = 200, rows = 70, dim = 48, width = 64;
   float scale = 0.15f, softcap = 0;
   int32_t window = 0;
-  bool rounded = false;  // numbers are bf16 numbers
+  bool rounded = false;  // round numbers to bf16
   std::vector<float> q, k, v;
   std::vector<int32_t> row_token;
 
@@ -49,7 +49,7 @@ struct Problem {
   }
 };
 
-// A list as the host writes it; no tokens: the run first..last.
+// A list as the host writes it. Without tokens it is the run first..last.
 struct List {
   int32_t first = 0, last = 0;
   std::vector<int32_t> tokens, until;
@@ -88,7 +88,7 @@ struct Sums {
   std::vector<float> top, z, tokens, squares, out;
 };
 
-// As DeviceHead does: everything goes up, is packed and attended to.
+// As DeviceHead does: uploads everything, packs it and attends to it.
 Sums attend(const Problem& p, const std::vector<List>& lists, Grade grade, Schedule schedule = Schedule::forward) {
   const auto runtime = runtime_under_test(schedule);
   const Planes q = packed(*runtime, p.q, p.dim, p.width, grade), k = packed(*runtime, p.k, p.dim, p.width, grade),
@@ -157,8 +157,8 @@ void check_rows(const Problem& p, const std::vector<List>& lists, const Sums& su
       }
 }
 
-// The whole trace, a set with weights, and one whose tokens leave.
-std::vector<List> some_lists(const Problem& p) {
+// The whole trace, a set with weights, and a set whose tokens are evicted.
+std::vector<List> example_lists(const Problem& p) {
   List all{0, p.tokens - 1, {}, {}, {}, {}, 0, p.heads}, set = all, moving = all;
   for (int32_t i = 0; i < p.tokens; i += 3) {
     set.tokens.push_back(i), set.num.push_back(float(1 + i % 5)), set.den.push_back(float(1 + i % 4));
@@ -183,28 +183,28 @@ void same_bits(const Sums& a, const Sums& b) {
 
 }  // namespace
 
-TEST_CASE("attention over lists is what plain loops give, in every grade", "[device][kernel]") {
+TEST_CASE("attention over lists equals plain loops, in every grade", "[device][kernel]") {
   for (const auto& [grade, rounded, tolerance] :
        {std::tuple(Grade::single, false, 3e-5), std::tuple(Grade::recorded, true, 2e-5),
         std::tuple(Grade::bf16, true, 1e-2)}) {
     Problem p;
     p.rounded = rounded;
     p.fill();
-    const auto lists = some_lists(p);
+    const auto lists = example_lists(p);
     check_rows(p, lists, attend(p, lists, grade), tolerance);
   }
 }
 
-TEST_CASE("a row attends within its layer's window and under its soft cap", "[device][kernel]") {
+TEST_CASE("attention respects the layer's window and soft cap", "[device][kernel]") {
   Problem p;
   p.window = 33, p.softcap = 1.5f;
   p.heads = 2, p.blocks = 2;
   p.fill();
-  auto lists = some_lists(p);
+  auto lists = example_lists(p);
   check_rows(p, lists, attend(p, lists, Grade::single), 3e-5);
 }
 
-TEST_CASE("heads of up to 128 and 256 numbers have kernels of their own", "[device][kernel]") {
+TEST_CASE("heads of up to 128 and 256 numbers have separate kernels", "[device][kernel]") {
   for (const int32_t dim : {80, 200}) {
     Problem p;
     p.heads = 1, p.tokens = 90, p.rows = 20, p.dim = dim, p.width = padded_width(dim), p.scale = 0.08f;
@@ -242,20 +242,20 @@ TEST_CASE("a float32 number is packed as two of 16 bits that add up to it", "[de
 TEST_CASE("attention repeats bit for bit", "[device][kernel][many]") {
   Problem p;
   p.fill();
-  const auto lists = some_lists(p);
+  const auto lists = example_lists(p);
   same_bits(attend(p, lists, Grade::single), attend(p, lists, Grade::single));
 }
 
-TEST_CASE("the order in which threads run shows in no bit of attention", "[emulator][many]") {
+TEST_CASE("the order of threads changes no bit of attention", "[emulator][many]") {
   Problem p;
   p.fill();
-  const auto lists = some_lists(p);
+  const auto lists = example_lists(p);
   const Sums forward = attend(p, lists, Grade::single);
   for (const Schedule schedule : {Schedule::backward, Schedule::shuffled})
     same_bits(forward, attend(p, lists, Grade::single, schedule));
 }
 
-TEST_CASE("a key that is not a number poisons every row that attends to it", "[device][kernel]") {
+TEST_CASE("a NaN key makes every row that attends to it NaN", "[device][kernel]") {
   Problem p;
   p.fill();
   p.k[size_t(100 * p.dim)] = NAN;

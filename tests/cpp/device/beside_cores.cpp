@@ -6,13 +6,13 @@
 namespace kvreplay::test {
 namespace {
 
-// Products of three keep 16 digits of a number: logits are off by about 1e-6, outputs by 1e-5 of their size.
-// Where a block computes a cache's rows in float32, that stands between them and the exact rows.
+// Three products keep 16 binary digits of a number: logits are off by about 1e-6, outputs by 1e-5 of their size. If a
+// block computes a cache's rows in float32, this error separates them from the exact rows.
 constexpr double kSame = 1e-3, kGrade = 3e-5, kOutputs = 5e-5;
-// Of the one row whose normaliser is furthest off, logits add up their errors.
+// In the row with the worst normaliser the errors of the logits add up.
 constexpr double kWorstNormaliser = 1e-4;
 
-// Sizes and counts are the same, whoever computes the rows; other numbers are alike.
+// Sizes and counts are equal, other numbers agree within a tolerance.
 void same(const MetricInfo& metric, const std::optional<double>& a, const std::optional<double>& b) {
   INFO(metric.name);
   REQUIRE(a.has_value() == b.has_value());
@@ -24,7 +24,7 @@ void same(const MetricInfo& metric, const std::optional<double>& a, const std::o
   else CHECK(*a == *b);
 }
 
-// A cache that is nearly exact has projections of rounding alone: outputs are about 1, gradients too.
+// A nearly exact cache has projections that are only rounding; outputs and gradients are about 1.
 void check_projections(const std::vector<float>& device, const std::vector<float>& cores) {
   REQUIRE(device.size() == cores.size());
   double furthest = 0;
@@ -33,7 +33,7 @@ void check_projections(const std::vector<float>& device, const std::vector<float
   CHECK(furthest < kSame);
 }
 
-// Every number of a result.
+// Compares every number of a result.
 void same(const CellResult& device, const CellResult& cores) {
   REQUIRE(device.ok == cores.ok);
   CHECK(device.error == cores.error);

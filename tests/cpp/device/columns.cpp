@@ -5,20 +5,20 @@
 #include "device/rows.hpp"
 #include "device/under_test.hpp"
 
-// Column sums as a device finds them, against plain loops in double precision.
+// Column sums on a device, against plain loops in double precision.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
 
 namespace {
 
-// Sums of rows agree to this (convention C11) with those of the same products of numbers of 16 bits.
-double same_products() { return 1e-6 * float32_slack(); }
-// A factor's two numbers lose 2^-18 of it, and so does the product of the low ones, which is left out: a
-// logit whose terms add up to 6 without their signs loses 3 * 2^-18 * 6 of itself at most.
+// Tolerance of sums of rows (convention C11) against sums of the same products of 16-bit numbers.
+double split_sum_tolerance() { return 1e-6 * float32_slack(); }
+// Each factor is split into two numbers, which is off by 2^-18 of it. The omitted product of the low numbers costs as
+// much. A logit whose terms add up to 6 in absolute value is off by at most 3 * 2^-18 * 6.
 constexpr double kSplitSums = 7e-5;
 
-// Rows and keys in the memory of a device.
+// Rows and keys in device memory.
 struct OnDevice {
   const PlainRows& rows;
   Runtime& runtime;
@@ -41,7 +41,7 @@ struct Normalisers {
   DeviceArray<float> top, z;  // [heads, rows]
 };
 
-// The exact pass, and then the sink logit.
+// Runs the exact pass, then adds the sink logit.
 Normalisers find_normalisers(const OnDevice& on) {
   const PlainRows& rows = on.rows;
   Runtime& runtime = on.runtime;
@@ -110,7 +110,7 @@ std::vector<double> plain_sums(const PlainRows& rows, int32_t columns, int32_t f
   return sums;
 }
 
-// Relative to what is there; sums of nothing are 0.
+// The largest relative error; empty sums are 0.
 double worst_error(const std::vector<double>& mine, const std::vector<double>& plain) {
   REQUIRE(mine.size() == plain.size());
   double worst = 0;
@@ -124,12 +124,12 @@ double worst_error(const std::vector<double>& mine, const std::vector<double>& p
 void check_sums(PlainRows rows, int32_t columns, int32_t first_row, Of of = Of::heads) {
   rows.draw(7, true);
   CHECK(worst_error(column_sums(rows, Grade::recorded, of, columns, first_row),
-                    plain_sums(rows, columns, first_row, of)) <= same_products());
+                    plain_sums(rows, columns, first_row, of)) <= split_sum_tolerance());
   rows.draw(7, false);
   const std::vector<double> sums = column_sums(rows, Grade::single, of, columns, first_row);
   CHECK(worst_error(sums, plain_sums(rows, columns, first_row, of)) <= kSplitSums);
   rows.split = true;
-  CHECK(worst_error(sums, plain_sums(rows, columns, first_row, of)) <= same_products());
+  CHECK(worst_error(sums, plain_sums(rows, columns, first_row, of)) <= split_sum_tolerance());
 }
 
 PlainRows prompt_rows(int32_t prompt, int32_t group) {
@@ -157,7 +157,7 @@ TEST_CASE("column sums of a prompt are those of plain loops", "[device][kernel]"
   check_sums(wide, 70, 0);
 }
 
-TEST_CASE("column sums know a window, a soft cap and a sink logit", "[device][kernel]") {
+TEST_CASE("column sums respect a window, a soft cap and a sink logit", "[device][kernel]") {
   for (const int32_t window : {1, 66, 129}) {
     PlainRows rows = prompt_rows(300, 1);
     rows.heads = 1, rows.window = window;
@@ -196,7 +196,7 @@ TEST_CASE("without rows column sums are 0", "[device][kernel]") {
   CHECK(std::count(sums.begin(), sums.end(), 0.0) == 280);
 }
 
-TEST_CASE("maxima are taken over the heads of all blocks", "[device][kernel][many]") {
+TEST_CASE("maxima are over the heads of all blocks", "[device][kernel][many]") {
   for (const int32_t group : {1, 3, 6}) {
     PlainRows rows = prompt_rows(140, group);
     rows.heads = 6, rows.window = group == 3 ? 100 : 0;
@@ -226,16 +226,16 @@ TEST_CASE("a large column sum still grows by little", "[device][kernel]") {
   constexpr double kLittle = 0x1p-25;
   PlainRows rows;
   rows.heads = 1, rows.tokens = 2, rows.dim = 1, rows.scale = 1;
-  rows.row_token.assign(64, 0);  // they see token 0 alone
+  rows.row_token.assign(64, 0);  // they see only token 0
   rows.row_token.resize(64 + 256, 1);
-  rows.q.assign(64, 0);  // so that theirs is 1 to the last bit, on every device
+  rows.q.assign(64, 0);  // so that its probability is 1 to the last bit, on every device
   rows.q.resize(64 + 256, 1);
   rows.k = {from_bf16(to_bf16(float(std::log(kLittle)))), 0};
   const double little = std::exp(double(rows.k[0])), sum = column_sums(rows, Grade::recorded, Of::heads, 2, 0)[0];
   CHECK(std::abs(sum - (64 + 256 * little)) <= 1e-3 * 256 * little);
 }
 
-TEST_CASE("a query that is not a number spoils the sums of the tokens that it sees, and no other", "[device][kernel]") {
+TEST_CASE("a NaN query makes the sums of the tokens that it sees NaN, and no others", "[device][kernel]") {
   PlainRows rows = prompt_rows(150, 1);
   rows.draw(5, true);
   rows.q[size_t(150 + 70) * 64 + 3] = NAN;  // head 1, row 70

@@ -4,7 +4,7 @@
 #include "device/emulator/emulated_runtime.hpp"
 #include "methods/subgen.hpp"
 
-// Prompts whose selection is long work are cut by a device, by the text of the policy.
+// A device cuts prompts whose selection is expensive, by the policy's own code.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -41,7 +41,7 @@ std::vector<Cell> cells_of(const StreamShape& s) {
   std::vector<Cell> cells;
   for (size_t i = 0; i < std::size(kCuts); ++i)
     for (const int32_t budget : {44, 53, 64, 200}) {
-      // Cores share what budgets of an instance decide alike.
+      // On the CPU the budgets of an instance share equal decisions.
       cells.push_back(changed(cell_of(kCuts[i], budget, s), [&](Variant& v) { v.instance = i; }));
     }
   return cells;
@@ -49,7 +49,7 @@ std::vector<Cell> cells_of(const StreamShape& s) {
 
 }  // namespace
 
-TEST_CASE("a device cuts prompts as the cores do", "[device][replay][programs]") {
+TEST_CASE("a device cuts prompts as the CPU does", "[device][replay][programs]") {
   const StreamShape s{.tokens = 110, .prompt = 80};
   for (const Look look : {Look::gaussian, Look::clustered, Look::duplicates})
     check_device(make_stream<float>(s, 61, look), cells_of(s));
@@ -83,7 +83,7 @@ void count_blocks(const DeviceLaunch& launch) {
 
 }  // namespace
 
-TEST_CASE("each budget's selection is a block of its own, in one launch with the others", "[emulator]") {
+TEST_CASE("each budget's selection is one block, in one launch with the others", "[emulator]") {
   const StreamShape s{.tokens = 110, .prompt = 80};
   Method counted = *find_method(registry(), "subgen");
   counted.programs.emulated = count_blocks;
@@ -96,7 +96,7 @@ TEST_CASE("each budget's selection is a block of its own, in one launch with the
   blocks_started = 0;
   for (const CellResult& cell : replay(make_stream<float>(s, 64), cells, options).cells) {
     CHECK(cell.ok);
-    CHECK_FALSE(cell.by_cores);
+    CHECK_FALSE(cell.on_cpu);
   }
   CHECK(blocks_started == 3);
 }

@@ -9,7 +9,7 @@
 #include "device/emulator/emulated_runtime.hpp"
 #include "device/under_test.hpp"
 
-// The emulator itself: it gives what a device gives, and finds what a device would not tell.
+// The emulator itself: it computes what a device computes, and finds mistakes that a device would not report.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -21,7 +21,7 @@ using Catch::Matchers::Contains;
 
 constexpr int kThreads = 64;  // two warps
 
-// What every thread of one block returns; `body` is a kernel.
+// Runs kernel `body` in one block and returns the result of every thread.
 template <class T, class Body>
 std::vector<T> of_threads(Body body, Schedule schedule, size_t shared_bytes = 4096, int threads = kThreads) {
   std::vector<T> out(static_cast<size_t>(threads));
@@ -30,7 +30,7 @@ std::vector<T> of_threads(Body body, Schedule schedule, size_t shared_bytes = 40
   emulator::launch(kernel, {1, threads, shared_bytes}, schedule);
   return out;
 }
-// Of a kernel that returns nothing.
+// As above, for a kernel that returns nothing.
 template <class Body>
 void launch(Body body, int threads = kThreads, size_t shared_bytes = 4096) {
   emulator::launch(body, {1, threads, shared_bytes}, Schedule::forward);
@@ -41,7 +41,7 @@ T* shared(const Block auto& block) {
   return reinterpret_cast<T*>(block.shared());
 }
 
-// True if the kernel returns the same in all three orders of its threads.
+// True if the kernel returns equal results in all three orders of its threads.
 template <class Body>
 bool agrees(Body body) {
   const auto first = of_threads<int32_t>(body, Schedule::forward);
@@ -109,7 +109,7 @@ TEST_CASE("a block has whole warps", "[emulator]") {
   CHECK_NOTHROW(launch(nothing, 1024));
 }
 
-TEST_CASE("a barrier that is missing shows in the order of the threads", "[emulator]") {
+TEST_CASE("a missing barrier gives results that depend on the order of threads", "[emulator]") {
   const auto swapped_with = [](int mask, Wait wait) {
     return [=](const Block auto& block) {
       int32_t* const numbers = shared<int32_t>(block);
@@ -122,14 +122,14 @@ TEST_CASE("a barrier that is missing shows in the order of the threads", "[emula
   CHECK(agrees(swapped_with(5, Wait::warp)));
   CHECK(agrees(swapped_with(5, Wait::block)));
   CHECK_FALSE(agrees(swapped_with(5, Wait::none)));
-  CHECK(agrees(swapped_with(37, Wait::block)));  // between warps
+  CHECK(agrees(swapped_with(37, Wait::block)));  // exchanged between warps
   CHECK_FALSE(agrees(swapped_with(37, Wait::warp)));
   const auto right = [](int32_t thread) { return 100 + (thread ^ 37); };
   const auto mine = of_threads<int32_t>(swapped_with(37, Wait::block), Schedule::shuffled);
   for (int32_t thread = 0; thread < kThreads; ++thread) CHECK(mine[size_t(thread)] == right(thread));
 }
 
-TEST_CASE("a number that is replaced before all have read it shows in the order of the threads", "[emulator]") {
+TEST_CASE("overwriting a number too early gives results that depend on the order of threads", "[emulator]") {
   const auto broadcast = [](Wait wait) {
     return [=](const Block auto& block) {
       int32_t* const number = shared<int32_t>(block);
@@ -139,7 +139,7 @@ TEST_CASE("a number that is replaced before all have read it shows in the order 
         block.sync();
         sum = 10 * sum + *number;
         if (wait == Wait::block) block.sync();
-        // However long it waits for itself, a warp may be ahead of another one.
+        // A warp that synchronises only itself may still be ahead of another one.
         for (int i = 0; wait == Wait::warp && i < 3; ++i) block.sync_warp();
       }
       return sum;
@@ -176,7 +176,7 @@ TEST_CASE("threads that wait at different barriers are an error", "[emulator]") 
   }));
 }
 
-TEST_CASE("what a thread throws ends the launch, and no thread's frames are left", "[emulator]") {
+TEST_CASE("an exception of a thread ends the launch and unwinds all threads", "[emulator]") {
   int alive = 0;
   struct Frame {
     int* alive;
@@ -194,8 +194,8 @@ TEST_CASE("what a thread throws ends the launch, and no thread's frames are left
   }
 }
 
-TEST_CASE("memory that nobody wrote is not a number", "[emulator]") {
-  // A block does not see what the block before it left in shared memory.
+TEST_CASE("unwritten memory is NaN", "[emulator]") {
+  // A block does not see the shared memory of the block before it.
   std::vector<float> seen(2 * kThreads);
   float* const to = seen.data();
   const auto kernel = [=](const Block auto& block) {
@@ -214,13 +214,13 @@ TEST_CASE("memory that nobody wrote is not a number", "[emulator]") {
 
 namespace {
 
-// Each thread copies four numbers and then four more; it returns the sum of a four as it stands when the
-// thread has waited until at most kUnderWay groups are under way.
+// Each thread copies two groups of four numbers, waits until at most kUnderWay copy groups are pending, and returns the
+// sum of one of the fours.
 struct Copies {
   bool inside = true, commits_last = true, waits = true, syncs = false;
-  bool reused = false;  // numbers stood there before
+  bool reused = false;  // the target held numbers before
   int looks_at = 0;     // 0: the first four; 1: the second
-  int mask = 0;         // of thread ^ mask
+  int mask = 0;         // the thread reads the copy of thread ^ mask
 };
 template <int kUnderWay>
 std::vector<float> copied(const float* from, Copies how, Schedule schedule = Schedule::forward) {
@@ -245,7 +245,7 @@ bool all_nan(const std::vector<float>& x) {
   return std::all_of(x.begin(), x.end(), [](float number) { return std::isnan(number); });
 }
 
-// In the memory of a device, and what sums of them the copies must find.
+// Numbers in device memory, and the sums that the copies must give.
 struct Source {
   std::unique_ptr<Runtime> runtime = emulator::open_runtime(Schedule::forward);
   DeviceArray<float> memory = uploaded(*runtime, whole_numbers(8 * kThreads, 3));
@@ -262,7 +262,7 @@ struct Source {
 
 }  // namespace
 
-TEST_CASE("an asynchronous copy is there once it was waited for, and not a number before", "[emulator]") {
+TEST_CASE("an asynchronous copy is NaN until it has been waited for", "[emulator]") {
   const Source from;
   const Copies first, second{.looks_at = 1};
   CHECK(copied<0>(from.data(), first) == from.sums(first));
@@ -275,13 +275,13 @@ TEST_CASE("an asynchronous copy is there once it was waited for, and not a numbe
   CHECK(copied<0>(from.data(), {.inside = false}) == std::vector<float>(kThreads, 0.0f));
 }
 
-TEST_CASE("an asynchronous copy that was not committed is waited for by nobody", "[emulator]") {
+TEST_CASE("waiting does not cover an asynchronous copy that was not committed", "[emulator]") {
   const Source from;
   CHECK(all_nan(copied<0>(from.data(), {.commits_last = false, .looks_at = 1})));
   CHECK(copied<0>(from.data(), {.commits_last = false}) == from.sums({}));
 }
 
-TEST_CASE("a copy of another thread is there after a barrier", "[emulator]") {
+TEST_CASE("a copy of another thread is visible after a barrier", "[emulator]") {
   const Source from;
   for (const int mask : {1, 32}) {
     const Copies waits_for_all{.syncs = true, .mask = mask}, waits_for_itself{.mask = mask};
@@ -319,8 +319,8 @@ TEST_CASE("writes outside the memory of a device are an error", "[emulator]") {
   };
   CHECK_NOTHROW(write(64, 0));
   CHECK_NOTHROW(write(66, 1));
-  SECTION("behind its end") CHECK_THROWS_WITH(write(63, 0), complaint);
-  SECTION("before its beginning") CHECK_THROWS_WITH(write(64, -1), complaint);
+  SECTION("after the end") CHECK_THROWS_WITH(write(63, 0), complaint);
+  SECTION("before the beginning") CHECK_THROWS_WITH(write(64, -1), complaint);
   SECTION("in memory that is released before the device is waited for") {
     {
       const DeviceArray<float> from = filled(*runtime, 64, 1.0f);
@@ -373,7 +373,7 @@ TEST_CASE("addresses that are not aligned to 16 bytes are an error", "[emulator]
 
 namespace {
 
-// Where the PTX manual (ISA 8, "Matrix Fragments for mma.m16n8k16" of .bf16 and "ldmatrix") puts numbers.
+// The places of numbers in the PTX manual (ISA 8, "Matrix Fragments for mma.m16n8k16" of .bf16 and "ldmatrix").
 // Number i of a thread is half i % 2 of its register i / 2.
 struct Place {
   int row, column;
@@ -402,11 +402,11 @@ Matrix<kRows, kColumns> drawn(uint32_t seed) {
 }
 float at(const auto& matrix, Place p) { return matrix[size_t(p.row)][size_t(p.column)]; }
 
-struct Fragments {  // of a thread
+struct Fragments {  // one thread's part of the matrices
   uint32_t a[4], b[2];
   float d[4];
 };
-struct Product {  // of a warp
+struct Product {  // one warp's matrices
   Matrix<16, 16> a;
   Matrix<16, 8> b, d;
   explicit Product(uint32_t seed) : a(drawn<16, 16>(seed)), b(drawn<16, 8>(seed + 1)), d(drawn<16, 8>(seed + 2)) {}
@@ -439,8 +439,8 @@ std::vector<Four> multiplied(const std::vector<Fragments>& fragments, Schedule s
 
 }  // namespace
 
-TEST_CASE("a product of matrices is that of plain loops, in every lane", "[emulator]") {
-  const Product products[] = {Product(10), Product(20)};  // a warp each
+TEST_CASE("a product of matrices equals plain loops, in every lane", "[emulator]") {
+  const Product products[] = {Product(10), Product(20)};  // one per warp
   std::vector<Fragments> fragments;
   for (int thread = 0; thread < kThreads; ++thread)
     fragments.push_back(products[thread / kWarp].fragments(thread % kWarp));
@@ -454,7 +454,7 @@ TEST_CASE("a product of matrices is that of plain loops, in every lane", "[emula
   }
 }
 
-TEST_CASE("NaN spoils its row or column of a product, and no other", "[emulator]") {
+TEST_CASE("a NaN reaches its row or column of a product, and no other", "[emulator]") {
   Product in_a(30), in_b(40);
   in_a.a[11][6] = NAN, in_b.b[13][5] = NAN;
   std::vector<Fragments> fragments;
@@ -469,15 +469,15 @@ TEST_CASE("NaN spoils its row or column of a product, and no other", "[emulator]
     }
 }
 
-TEST_CASE("four matrices are loaded as the manual draws them", "[emulator]") {
-  // Rows of 8 numbers, each warp's anywhere in shared memory.
+TEST_CASE("four matrices are loaded into the places of the manual", "[emulator]") {
+  // Rows of 8 numbers; each warp's rows are anywhere in shared memory.
   const std::vector<uint32_t> numbers = random_bits(4 * kThreads, 50);
   std::vector<int32_t> row_of(kThreads);
   std::iota(row_of.begin(), row_of.end(), 0);
   std::shuffle(row_of.begin(), row_of.end(), std::mt19937(51));
   const uint32_t* const from = numbers.data();
   const int32_t* const rows = row_of.data();
-  const auto number = [&](int warp, int matrix, int row, int column) {  // of 16 bits
+  const auto number = [&](int warp, int matrix, int row, int column) {  // a 16-bit number
     const uint32_t pair = from[4 * rows[warp * kWarp + 8 * matrix + row] + column / 2];
     return column % 2 == 0 ? pair & 0xffffu : pair >> 16;
   };
@@ -510,7 +510,7 @@ namespace {
 template <class T>
 void check_shuffles(const std::vector<T>& numbers, Schedule schedule) {
   const T* const of = numbers.data();
-  // One after the other, without a barrier between them.
+  // All shuffles follow each other without a barrier.
   using All = std::array<T, kWarp>;
   const auto got = of_threads<All>(
       [=](const Block auto& block) {
@@ -527,7 +527,7 @@ void check_shuffles(const std::vector<T>& numbers, Schedule schedule) {
 
 }  // namespace
 
-TEST_CASE("a shuffle gives every lane the number of the other one", "[emulator]") {
+TEST_CASE("a shuffle gives every lane the other lane's number", "[emulator]") {
   const std::vector<uint32_t> bits = random_bits(kThreads * kWarp, 60);
   for (const Schedule schedule : kSchedules) {
     check_shuffles(std::vector<int32_t>(bits.begin(), bits.end()), schedule);
@@ -536,7 +536,7 @@ TEST_CASE("a shuffle gives every lane the number of the other one", "[emulator]"
   }
 }
 
-TEST_CASE("threads count together, and each is told what stood there before it", "[emulator]") {
+TEST_CASE("an atomic addition returns the value before it to each thread", "[emulator]") {
   constexpr int kCounters = 5, kRounds = 8;
   const std::vector<uint32_t> drawn = random_bits(kThreads * kRounds, 80);
   std::vector<int32_t> amounts;
@@ -564,7 +564,7 @@ TEST_CASE("threads count together, and each is told what stood there before it",
         },
         schedule);
     for (int c = 0; c < kCounters; ++c) {
-      // Whatever the order, every addition ends where another one, or the end, begins.
+      // In any order, the value after each addition is the value before another one, or the final sum.
       std::vector<int32_t> begins{}, ends{7};
       int32_t sum = 7;
       for (int at = c; at < kThreads * kRounds; at += kCounters) {

@@ -7,22 +7,21 @@
 #include "device/rows.hpp"
 #include "device/under_test.hpp"
 
-// Probabilities of rows, and recalls, as a device finds them, against plain loops.
+// Probabilities of rows, and recalls, computed on a device, against plain loops.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
 
 namespace {
 
-// A dot product of 64 numbers and an exponential in float32.
-double same_probability() { return 2e-6 * float32_slack(); }
-// A sum in double precision, in an order of its own.
+// Tolerance of a dot product of 64 numbers and an exponential in float32.
+double probability_tolerance() { return 2e-6 * float32_slack(); }
+// Tolerance of a sum in double precision in another order.
 constexpr double kMass = 1e-12;
-// Probabilities in float32 may stand in another order than in double precision where they are as close as
-// this.
-constexpr double kSameProbability = 1e-5;
+// Probabilities this close may be in another order in float32 than in double precision.
+constexpr double kTieTolerance = 1e-5;
 
-// Of rows [first, first + count) of all: [planes, count, pitch].
+// Probabilities of rows [first, first + count): [planes, count, pitch].
 struct Probabilities {
   int32_t first, count, planes, pitch;
   std::vector<float> p;
@@ -57,9 +56,9 @@ Probabilities find_probabilities(const PlainRows& rows, int32_t first, int32_t c
   return all;
 }
 
-// What a cache holds, for every 64 rows the same.
+// The tokens that a cache holds, constant over every 64 rows.
 struct TestCache {
-  std::vector<int32_t> tokens, until;  // tokens: empty: a run; until: may be empty
+  std::vector<int32_t> tokens, until;  // tokens empty: a run; until may be empty
   std::vector<KeySpan> spans;          // [row tiles]
   bool by_head = false;
   int32_t first_head = 0, heads = 2;
@@ -82,15 +81,15 @@ struct Recall {
   double top_mass, index_recall;
   bool operator==(const Recall&) const = default;
 };
-// Of a row that the kernel was not given, or that attends to nothing.
+// Marks a row that the kernel did not get, or that attends to nothing.
 constexpr Recall kUntouched = {-7, -7};
 
-// In the memory of a device.
+// Caches in device memory.
 struct CachesOnDevice {
   std::vector<DeviceArray<int32_t>> integers;
   std::vector<DeviceArray<KeySpan>> spans;
   DeviceArray<RecallCache> caches;
-  int64_t results = 0;  // of all, [heads, rows] each
+  int64_t results = 0;  // results of all caches, [heads, rows] each
 
   CachesOnDevice(Runtime& runtime, const std::vector<TestCache>& from, size_t rows) {
     const auto up = [&](const std::vector<int32_t>& numbers) -> const int32_t* {
@@ -179,8 +178,8 @@ void check_recalls(const Probabilities& p, const std::vector<int32_t>& row_token
       }
 }
 
-// Some tokens in no order.
-TestCache drawn_cache(int32_t tokens, int32_t count, uint32_t seed) {
+// A cache of random tokens in no order.
+TestCache random_cache(int32_t tokens, int32_t count, uint32_t seed) {
   TestCache cache;
   cache.tokens.resize(size_t(tokens));
   std::iota(cache.tokens.begin(), cache.tokens.end(), 0);
@@ -195,14 +194,14 @@ TestCache run_cache(int32_t first, int32_t count) {
   return cache;
 }
 
-// One row of given numbers.
+// One row with these probabilities.
 Probabilities one_row(const std::vector<float>& p) { return {0, 1, 1, int32_t(p.size()), p}; }
 
 void check_all_sizes(const std::vector<float>& p) {
   const int32_t tokens = int32_t(p.size());
   std::vector<TestCache> caches;
   for (int32_t size = 1; size <= tokens; size += 1 + size / 4) {
-    caches.push_back(drawn_cache(tokens, size, uint32_t(size)));
+    caches.push_back(random_cache(tokens, size, uint32_t(size)));
     caches.push_back(run_cache(tokens - size, size));
     caches.push_back(run_cache(0, size));
   }
@@ -237,12 +236,12 @@ void check_probabilities(const PlainRows& rows, int32_t first, int32_t count) {
     }
     compare(0, mean);
   }
-  CHECK(worst <= same_probability());
+  CHECK(worst <= probability_tolerance());
 }
 
 }  // namespace
 
-TEST_CASE("probabilities of rows are those of plain loops", "[device][kernel]") {
+TEST_CASE("probabilities of rows equal plain loops", "[device][kernel]") {
   for (const int32_t group : {1, 3})
     for (const int32_t dim : {6, 48, 64, 70}) {
       PlainRows rows = scored_rows(group);
@@ -254,7 +253,7 @@ TEST_CASE("probabilities of rows are those of plain loops", "[device][kernel]") 
   PlainRows rows = scored_rows(1);
   rows.draw(18, false);
   check_probabilities(rows, 9, 70);
-  rows.row_token = {128};  // alone with a tile of tokens
+  rows.row_token = {128};  // the only row with a tile of tokens
   rows.draw(19, false);
   check_probabilities(rows, 0, 1);
   rows = scored_rows(1);
@@ -266,7 +265,7 @@ TEST_CASE("probabilities of rows are those of plain loops", "[device][kernel]") 
   check_probabilities(rows, 0, 1);
 }
 
-TEST_CASE("probabilities without planes of heads are the mean alone", "[device][kernel]") {
+TEST_CASE("without planes of heads only the mean probabilities are computed", "[device][kernel]") {
   PlainRows rows = scored_rows(3);
   rows.draw(4, false);
   const Probabilities mean = find_probabilities(rows, 3, 70, false), all = find_probabilities(rows, 3, 70, true);
@@ -306,17 +305,17 @@ TEST_CASE("recalls of four tokens by hand", "[device][kernel]") {
   CHECK(all[6][0] == kUntouched);
 }
 
-TEST_CASE("tokens that arrive after a list belong to a cache up to each row's own", "[device][kernel]") {
+TEST_CASE("tokens after a list belong to a cache up to each row's own token", "[device][kernel]") {
   const Probabilities p = one_row({0.125f, 0.5f, 0.0625f, 0.25f, 0.0625f});
   TestCache cache = run_cache(0, 1);  // token 0
   cache.later_from = 2;
-  CHECK(find_recalls(p, {4}, {cache})[0][0] == Recall{0.9375, 0.75});  // of 1, 3, 0, 2: but 1
-  CHECK(find_recalls(p, {4}, {cache}, 2)[0][0] == Recall{0.75, 0.5});  // of a window's 3 and 4: 3
+  CHECK(find_recalls(p, {4}, {cache})[0][0] == Recall{0.9375, 0.75});  // holds all of 1, 3, 0, 2 but 1
+  CHECK(find_recalls(p, {4}, {cache}, 2)[0][0] == Recall{0.75, 0.5});  // holds 3 of a window's 3 and 4
   cache.later_from = 4;
   CHECK(find_recalls(p, {4}, {cache})[0][0] == Recall{0.75, 0});
 }
 
-TEST_CASE("recalls of sets of any size are those of a sorted row", "[device][kernel]") {
+TEST_CASE("recalls of sets of any size equal those of a sorted row", "[device][kernel]") {
   std::vector<float> p = gaussian<float>(3000, 5);
   for (float& x : p) x = std::exp(3 * x) / 100000;
   check_all_sizes(p);
@@ -324,7 +323,7 @@ TEST_CASE("recalls of sets of any size are those of a sorted row", "[device][ker
   check_all_sizes(p);
 }
 
-TEST_CASE("recalls take the first of tokens that tie", "[device][kernel]") {
+TEST_CASE("recalls take the first of tied tokens", "[device][kernel]") {
   std::vector<float> p = gaussian<float>(1500, 6);
   SECTION("few numbers, each of many tokens")
   for (float& x : p) x = std::exp2(std::round(x)) / 4096;
@@ -343,7 +342,7 @@ TEST_CASE("recalls take the first of tokens that tie", "[device][kernel]") {
   check_all_sizes(p);
 }
 
-TEST_CASE("a set may end with the last of many tokens that tie", "[device][kernel]") {
+TEST_CASE("a set may end with the last of many tied tokens", "[device][kernel]") {
   std::vector<float> p(1000, 1.0f / 4096);
   for (size_t i = 0; i < 400; ++i) p[2 * i] = 1.0f / 1024;
   check_recalls(one_row(p), {999}, {run_cache(0, 399), run_cache(0, 400), run_cache(300, 401)});
@@ -355,14 +354,14 @@ TEST_CASE("the mass of many tokens is summed in double precision", "[device][ker
   CHECK(std::abs(mass / (30000 * double(p[0])) - 1) <= kMass);
 }
 
-TEST_CASE("recalls know what a row attends to", "[device][kernel]") {
+TEST_CASE("recalls count only tokens that a row attends to", "[device][kernel]") {
   const int32_t tokens = 200;
   std::vector<int32_t> row_token(150);
   std::iota(row_token.begin(), row_token.end(), 50);
   Probabilities p{70, 75, 1, tokens, gaussian<float>(75 * 200, 9)};
   for (float& x : p.p) x = std::exp(2 * x) / 1000;
-  std::vector<TestCache> caches = {drawn_cache(tokens, 90, 1), drawn_cache(tokens, 90, 2), run_cache(30, 100),
-                                   drawn_cache(tokens, 40, 3), run_cache(0, 200)};
+  std::vector<TestCache> caches = {random_cache(tokens, 90, 1), random_cache(tokens, 90, 2), run_cache(30, 100),
+                                   random_cache(tokens, 40, 3), run_cache(0, 200)};
   for (TestCache& cache : caches) cache.spans.resize(3, cache.spans[0]);
   caches[0].until.resize(90), caches[2].until.resize(200);
   for (TestCache& cache : caches)
@@ -372,12 +371,12 @@ TEST_CASE("recalls know what a row attends to", "[device][kernel]") {
   check_recalls(p, row_token, caches, 60);
 }
 
-TEST_CASE("heads that choose for themselves rank by themselves", "[device][kernel]") {
+TEST_CASE("heads with separate choices have separate rankings", "[device][kernel]") {
   PlainRows rows = scored_rows(3);
   rows.draw(13, false);
   const Probabilities p = find_probabilities(rows, 0, rows.rows(), true);
-  std::vector<TestCache> caches = {drawn_cache(rows.tokens, 60, 1), drawn_cache(rows.tokens, 60, 2),
-                                   drawn_cache(rows.tokens, 60, 3), run_cache(10, 60)};
+  std::vector<TestCache> caches = {random_cache(rows.tokens, 60, 1), random_cache(rows.tokens, 60, 2),
+                                   random_cache(rows.tokens, 60, 3), run_cache(10, 60)};
   for (TestCache& cache : caches) cache.spans.resize(3, cache.spans[0]);
   caches[0].by_head = caches[2].by_head = caches[3].by_head = true;
   caches[0].first_head = 3, caches[0].heads = 3, caches[2].first_head = 1, caches[2].heads = 1, caches[3].heads = 6;
@@ -388,11 +387,11 @@ TEST_CASE("recalls take more caches than a block has threads", "[device][kernel]
   std::vector<float> p = gaussian<float>(400, 8);
   for (float& x : p) x = std::exp(x) / 1000;
   std::vector<TestCache> caches;
-  for (int32_t i = 0; i < 600; ++i) caches.push_back(drawn_cache(400, 1 + i % 7 + i / 100, uint32_t(i)));
+  for (int32_t i = 0; i < 600; ++i) caches.push_back(random_cache(400, 1 + i % 7 + i / 100, uint32_t(i)));
   check_recalls(one_row(p), {399}, caches);
 }
 
-TEST_CASE("a probability that is not a number is in every best set", "[device][kernel]") {
+TEST_CASE("a NaN probability is in every best set", "[device][kernel]") {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> p(600, 1.0f / 1024);
     p[400] = p[500] = bad;
@@ -401,15 +400,15 @@ TEST_CASE("a probability that is not a number is in every best set", "[device][k
   }
 }
 
-TEST_CASE("recalls of attention agree with double precision where no two tokens are as good as equal",
-          "[device][kernel]") {
+TEST_CASE("recalls of attention agree with double precision unless two tokens are nearly equal", "[device][kernel]") {
   PlainRows rows = scored_rows(3);
   rows.draw(31, false);
   for (int32_t b = 0; b < rows.blocks(); ++b)  // pairs of equal keys, so that there are ties
     for (int32_t j = 0; j + 1 < rows.tokens; j += 2)
       std::copy_n(rows.k.begin() + (b * rows.tokens + j) * rows.dim, rows.dim,
                   rows.k.begin() + (b * rows.tokens + j + 1) * rows.dim);
-  std::vector<TestCache> caches = {drawn_cache(rows.tokens, 33, 1), run_cache(0, 50), drawn_cache(rows.tokens, 90, 2)};
+  std::vector<TestCache> caches = {random_cache(rows.tokens, 33, 1), run_cache(0, 50),
+                                   random_cache(rows.tokens, 90, 2)};
   for (TestCache& cache : caches) cache.spans.resize(3, cache.spans[0]);
   const CacheRecalls all = find_recalls(find_probabilities(rows, 0, rows.rows(), false), rows.row_token, caches);
   int32_t compared = 0, ties = 0, close = 0;
@@ -432,11 +431,11 @@ TEST_CASE("recalls of attention agree with double precision where no two tokens 
         hits += std::count(attended.begin(), attended.end(), order[n]) > 0 ? 1 : 0;
       }
       CAPTURE(i, r);
-      CHECK(std::abs(all[2 * i][size_t(r)].top_mass - mass) <= same_probability() * mass);
+      CHECK(std::abs(all[2 * i][size_t(r)].top_mass - mass) <= probability_tolerance() * mass);
       if (m < order.size()) {
         const double last = mean[size_t(order[m - 1])], next = mean[size_t(order[m])];
         ties += last == next ? 1 : 0;
-        if (last != next && last - next < kSameProbability * last) {
+        if (last != next && last - next < kTieTolerance * last) {
           ++close;
           continue;
         }
@@ -450,27 +449,28 @@ TEST_CASE("recalls of attention agree with double precision where no two tokens 
 
 namespace {
 
-// A short row and long ones, whose last token a block finds by other ways.
-std::vector<CacheRecalls> short_and_long(emulator::Schedule schedule = emulator::Schedule::forward) {
+// A short row and long ones: a block finds their last token by different code.
+std::vector<CacheRecalls> recalls_of_short_and_long_rows(emulator::Schedule schedule = emulator::Schedule::forward) {
   PlainRows rows = scored_rows(1);
   rows.draw(41, false);
-  std::vector<TestCache> caches = {drawn_cache(rows.tokens, 33, 1), run_cache(0, 50)};
+  std::vector<TestCache> caches = {random_cache(rows.tokens, 33, 1), run_cache(0, 50)};
   for (TestCache& cache : caches) cache.spans.resize(3, cache.spans[0]);
   caches[1].by_head = true;
   const Probabilities p = find_probabilities(rows, 0, rows.rows(), true, schedule);
   std::vector<float> long_row = gaussian<float>(3000, 42);
   for (float& x : long_row) x = std::exp(x) / 10000;
-  return {find_recalls(p, rows.row_token, caches, 0, schedule),
-          find_recalls(one_row(long_row), {2999}, {drawn_cache(3000, 1000, 1), drawn_cache(3000, 50, 2)}, 0, schedule)};
+  return {
+      find_recalls(p, rows.row_token, caches, 0, schedule),
+      find_recalls(one_row(long_row), {2999}, {random_cache(3000, 1000, 1), random_cache(3000, 50, 2)}, 0, schedule)};
 }
 
 }  // namespace
 
 TEST_CASE("probabilities and recalls repeat bit for bit", "[device][kernel]") {
-  CHECK(short_and_long() == short_and_long());
+  CHECK(recalls_of_short_and_long_rows() == recalls_of_short_and_long_rows());
 }
 
 TEST_CASE("recalls do not depend on which thread comes first", "[emulator]") {
-  const std::vector<CacheRecalls> first = short_and_long();
-  for (const emulator::Schedule schedule : kSchedules) CHECK(short_and_long(schedule) == first);
+  const std::vector<CacheRecalls> first = recalls_of_short_and_long_rows();
+  for (const emulator::Schedule schedule : kSchedules) CHECK(recalls_of_short_and_long_rows(schedule) == first);
 }

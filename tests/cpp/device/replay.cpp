@@ -12,21 +12,21 @@ namespace {
 
 constexpr int32_t kBudgets[] = {24, 31, 52, 200};
 
-// What small budgets ask of a method, and more.
-nlohmann::json with_usual(const char* method, const nlohmann::json& params) {
+// Parameters that small budgets need, and `params`.
+nlohmann::json with_test_defaults(const char* method, const nlohmann::json& params) {
   nlohmann::json all = params_of(method);
   if (all.is_null()) all = nlohmann::json::object();
   if (!params.empty()) all.update(params);
   return all;
 }
 
-// Of every kind of cache that a device replays by the text of its policy.
+// Cells of every kind of cache that a device replays by the policy's own code.
 std::vector<Cell> policies(const StreamShape& s) {
   std::vector<Cell> cells;
   const auto add = [&](const char* method, const nlohmann::json& params, void (*change)(CommonOptions&) = nullptr) {
     CommonOptions options = default_options(method);
     if (change != nullptr) change(options);
-    cells.push_back(make_cell(method, 24, s, with_usual(method, params), options, 3));
+    cells.push_back(make_cell(method, 24, s, with_test_defaults(method, params), options, 3));
   };
   add("h2o", {{"variant", "hf_mask"}});
   add("h2o", {{"variant", "alg1"}});
@@ -53,7 +53,7 @@ std::vector<Cell> policies(const StreamShape& s) {
 
 }  // namespace
 
-TEST_CASE("a device gives what the cores give, for every method at several budgets", "[device][replay][many]") {
+TEST_CASE("a device agrees with the CPU, for every method at several budgets", "[device][replay][many]") {
   const StreamShape s{120, 70, 8, 8, 2};
   std::vector<Cell> cells;
   for (const auto& v : variants()) {
@@ -65,7 +65,7 @@ TEST_CASE("a device gives what the cores give, for every method at several budge
     check_device(make_stream<float>(s, 41, look), cells);
 }
 
-TEST_CASE("a device replays any cache by the text of its policy", "[device][replay][programs]") {
+TEST_CASE("a device replays any cache by the policy's own code", "[device][replay][programs]") {
   const StreamShape s;
   const std::vector<Cell> cells = policies(s);
   for (const Look look : {Look::gaussian, Look::zero_rows}) check_device(make_stream<float>(s, 51, look), cells);
@@ -83,7 +83,7 @@ TEST_CASE("a device replays any cache by the text of its policy", "[device][repl
 
 namespace {
 
-// Rows that are coded one by one.
+// Cells with formats that code one row at a time.
 std::vector<Cell> coded_policies(const StreamShape& s) {
   std::vector<Cell> cells;
   const auto add = [&](const char* method, nlohmann::json params, const RowFormat& format,
@@ -91,14 +91,14 @@ std::vector<Cell> coded_policies(const StreamShape& s) {
     CommonOptions options = default_options(method);
     if (change != nullptr) change(options);
     options.row_format = format;
-    cells.push_back(make_cell(method, 24, s, with_usual(method, params), options, 3));
+    cells.push_back(make_cell(method, 24, s, with_test_defaults(method, params), options, 3));
   };
   const nlohmann::json none = nlohmann::json::object();
   const auto grouped = [](const char* name, int32_t group) {
     return format_with(name, {{"group", std::to_string(group)}});
   };
   for (const char* name : {"f32", "f16", "bf16"}) add("h2o", none, row_format(name));
-  for (const char* name : {"int8", "int4"}) add("h2o", none, grouped(name, 5));  // groups that divide no row
+  for (const char* name : {"int8", "int4"}) add("h2o", none, grouped(name, 5));  // groups that do not divide a row
   add("exact", none, grouped("int8", 8));
   add("snapkv", {{"window", 6}}, grouped("int4", 4), [](CommonOptions& a) { a.reweight = Reweight::uniform; });
   add("quest", {{"page", 4}}, grouped("int8", 64));
@@ -112,13 +112,13 @@ std::vector<Cell> coded_policies(const StreamShape& s) {
 
 }  // namespace
 
-TEST_CASE("a device reads every row format back as the cores do", "[device][replay][programs]") {
+TEST_CASE("a device decodes every row format as the CPU does", "[device][replay][programs]") {
   const StreamShape s{.tokens = 80, .prompt = 64, .dim = 32, .v_dim = 32};
   std::vector<Cell> cells;
   for (const RowFormatEntry& entry : row_formats()) {
     CommonOptions options = default_options("h2o");
     options.row_format = row_format(entry.info.name);
-    if (entry.info.by_block) continue;  // the cores' own
+    if (entry.info.by_block) continue;  // runs only on the CPU
     cells.push_back(make_cell("h2o", 24, s, nlohmann::json::object(), options, 3));
     options.row_format.full_precision = {.sinks = 2, .recent = 5};
     cells.push_back(make_cell("h2o", 24, s, nlohmann::json::object(), options, 3));
@@ -128,7 +128,7 @@ TEST_CASE("a device reads every row format back as the cores do", "[device][repl
   check_device(make_stream<float>(s, 57), cells);
 }
 
-TEST_CASE("a device codes rows as the cores do", "[device][replay][programs]") {
+TEST_CASE("a device codes rows as the CPU does", "[device][replay][programs]") {
   const StreamShape s{.tokens = 96, .prompt = 64, .dim = 8, .v_dim = 12};
   for (const Look look : {Look::gaussian, Look::zero_rows})
     check_device(make_stream<float>(s, 55, look), coded_policies(s));
@@ -140,7 +140,7 @@ TEST_CASE("a device codes rows as the cores do", "[device][replay][programs]") {
   check_device(stream, cells);
 }
 
-TEST_CASE("a device says which number no row format holds", "[device][replay][programs]") {
+TEST_CASE("a device reports a number that the row format cannot hold", "[device][replay][programs]") {
   const StreamShape s;
   auto stream = make_stream<float>(s, 57);
   stream.values[size_t(70 * s.v_dim + 3)] = 7e4f;
@@ -152,19 +152,19 @@ TEST_CASE("a device says which number no row format holds", "[device][replay][pr
   CHECK(result.cells[1].error.find("at token 70") != std::string::npos);
 }
 
-TEST_CASE("sums that caches of other heads ask for are not taken for each other's", "[device][replay][programs]") {
+TEST_CASE("sums for caches of different heads are not mixed up", "[device][replay][programs]") {
   const StreamShape s{.heads = 4};
   auto stream = make_stream<float>(s, 58, Look::sinks);
-  stream.window = 60;  // what a device would list it replays too
+  stream.window = 60;  // with a window the device replays these caches instead of listing them
   for (const GqaLevel first : {GqaLevel::query, GqaLevel::kv}) {
     std::vector<Cell> cells;
     for (const char* method : {"h2o", "static_oracle"})
       for (const bool other : {false, true}) {
         CommonOptions options = default_options(method);
         options.gqa_level = (first == GqaLevel::query) != other ? GqaLevel::query : GqaLevel::kv;
-        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), options, 3));
+        cells.push_back(make_cell(method, 24, s, with_test_defaults(method, {}), options, 3));
         options.gqa_aggregate = Aggregate::max;
-        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), options, 3));
+        cells.push_back(make_cell(method, 24, s, with_test_defaults(method, {}), options, 3));
       }
     check_device(stream, cells);
   }
@@ -191,7 +191,7 @@ TEST_CASE("caches of more rows than a block has threads", "[device][replay][prog
   check_device(make_stream<float>(s, 59, Look::clustered), cells);
 }
 
-TEST_CASE("the order in which threads run shows in no bit of a replay", "[emulator][programs]") {
+TEST_CASE("the order of threads changes no bit of a replay", "[emulator][programs]") {
   const StreamShape s{70, 40, 8, 8, 2};
   const auto stream = make_stream<float>(s, 53, Look::clustered);
   const std::vector<Cell> cells = policies(s);
@@ -213,27 +213,27 @@ TEST_CASE("the order in which threads run shows in no bit of a replay", "[emulat
 
 namespace {
 
-// The last tokens, with a whim.
-struct Whim {
+// Keeps the last tokens, and breaks one rule or uses one rare feature.
+struct RuleBreaker {
   static constexpr MethodInfo info{.name = "whim", .title = "", .source = "", .tier = 3, .memory = "", .deviation = ""};
   enum class How {
-    // At one step:
-    bound,     // holds a token too many
-    returned,  // brings one back
-    nothing,   // leaves nothing in the denominator
-    infinite,  // or too much
-    method,    // says that it cannot go on
-    // At every step:
+    // In one step:
+    bound,     // holds one token too many
+    returned,  // brings an evicted token back
+    nothing,   // makes the denominator zero
+    infinite,  // makes the denominator infinite
+    method,    // fails
+    // In every step:
     heavy_row,   // one row weighs more in the denominator
-    remembered,  // one row counts for nothing
-    twice,       // every token stands in two rows
-    own_numbers  // writes them first thing, and charges for them
+    remembered,  // one row has weight 0
+    twice,       // every token is in two rows
+    own_numbers  // writes its state first in a step, and charges for it
   };
   static constexpr Hooks hooks{"append evict extra_bytes layout failure_text state"};
   int32_t how = 0, at = 50, budget = 0;
   std::span<double> state;
 
-  static void declare(auto& d) { d.integer("how", &Whim::how, {0, 8}, "which"); }
+  static void declare(auto& d) { d.integer("how", &RuleBreaker::how, {0, 8}, "which"); }
   void resolve(const MethodContext& context) { budget = context.budget.tokens; }
   Layout layout(const MethodContext& context) const {
     return {.state_doubles = 64,
@@ -252,7 +252,7 @@ struct Whim {
   KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
     if (is(How::own_numbers)) team.each(int32_t(state.size()), [&](int32_t i) { state[size_t(i)] = token.index; });
     if (token.index == at && is(How::returned))
-      cache.push(team, Token<Real>(token.key, token.value, 0));  // the first that left
+      cache.push(team, Token<Real>(token.key, token.value, 0));  // the first evicted token
     cache.push(team, token);
     if (is(How::twice)) cache.push(team, token);
     if (token.index == at && (is(How::nothing) || is(How::infinite)))
@@ -271,12 +271,12 @@ struct Whim {
 
 }  // namespace
 
-TEST_CASE("a device stops where a promise is broken, and says what the cores say", "[emulator]") {
-  const Method whim(policy_table<Whim>(), {.emulated = emulator::start_policies<Whim, kPolicyThreads>});
+TEST_CASE("a device stops at a broken rule, with the message of the CPU", "[emulator]") {
+  const Method whim(policy_table<RuleBreaker>(), {.emulated = emulator::start_policies<RuleBreaker, kPolicyThreads>});
   const StreamShape s{70, 40, 8, 8, 2};
   const auto stream = make_stream<float>(s, 54);
   std::vector<Cell> cells;
-  for (int32_t how = 0; how <= int32_t(Whim::How::own_numbers); ++how)
+  for (int32_t how = 0; how <= int32_t(RuleBreaker::How::own_numbers); ++how)
     cells.push_back(changed(make_cell("window", 20, s), [&](kvreplay::Variant& v) {
       v.values = MethodValues(whim);
       v.values.set(*whim.parameter("how"), std::to_string(how));
@@ -286,40 +286,40 @@ TEST_CASE("a device stops where a promise is broken, and says what the cores say
   options.device = open_heads([] { return emulator::open_runtime(emulator::Schedule::forward); });
   const RunResult result = replay(stream, cells, options);
   for (size_t i = 0; i < cells.size(); ++i) {
-    CHECK(result.cells[i].ok == (i > size_t(Whim::How::method)));
-    if (result.cells[i].ok) CHECK_FALSE(result.cells[i].by_cores);
+    CHECK(result.cells[i].ok == (i > size_t(RuleBreaker::How::method)));
+    if (result.cells[i].ok) CHECK_FALSE(result.cells[i].on_cpu);
   }
-  CHECK(result.cells[size_t(Whim::How::method)].error == "code 3 at 11");
+  CHECK(result.cells[size_t(RuleBreaker::How::method)].error == "code 3 at 11");
 }
 
-TEST_CASE("what a device computed is marked, and only that", "[device][replay][programs]") {
+TEST_CASE("cells that a device computed are marked, and no others", "[device][replay][programs]") {
   const StreamShape s;
   const auto stream = make_stream<float>(s, 42);
   RunOptions audit = on_device();
   audit.audit = true;
-  const auto by_cores = [&](const char* method, const nlohmann::json& params, const RunOptions& how) {
+  const auto on_cpu = [&](const char* method, const nlohmann::json& params, const RunOptions& how) {
     CommonOptions common = default_options(method);
-    return replay(stream, {make_cell(method, 24, s, params, common)}, how).only().by_cores;
+    return replay(stream, {make_cell(method, 24, s, params, common)}, how).only().on_cpu;
   };
   for (const auto& v : variants()) {
     INFO(v.label());
-    const bool weighs_reads = v.entry().single.samples;  // which devices do not
-    CHECK(replay(stream, {cell_of(v, 24, s)}, on_device()).only().by_cores == weighs_reads);
+    const bool weighs_reads = v.entry().single.samples;  // devices do not support this
+    CHECK(replay(stream, {cell_of(v, 24, s)}, on_device()).only().on_cpu == weighs_reads);
   }
-  CHECK_FALSE(by_cores("h2o", {{"variant", "hf_mask"}}, on_device()));
-  CHECK(by_cores("h2o", nlohmann::json::object(), audit));
-  CHECK(by_cores("h2o", nlohmann::json::object(), {}));
+  CHECK_FALSE(on_cpu("h2o", {{"variant", "hf_mask"}}, on_device()));
+  CHECK(on_cpu("h2o", nlohmann::json::object(), audit));
+  CHECK(on_cpu("h2o", nlohmann::json::object(), {}));
   CommonOptions kivi = default_options("h2o");
   kivi.row_format = format_with("kivi", {{"g", "8"}, {"R", "16"}});
-  CHECK(replay(stream, {make_cell("h2o", 24, s, nlohmann::json::object(), kivi)}, on_device()).only().by_cores);
+  CHECK(replay(stream, {make_cell("h2o", 24, s, nlohmann::json::object(), kivi)}, on_device()).only().on_cpu);
 }
 
-TEST_CASE("rows and tokens come in portions that change nothing", "[emulator][replay][many]") {
+TEST_CASE("portions of rows and tokens change no result", "[emulator][replay][many]") {
   const StreamShape s{220, 90, 8, 8, 2};  // more rows than a tile, and than two portions
   std::vector<Cell> cells;
   for (const char* method : {"h2o", "streaming_llm", "subgen", "tova", "subgen_stream", "topk_oracle"})
     for (const int32_t budget : {20, 60})
-      cells.push_back(make_cell(method, budget, s, with_usual(method, {}), default_options(method)));
+      cells.push_back(make_cell(method, budget, s, with_test_defaults(method, {}), default_options(method)));
   cells.push_back(streamed(cells.front()));
   const auto stream = make_stream<float>(s, 43, Look::sinks);
   for (const QuerySelection queries : {QuerySelection{}, QuerySelection{QuerySelection::Kind::stride, 3}}) {
@@ -372,12 +372,12 @@ TEST_CASE("sink logits and a soft cap reach the device", "[device][replay]") {
   check_device(stream, cells);
 }
 
-TEST_CASE("caches of every kind and of other heads do not take each other's sums", "[device][replay]") {
+TEST_CASE("caches of different kinds and heads do not mix up their sums", "[device][replay]") {
   const StreamShape s;
   CommonOptions by_query = default_options("h2o");
   by_query.gqa_level = GqaLevel::query;
   std::vector<Cell> cells;
-  for (const int32_t budget : {24, 200}) {  // at 200 h2o evicts nobody, and is a set like snapkv's
+  for (const int32_t budget : {24, 200}) {  // at 200 h2o evicts nothing, and is a set like snapkv's
     cells.push_back(make_cell("h2o", budget, s, nlohmann::json::object(), by_query));
     cells.push_back(make_cell("snapkv", budget, s, nlohmann::json::object(), default_options("snapkv")));
     cells.push_back(make_cell("window", budget, s, nlohmann::json::object(), default_options("window")));

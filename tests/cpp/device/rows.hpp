@@ -17,11 +17,11 @@ struct PlainRows {
   int32_t window = 0;
   std::vector<float> sink_logits;  // [heads] or empty
   std::vector<float> q, k;         // [heads, rows, dim], [blocks, tokens, dim]
-  bool split = false;              // logits are those of three products of 16-bit numbers
+  bool split = false;              // logits are computed as three products of 16-bit numbers
 
   int32_t rows() const { return int32_t(row_token.size()); }
   int32_t blocks() const { return heads / group; }
-  // halves: numbers that a tensor core takes as they are.
+  // halves: draw numbers that a tensor core takes without splitting.
   void draw(uint32_t seed, bool halves) {
     q = gaussian<float>(size_t(heads) * row_token.size() * size_t(dim), seed);
     k = gaussian<float>(size_t(blocks()) * size_t(tokens) * size_t(dim), seed + 1);
@@ -57,7 +57,7 @@ struct PlainRows {
       if (sees(t, j)) z += std::exp(logit(head, row, j) - shift);
     return z;
   }
-  // Of tokens 0..t.
+  // Probabilities of tokens 0..t.
   std::vector<double> probabilities(int32_t head, int32_t row) const {
     const int32_t t = row_token[size_t(row)];
     const double shift = largest(head, row), z = normaliser(head, row, shift);

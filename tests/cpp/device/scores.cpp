@@ -4,9 +4,8 @@
 #include "core/bf16.hpp"
 #include "device/beside_cores.hpp"
 
-// Methods that add up what the query heads give and drop the lowest score (h2o: of all rows so far; tova: of
-// the present one) decide on a device as they do on the cores, whatever their rule, and by hand where that is
-// easy.
+// Methods that add up probabilities and drop the lowest score (h2o over all rows so far, tova over the present one)
+// decide on a device as on the CPU, under every rule. Easy cases are checked by hand.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -39,7 +38,7 @@ std::vector<Cell> every_rule(const StreamShape& s) {
   return cells;
 }
 
-// Queries, keys and values of 16 bits, as a trace has them.
+// Rounds queries, keys and values to 16 bits, as in a trace.
 void round_numbers(HeadStream<float>& stream) {
   stream.stored_bytes = 2;
   for (std::vector<float>* numbers : {&stream.keys, &stream.values, &stream.queries})
@@ -48,7 +47,7 @@ void round_numbers(HeadStream<float>& stream) {
 
 }  // namespace
 
-TEST_CASE("a device keeps what the cores keep by a score, for every rule and budget", "[device][replay][programs]") {
+TEST_CASE("a device keeps the CPU's tokens, for every score rule and budget", "[device][replay][programs]") {
   const StreamShape s{.tokens = 90, .prompt = 60, .heads = 3};
   check_device(make_stream<float>(s, 71), every_rule(s));
   auto rounded = make_stream<float>(s, 72, Look::clustered);
@@ -69,13 +68,13 @@ TEST_CASE("a cache on a device that holds less than its budget fills it first", 
   check_device(make_stream<float>(s, 73, Look::sinks), cells);
 }
 
-TEST_CASE("scores on a device know sink logits and soft caps", "[device][replay][programs]") {
+TEST_CASE("scores on a device respect sink logits and soft caps", "[device][replay][programs]") {
   const StreamShape s{.tokens = 70, .prompt = 40, .heads = 3};
   struct Logits {
     float cap;
     std::vector<float> sinks;
   };
-  // The last takes all but 2^-50 or so of the probability; no measure of what is missed means anything there.
+  // The last one takes all but about 2^-50 of the probability; measures of missed mass mean nothing there.
   const std::vector<float> above_all{40, 45, 50};
   for (const Logits& logits : {Logits{0, {-1.5f, 2, 6}}, {30, {}}, {2, {-1.5f, 2, 6}}, {0, above_all}}) {
     auto stream = make_stream<float>(s, 74);
@@ -88,7 +87,7 @@ TEST_CASE("scores on a device know sink logits and soft caps", "[device][replay]
   }
 }
 
-TEST_CASE("scores on a device are of rows of any width and of any number of heads", "[device][replay][programs]") {
+TEST_CASE("scores on a device work for rows of any width and any number of heads", "[device][replay][programs]") {
   StreamShape s{.tokens = 70, .prompt = 40};
   for (const auto& [dim, v_dim] : {std::pair{48, 64}, {128, 80}, {200, 256}}) {
     s.dim = dim, s.v_dim = v_dim;
@@ -103,7 +102,7 @@ TEST_CASE("scores on a device are of rows of any width and of any number of head
   }
 }
 
-TEST_CASE("company in a launch changes no bit of a cache", "[device][replay][programs]") {
+TEST_CASE("other caches in a launch change no bit of a cache", "[device][replay][programs]") {
   const StreamShape s{.tokens = 70, .prompt = 40};
   const auto stream = make_stream<float>(s, 77, Look::clustered);
   std::vector<Cell> cells = both(20, s, {{"sinks", 2}});
@@ -118,8 +117,7 @@ TEST_CASE("company in a launch changes no bit of a cache", "[device][replay][pro
   }
 }
 
-TEST_CASE("a device that takes the prompt token by token goes on from there as the cores do",
-          "[device][replay][programs]") {
+TEST_CASE("a device that streams the prompt continues after it as the CPU does", "[device][replay][programs]") {
   const StreamShape s{.tokens = 70, .prompt = 40};
   std::vector<Cell> cells = both(20, s);
   for (Cell& cell : cells) cell = streamed(cell);
@@ -128,14 +126,13 @@ TEST_CASE("a device that takes the prompt token by token goes on from there as t
 
 namespace {
 
-// Tokens of the prompt have key 1 in a coordinate where all others have 0. Queries are far below 0 there
-// until token `turn`, so those tokens are the first to leave; then they are what queries look for, by so many
-// nats.
+// Prompt tokens have key 1 in a coordinate where all other tokens have 0. Queries are far below 0 there until token
+// `turn`, so prompt tokens are evicted first. From `turn` on, queries prefer prompt tokens by so many nats.
 struct Turn {
   float nats;
   int32_t sought, turn;
 };
-HeadStream<float> stream_that_turns(const StreamShape& s, const Turn& at) {
+HeadStream<float> rotating_stream(const StreamShape& s, const Turn& at) {
   auto stream = make_stream<float>(s, 79);
   for (int32_t t = 0; t < s.tokens; ++t) {
     stream.keys[size_t(t * s.dim)] = t >= s.prompt - at.sought && t < s.prompt ? 1 : 0;
@@ -147,13 +144,14 @@ HeadStream<float> stream_that_turns(const StreamShape& s, const Turn& at) {
 
 }  // namespace
 
-TEST_CASE("a row whose mass has left a cache on a device is found among what stayed", "[device][replay][programs]") {
+TEST_CASE("a row whose attended tokens were evicted on a device is summed over the tokens that stayed",
+          "[device][replay][programs]") {
   const StreamShape s{.tokens = 80, .prompt = 40};
   RunOptions how;
-  how.wanted.drop(Work::recalls);  // most probabilities are zero in float32, and rank as equals
+  how.wanted.drop(Work::recalls);  // most probabilities are zero in float32, and tie
   for (const Turn& at : {Turn{100, 1, 41}, {100, 3, 44}, {100, 20, 60}, {7, 5, 43}}) {
     CAPTURE(at.nats, at.sought, at.turn);
-    check_device(stream_that_turns(s, at), both(40, s, {{"recent", 0}}), how);
+    check_device(rotating_stream(s, at), both(40, s, {{"recent", 0}}), how);
   }
 }
 
@@ -164,8 +162,8 @@ std::vector<int32_t> first_tokens(int32_t count) {
   std::iota(tokens.begin(), tokens.end(), 0);
   return tokens;
 }
-// All keys alike, but for some that weigh less.
-HeadStream<float> even_stream(const StreamShape& s, const std::vector<int32_t>& weak) {
+// Equal keys, except for some with lower logits.
+HeadStream<float> uniform_stream(const StreamShape& s, const std::vector<int32_t>& weak) {
   auto stream = make_stream<float>(s, 80);
   std::fill(stream.queries.begin(), stream.queries.end(), 0.5f);
   std::fill(stream.keys.begin(), stream.keys.end(), 0.25f);
@@ -175,14 +173,14 @@ HeadStream<float> even_stream(const StreamShape& s, const std::vector<int32_t>& 
 
 }  // namespace
 
-TEST_CASE("of equal scores the largest token leaves a cache on a device", "[device][replay][programs]") {
+TEST_CASE("a device evicts the largest token among equal scores", "[device][replay][programs]") {
   const StreamShape s{.tokens = 40, .prompt = 10};
   const std::vector<int32_t> weak{3, 4, 9};
-  const auto stream = even_stream(s, weak);
+  const auto stream = uniform_stream(s, weak);
   RunOptions options = on_device();
   const CellResult r = replay(stream, {cell_of("tova", 20, s, {{"recent", 2}})}, options).only();
   REQUIRE(r.ok);
-  // Lists begin with the prompt's; token t stands in the one after t - prompt more.
+  // List 0 is that of the prompt; list t - prompt + 1 is the one after token t.
   const auto kept_at = [&](const CellResult& of, int32_t t) { return kept_list(of, size_t(t - s.prompt + 1)); };
   CHECK(kept_at(r, 19) == first_tokens(20));
   std::vector<int32_t> right = first_tokens(20);
@@ -193,13 +191,12 @@ TEST_CASE("of equal scores the largest token leaves a cache on a device", "[devi
     CAPTURE(t);
     CHECK(kept_at(r, t) == right);
   }
-  // The newest may leave at once.
-  const CellResult newest = replay(even_stream(s, {}), {cell_of("tova", 20, s, {{"recent", 0}})}, options).only();
+  // The newest token may be evicted at once.
+  const CellResult newest = replay(uniform_stream(s, {}), {cell_of("tova", 20, s, {{"recent", 0}})}, options).only();
   for (int32_t t = 19; t < s.tokens; ++t) CHECK(kept_at(newest, t) == first_tokens(20));
 }
 
-TEST_CASE("a score that is no number ends its cell on a device at the token at which it ends on the cores",
-          "[device][replay][programs]") {
+TEST_CASE("a NaN score ends its cell on a device at the same token as on the CPU", "[device][replay][programs]") {
   const StreamShape s{.tokens = 70, .prompt = 40};
   const auto sound = [&] { return make_stream<float>(s, 81); };
   const auto stops = [&](const HeadStream<float>& stream, int32_t token) {
@@ -211,10 +208,10 @@ TEST_CASE("a score that is no number ends its cell on a device at the token at w
     check_device(stream, both(50, s));
   };
   auto stream = sound();
-  stream.keys[size_t(52 * s.dim + 7)] = NAN;  // of a token that arrives
+  stream.keys[size_t(52 * s.dim + 7)] = NAN;  // a key of a later token
   stops(stream, 52);
   stream = sound();
-  stream.queries[size_t((s.tokens + 61) * s.dim + 3)] = NAN;  // of the second head
+  stream.queries[size_t((s.tokens + 61) * s.dim + 3)] = NAN;  // a query of the second head
   stops(stream, 61);
   stream = sound();
   stream.queries[size_t(45 * s.dim + 3)] = INFINITY;

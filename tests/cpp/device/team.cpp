@@ -41,7 +41,7 @@ void run_every_way(F f) {
     for (const Schedule schedule : kSchedules) f(threads, schedule);
 }
 
-// Everything that a reduction gives, of any team.
+// The results of all reductions of a team.
 struct Found {
   double sum = -7;
   int32_t count = -7;
@@ -57,7 +57,7 @@ Found reduce(const T& team, const std::vector<double>& x) {
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 bool same(Scored a, Scored b) { return a.index == b.index && same(a.score, b.score); }
 
-// Of a block of threads; all of them must agree with the first.
+// The results in a block of threads; all threads must agree with the first.
 Found of_block(int threads, Schedule schedule, const std::vector<double>& x) {
   std::vector<Found> of_thread(size_t(threads), Found{});
   run(threads, schedule, [&](const auto& team) { of_thread[size_t(team.rank())] = reduce(team, x); });
@@ -71,7 +71,7 @@ Found of_block(int threads, Schedule schedule, const std::vector<double>& x) {
   return first;
 }
 
-void check_like_one_thread(const std::vector<double>& x) {
+void check_against_one_thread(const std::vector<double>& x) {
   const Found want = reduce(SerialTeam{}, x);
   double size = 0;
   for (const double v : x) size += std::fabs(v);
@@ -87,7 +87,7 @@ void check_like_one_thread(const std::vector<double>& x) {
 
 constexpr size_t kSizes[] = {0, 1, 31, 32, 33, 1000};
 
-// A cache of tokens on memory of its own.
+// A cache of tokens with its memory.
 struct Rows {
   std::vector<int32_t> token, copies, evicted, slot, free_slots;
   std::vector<double> score;
@@ -115,17 +115,17 @@ struct Rows {
   }
   bool operator==(const Rows& o) const {
     const size_t n = size_t(counts[Count::rows]), gone = size_t(counts[Count::evicted]);
-    const auto begins_alike = [](const auto& a, const auto& b, size_t count) {
+    const auto equal_prefix = [](const auto& a, const auto& b, size_t count) {
       return std::equal(a.begin(), a.begin() + int64_t(count), b.begin());
     };
-    return counts == o.counts && copies == o.copies && begins_alike(token, o.token, n) &&
-           begins_alike(score, o.score, n) && begins_alike(num, o.num, n) && begins_alike(den, o.den, n) &&
-           begins_alike(mark, o.mark, n) && begins_alike(evicted, o.evicted, gone) &&
-           (slot.empty() || begins_alike(slot, o.slot, n)) && own_keys == o.own_keys;
+    return counts == o.counts && copies == o.copies && equal_prefix(token, o.token, n) &&
+           equal_prefix(score, o.score, n) && equal_prefix(num, o.num, n) && equal_prefix(den, o.den, n) &&
+           equal_prefix(mark, o.mark, n) && equal_prefix(evicted, o.evicted, gone) &&
+           (slot.empty() || equal_prefix(slot, o.slot, n)) && own_keys == o.own_keys;
   }
 };
 
-// The same text on one thread and on blocks gives the same cache. start: for its extents.
+// Checks that `text` leaves equal caches on one thread and on blocks. start: the initial cache, which sets the extents.
 template <class F>
 Rows check_cache(const Rows& start, F text) {
   Rows want(int32_t(start.evicted.size()), start.storage.own_rows, start.storage.capacity);
@@ -148,41 +148,41 @@ Rows check_cache(const Rows& start, F text) {
 }  // namespace
 
 TEST_CASE("a block of threads reduces like one thread", "[device]") {
-  for (const size_t n : kSizes) check_like_one_thread(gaussian<double>(n, 5));
+  for (const size_t n : kSizes) check_against_one_thread(gaussian<double>(n, 5));
 }
 
 TEST_CASE("a block breaks ties like one thread", "[device]") {
   for (const size_t n : kSizes) {
-    check_like_one_thread(std::vector<double>(n, 3.0));
+    check_against_one_thread(std::vector<double>(n, 3.0));
     std::vector<double> few(n), zeros(n);
     for (size_t i = 0; i < n; ++i) few[i] = double(i * 7 % 3), zeros[i] = i % 2 == 0 ? 0.0 : -0.0;
-    check_like_one_thread(few);
-    check_like_one_thread(zeros);
-    check_like_one_thread(std::vector<double>(n, -double(INFINITY)));
+    check_against_one_thread(few);
+    check_against_one_thread(zeros);
+    check_against_one_thread(std::vector<double>(n, -double(INFINITY)));
   }
 }
 
-TEST_CASE("NaN is the answer of a block where it stands first, and nothing elsewhere", "[device]") {
+TEST_CASE("a block returns NaN only if the first number is NaN", "[device]") {
   for (const size_t n : {size_t{1}, size_t{33}, size_t{1000}}) {
     std::vector<double> x = gaussian<double>(n, 6);
     x[0] = kNaN;
-    check_like_one_thread(x);
+    check_against_one_thread(x);
     CHECK(of_block(64, Schedule::forward, x).largest.index == 0);
     x = gaussian<double>(n, 7);
     for (size_t i = 1; i < n; i += 2) x[i] = kNaN;
-    check_like_one_thread(x);
-    check_like_one_thread(std::vector<double>(n, kNaN));
+    check_against_one_thread(x);
+    check_against_one_thread(std::vector<double>(n, kNaN));
   }
 }
 
-TEST_CASE("a block adds up in an order of its own that never changes", "[device]") {
+TEST_CASE("a block always adds up in one fixed order", "[device]") {
   const std::vector<double> x = gaussian<double>(1000, 8);
   const double once = of_block(256, Schedule::forward, x).sum;
   CHECK(of_block(256, Schedule::backward, x).sum == once);
   CHECK(of_block(256, Schedule::shuffled, x).sum == once);
 }
 
-TEST_CASE("a block moves what stays to the front in order", "[device]") {
+TEST_CASE("a block moves kept rows to the front in order", "[device]") {
   for (const size_t n : kSizes)
     for (const int32_t every : {1, 2, 3, 1000}) {
       std::vector<int32_t> want(n), first(n);
@@ -224,7 +224,7 @@ TEST_CASE("a block closes a gap", "[device]") {
     }
 }
 
-TEST_CASE("a block's reductions and its other operations may follow each other at once", "[device]") {
+TEST_CASE("a block's reductions and other operations may follow each other without a barrier", "[device]") {
   run_every_way([&](int threads, Schedule schedule) {
     std::vector<double> x(100);
     std::vector<double> seen(size_t(threads), 0.0);
@@ -244,7 +244,7 @@ TEST_CASE("a block's reductions and its other operations may follow each other a
   });
 }
 
-TEST_CASE("what each thread of a block wrote all of them see", "[device]") {
+TEST_CASE("all threads of a block see what each thread wrote", "[device]") {
   run_every_way([&](int threads, Schedule schedule) {
     std::vector<int32_t> x(500), y(500);
     run(threads, schedule, [&](const auto& team) {
@@ -262,7 +262,7 @@ TEST_CASE("what each thread of a block wrote all of them see", "[device]") {
   });
 }
 
-TEST_CASE("a cache that many threads change is the one that a single thread leaves", "[device]") {
+TEST_CASE("many threads change a cache exactly as a single thread does", "[device]") {
   check_cache(Rows(300, 0, 400), [](const auto& team, auto& cache) {
     cache.push_run(team, 0, 280);
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = i * 37 % 101; });
@@ -273,16 +273,16 @@ TEST_CASE("a cache that many threads change is the one that a single thread leav
     cache.retain(team, [&](int32_t i) { return cache.token(i) % 3 != 0; });
     cache.push_run(team, 280, 20);
     cache.retain(team, [](int32_t) { return true; });
-    for (int32_t i = 0; i < 20; ++i)  // everybody asks before anybody writes
+    for (int32_t i = 0; i < 20; ++i)  // all threads read before any of them writes
       if (cache.num(i) == 1) cache.weigh(team, i, 3, 1);
     team.each(cache.size(), [&](int32_t i) { cache.mark(i) = uint8_t(cache.token(i) % 5); });
     cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
-    cache.push_run(team, 0, 30);  // most of them had left
+    cache.push_run(team, 0, 30);  // most of them were evicted
     for (int32_t i = 0; i < 30; ++i) cache.drop(team, i);
   });
 }
 
-TEST_CASE("a run of tokens arrives as its tokens would one by one", "[device]") {
+TEST_CASE("pushing a run of tokens equals pushing its tokens one by one", "[device]") {
   const auto text = [](bool at_once) {
     return [at_once](const auto& team, auto& cache) {
       cache.push_run(team, 0, 20);
@@ -303,7 +303,7 @@ TEST_CASE("marks move with their rows", "[device]") {
   for (size_t i = 0; i < size_t(left.counts[Count::rows]); ++i) CHECK(left.mark[i] == left.token[i] % 50);
 }
 
-TEST_CASE("tokens that several rows hold leave a block's cache with the last of them", "[device]") {
+TEST_CASE("a token in several rows counts as evicted when a block drops the last of them", "[device]") {
   check_cache(Rows(40, 0, 200), [](const auto& team, auto& cache) {
     const auto token = [](int32_t i) { return Token<float>({}, {}, i); };
     for (int32_t i = 0; i < 20; ++i) cache.push(team, token(i % 7 == 0 ? 5 : i + 10));
@@ -312,12 +312,12 @@ TEST_CASE("tokens that several rows hold leave a block's cache with the last of 
     cache.replace(team, 4, token(39), 1, 3);
     cache.retain(team, [](int32_t i) { return i % 4 != 0; });
     cache.retain(team, [](int32_t i) { return i % 4 != 1; });
-    cache.push(team, token(11));  // it had left: a broken promise
+    cache.push(team, token(11));  // it was evicted before: a violation
     cache.retain(team, [](int32_t i) { return i % 2 == 0; });
   });
 }
 
-TEST_CASE("rows that a block wrote are freed and written again", "[device]") {
+TEST_CASE("written rows of a block are freed and reused", "[device]") {
   check_cache(Rows(50, 6), [](const auto& team, auto& cache) {
     cache.push_run(team, 0, 30);
     for (int32_t round = 0; round < 4; ++round) {

@@ -14,7 +14,7 @@ std::string device_under_test() {
 
 double float32_slack() { return device_under_test() == "emulated" ? 1 : 8; }
 
-// main() has seen to it that there is a device of that name.
+// main() has checked that there is a device of that name.
 std::unique_ptr<Runtime> runtime_under_test(emulator::Schedule schedule) {
   const std::string name = device_under_test(), cuda = "cuda:";
   if (name.starts_with(cuda)) return cuda::open_runtime(std::stoi(name.substr(cuda.size())));

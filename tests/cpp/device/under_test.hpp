@@ -8,20 +8,20 @@
 #include "device/emulator/emulated_block.hpp"
 #include "device/runtime.hpp"
 
-// The device that kernels are tested on, and its memory. Tests tagged [device][kernel] hold on any device.
-// Those tagged [emulator] look for what only the emulator shows: results that depend on which thread comes
-// first, writes out of bounds, barriers that not all threads reach.
+// The device that kernels are tested on, and its memory. Tests tagged [device][kernel] hold on any device. Tests tagged
+// [emulator] look for mistakes that only the emulator finds: results that depend on the order of threads, writes out of
+// bounds, barriers that not all threads reach.
 
 namespace kvreplay::test {
 
-// What the environment variable KVREPLAY_TEST_DEVICE names, cuda:0 say; `emulated` when it is unset.
+// The device named by the environment variable KVREPLAY_TEST_DEVICE, for example cuda:0; `emulated` if it is unset.
 std::string device_under_test();
-// With a queue of its own. schedule: the emulator's; other devices choose for themselves.
+// A runtime with a separate queue. schedule: the emulator's order of threads; other devices choose their own.
 std::unique_ptr<Runtime> runtime_under_test(emulator::Schedule schedule = emulator::Schedule::forward);
 
-// What a tolerance of float32 arithmetic is multiplied with. The emulator rounds every sum to nearest and
-// finds exp2 to the last bit; tensor cores may cut sums off, which loses twice as much, and block.exp2() may
-// be off by 2^-21, which is eight times as much.
+// Factor for tolerances of float32 arithmetic. The emulator rounds every sum to nearest and computes exp2 to the last
+// bit. Tensor cores may truncate sums, which loses twice as much, and block.exp2() may be off by 2^-21, which is eight
+// times as much.
 double float32_slack();
 
 inline constexpr emulator::Schedule kSchedules[] = {emulator::Schedule::forward, emulator::Schedule::backward,
@@ -31,12 +31,13 @@ template <class T>
 DeviceArray<T> uploaded(Runtime& runtime, const std::vector<T>& from) {
   return {runtime, std::span(from)};
 }
-// What a kernel leaves out shows on every device: fresh memory is NaN on the emulator alone.
+// Device memory filled with a value, so that numbers which a kernel leaves unwritten show on every device. Only the
+// emulator fills fresh memory with NaN.
 template <class T>
 DeviceArray<T> filled(Runtime& runtime, size_t count, T with) {
   return uploaded(runtime, std::vector<T>(count, with));
 }
-// Once everything that was started is done.
+// Waits for all started work, then returns the array.
 template <class T>
 std::vector<T> downloaded(Runtime& runtime, const DeviceArray<T>& from) {
   std::vector<T> to(from.size());
@@ -45,11 +46,11 @@ std::vector<T> downloaded(Runtime& runtime, const DeviceArray<T>& from) {
   return to;
 }
 
-// Rows of `dim` numbers as tensor cores take them.
+// Rows of `dim` numbers in the form that tensor cores take.
 struct Planes {
   DeviceArray<uint16_t> high, low;
 };
-// Without low where products are of `high` alone.
+// `low` stays empty if products use only `high`.
 Planes packed(Runtime& runtime, const std::vector<float>& rows, int32_t dim, int32_t width, Grade grade);
 
 }  // namespace kvreplay::test

@@ -7,16 +7,16 @@
 #include "stub_methods.hpp"
 #include "support.hpp"
 
-// The two ways through attend: columns of the shared strip with outputs deferred to the end of a tile, and
-// own dot products with outputs at once.
+// The two code paths of attend: columns of the shared strip with outputs deferred to the end of a tile, and own dot
+// products with immediate outputs.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
 
 namespace {
 
-// A policy with rows that are no token: what leaves the recent window is averaged into one merged row.
-// A test of synthetic rows, no published method.
+// A policy with rows that are not tokens: tokens that leave the recent window are averaged into one merged row. A test
+// of synthetic rows, not a published method.
 struct MergedTail {
   static constexpr MethodInfo info{
       .name = "merged_tail", .title = "", .source = "test", .tier = 3, .memory = "", .deviation = ""};
@@ -40,7 +40,7 @@ struct MergedTail {
   }
 };
 
-// Attends with the rows' own dot products, and writes outputs at once.
+// Attends with the rows' own dot products, and writes outputs immediately.
 template <class Real>
 struct OwnHeads {
   const HeadStream<Real>& stream;
@@ -69,7 +69,7 @@ struct OwnHeads {
   void done(int32_t, Normaliser, const Cache auto&, const uint8_t*) const {}
 };
 
-// Outputs of a policy's text on its own dot products: [rows, heads, v_dim].
+// Outputs of a policy with own dot products: [rows, heads, v_dim].
 template <class P, class Real>
 std::vector<Real> own_outputs(const HeadStream<Real>& stream, int32_t budget, const CommonOptions& options) {
   MethodContext context;
@@ -110,7 +110,7 @@ std::vector<Real> own_outputs(const HeadStream<Real>& stream, int32_t budget, co
   return out;
 }
 
-// The largest difference between the engine's outputs and those.
+// The largest difference between the engine's outputs and these.
 template <class P, class Real>
 double engine_against_own_dots(const HeadStream<Real>& stream, int32_t budget, Positions positions) {
   CommonOptions options;
@@ -130,7 +130,7 @@ double engine_against_own_dots(const HeadStream<Real>& stream, int32_t budget, P
   return worst;
 }
 
-// What a row format may do between two steps: an exact row becomes another, and is marked.
+// Does what a row format may do between two steps: changes an exact row and marks it.
 template <class Real>
 void code_a_row(BasicCache<Real>& cache, int32_t row) {
   if (!cache.coding(row).key_exact()) return;
@@ -141,8 +141,8 @@ void code_a_row(BasicCache<Real>& cache, int32_t row) {
   cache.set_coding(team, row, {0, 0});
 }
 
-// A cache that takes every token and loses some, tile by tile; every third token has a strip. Returns the
-// largest difference between a row's weights and shift and those of its own dot products.
+// Pushes every token into a cache and drops some, tile by tile; every third token has a strip. Returns the largest
+// difference between a row's weights and shift and those of its own dot products.
 template <class Real>
 double products_against_own_dots(const HeadStream<Real>& stream, Real factor, int32_t step, bool codes = false) {
   const SerialTeam team;
@@ -184,7 +184,7 @@ double products_against_own_dots(const HeadStream<Real>& stream, Real factor, in
 
 }  // namespace
 
-TEST_CASE("products for rows without a strip give the weights of own dot products", "[replay]") {
+TEST_CASE("rows without a strip have the weights of own dot products", "[replay]") {
   for (const Look look : {Look::gaussian, Look::sinks, Look::zero_rows})
     for (const int32_t step : {1, 7, 50}) {
       INFO("tiles of " << step);
@@ -268,7 +268,7 @@ TEST_CASE("a sliding window evicts for every method, and the reference honours i
   }
 }
 
-TEST_CASE("soft cap and sink logits are part of the reference and of every method", "[replay]") {
+TEST_CASE("the reference and every method use the soft cap and sink logits", "[replay]") {
   const StreamShape s;
   auto stream = make_stream<double>(s, 24);
   stream.rule.softcap = 1.5;

@@ -2,8 +2,8 @@
 
 #include "property_exceptions.hpp"
 
-// Work that caches share changes no number beyond rounding, and no decision: what a method does alone and
-// audited, row by row through its own text, is the definition.
+// Work shared between caches changes no number beyond rounding, and no decision. The definition is a method replayed
+// alone and audited, row by row through its own code.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -34,7 +34,7 @@ void same(const CellResult& a, const CellResult& b, double tolerance) {
         Metric("kept_mass_min"), Metric("mass_recall"), Metric("index_recall"), Metric("density_mean"),
         Metric("needle_mass"), Metric("read_bytes_per_step"), Metric("median_evicted_age_tokens")})
     same(m[column], n[column], tolerance);
-  for (size_t i = 0; i < std::size(kMetrics); ++i) {  // sizes are the same to the last bit
+  for (size_t i = 0; i < std::size(kMetrics); ++i) {  // sizes are equal to the last bit
     const std::string unit = kMetrics[i].unit;
     if (unit != "bytes" && unit != "numbers" && unit != "rows" && unit != "tokens") continue;
     INFO(kMetrics[i].name);
@@ -57,7 +57,7 @@ void check_sharing(const HeadStream<Real>& stream, const MethodCase& v, const St
   }
 }
 
-// Every stride-th query is scored; other rows do without a strip, or have one.
+// Every stride-th query is scored; other rows have a strip or not.
 template <class Real>
 void check_without_strips(const HeadStream<Real>& stream, const Cell& cell, int64_t stride) {
   RunOptions sampled, alone;
@@ -68,13 +68,13 @@ void check_without_strips(const HeadStream<Real>& stream, const Cell& cell, int6
 
 }  // namespace
 
-TEST_CASE("budgets that share their sums give what each gives alone", "[shared][many]") {
+TEST_CASE("budgets that share their sums give the numbers of each one alone", "[shared][many]") {
   const StreamShape s;
   for (const Look look : {Look::sinks, Look::clustered, Look::zero_rows})
     for (const MethodCase& v : variants()) check_sharing(make_stream<double>(s, 21, look), v, s, kDouble);
 }
 
-TEST_CASE("a nested selection that is found once is what each budget finds alone", "[shared]") {
+TEST_CASE("a shared nested selection equals the selection of each budget alone", "[shared]") {
   const StreamShape s;
   const auto stream = make_stream<double>(s, 29, Look::clustered);
   for (const nlohmann::json& params :
@@ -108,7 +108,7 @@ void check_shared_signs(const HeadStream<Real>& stream, const StreamShape& s, co
   }
 }
 
-TEST_CASE("signs that a larger budget has found are those that each budget finds alone", "[shared][many]") {
+TEST_CASE("signs copied from a larger budget equal those of each budget alone", "[shared][many]") {
   const StreamShape s{270, 240, 8, 8, 2};
   const auto exact = make_stream<double>(s, 30, Look::clustered);
   const auto single = make_stream<float>(s, 31, Look::sinks);
@@ -154,7 +154,7 @@ TEST_CASE("sink logits, soft caps and needles are seen by shared sums", "[shared
     if (!v.entry().info.needs_linear_logits) check_sharing(stream, v, s, kDouble);
 }
 
-TEST_CASE("query heads that decide alone share with their own budgets only", "[shared][many]") {
+TEST_CASE("query heads with separate caches share only with their own budgets", "[shared][many]") {
   const StreamShape s{96, 64, 8, 8, 3};
   for (MethodCase v : variants()) {
     v.options.gqa_level = GqaLevel::query;
@@ -162,7 +162,7 @@ TEST_CASE("query heads that decide alone share with their own budgets only", "[s
   }
 }
 
-TEST_CASE("a prompt that streams beside one that is cut shares nothing but the strip", "[shared]") {
+TEST_CASE("a streamed prompt and a cut one share only the strip", "[shared]") {
   const StreamShape s;
   const auto stream = make_stream<double>(s, 26, Look::sinks);
   for (const MethodCase& v : variants()) {
@@ -175,7 +175,7 @@ TEST_CASE("a prompt that streams beside one that is cut shares nothing but the s
   }
 }
 
-TEST_CASE("a prompt that streams past the full cache gives its outputs", "[shared]") {
+TEST_CASE("a prompt streamed into the full cache gives its outputs", "[shared]") {
   const StreamShape s;
   auto stream = make_stream<double>(s, 33, Look::sinks);
   const Cell full = streamed(make_cell("exact", {}, s, {}, default_options("exact")));
@@ -190,7 +190,7 @@ TEST_CASE("a prompt that streams past the full cache gives its outputs", "[share
   check();
 }
 
-TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
+TEST_CASE("rows that are not scored may have no strip", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   auto stream = make_stream<double>(s, 27, Look::sinks);
   for (const bool capped : {false, true}) {
@@ -204,7 +204,7 @@ TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
   }
 }
 
-TEST_CASE("rows without a strip know sink logits, soft caps, windows and who decides together", "[shared]") {
+TEST_CASE("rows without a strip respect sink logits, soft caps, windows and gqa levels", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   auto stream = make_stream<double>(s, 30, Look::sinks);
   const auto check = [&](MethodCase v, GqaLevel level) {
@@ -223,7 +223,7 @@ TEST_CASE("rows without a strip know sink logits, soft caps, windows and who dec
   check_without_strips(stream, factor, 7);
 }
 
-TEST_CASE("under a soft cap what was evicted weighs nothing in rows without a strip", "[shared]") {
+TEST_CASE("under a soft cap evicted tokens have weight 0 in rows without a strip", "[shared]") {
   const StreamShape s{400, 20, 8, 8, 1};
   for (uint32_t seed = 0; seed < 12; ++seed) {
     auto stream = make_stream<double>(s, 60 + seed, Look::gaussian);
@@ -235,7 +235,7 @@ TEST_CASE("under a soft cap what was evicted weighs nothing in rows without a st
   }
 }
 
-TEST_CASE("queries that are fetched in pieces are the queries", "[shared]") {
+TEST_CASE("queries fetched in pieces equal the queries", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   const auto whole = make_stream<double>(s, 28, Look::sinks);
   auto pieces = make_stream<double>(s, 28, Look::sinks);

@@ -33,7 +33,7 @@ std::vector<double> quantised(std::vector<double> numbers, int32_t group, int32_
   return numbers;
 }
 
-// A cache over tokens whose numbers are given, and a formatter that codes them.
+// A cache over tokens with known numbers, and a formatter that codes them.
 struct Shelf {
   HeadStream<double> stream;
   CacheMemory<double> memory;
@@ -118,7 +118,7 @@ TEST_CASE("int4 charges 36 bytes for 64 numbers, offsets and steps as sketch", "
   CHECK(shelf.bytes() == 2 * 2 * 32);
   CHECK(shelf.sketch() == 2 * 2 * 4);
   CHECK(shelf.formatter.quantised() == 2);
-  shelf.cache.push(kTeam, Token<double>({}, {}, 2));  // C_t: the newest row is exact, at source width
+  shelf.cache.push(kTeam, Token<double>({}, {}, 2));  // while attending, the newest row is exact, at source width
   CHECK(shelf.bytes() == 2 * 2 * 32 + 2 * 64 * 2);
   CHECK(row_bytes(by_token("int4", 64), 64, 64, 2) == 72);
   CHECK(row_bytes(by_token("int4", 64), 64, 64, 2) / row_bytes({}, 64, 64, 2) == 0.28125);
@@ -148,7 +148,7 @@ TEST_CASE("kivi: keys are coded when R wait, in groups of g tokens; values when 
   CHECK(row_bytes(by_block("kivi", 2, 32, 128), 64, 64, 2) == 128 * (2 + 32.0 / 32) / 8);
 }
 
-TEST_CASE("kivi: a group is formed of what survives, and charged until its last row leaves", "[formats]") {
+TEST_CASE("kivi: a group is formed from surviving rows, and charged until its last row is evicted", "[formats]") {
   Shelf shelf(by_block("kivi", 2, 2, 4), {1, 2, 1}, counting(12), counting(24));
   for (int32_t i = 0; i < 3; ++i) shelf.push();
   shelf.cache.drop(kTeam, 1);  // the residual holds tokens 0 and 2
@@ -162,12 +162,12 @@ TEST_CASE("kivi: a group is formed of what survives, and charged until its last 
   CHECK(shelf.sketch() == 4 * 2);
   shelf.cache.drop(kTeam, 0);
   CHECK(shelf.sketch() == 4 * 2);
-  CHECK(shelf.bytes() == 3 + 2 * (3 * 2));  // each row's code in a byte of its own
+  CHECK(shelf.bytes() == 3 + 2 * (3 * 2));  // each row's code takes a separate byte
   shelf.cache.drop(kTeam, 0);
   CHECK(shelf.sketch() == 4 * 1);
 }
 
-TEST_CASE("what travels with a row survives evictions in front of it", "[formats]") {
+TEST_CASE("data attached to a row survives evictions of earlier rows", "[formats]") {
   for (const RowFormat& format : {by_token("int4", 2), by_block("kivi", 2, 2, 2)}) {
     Shelf shelf(format, {2, 2, 1}, counting(20, 0.3), counting(20, 0.7));
     for (int32_t i = 0; i < 6; ++i) shelf.push();
@@ -202,7 +202,7 @@ TEST_CASE("a row that a policy writes is exact until the end of the step, then c
   CHECK(shelf.cache.key(2)[2] == 14);
 }
 
-TEST_CASE("a token put in a coded row's place is exact again", "[formats]") {
+TEST_CASE("a token that replaces a coded row is exact again", "[formats]") {
   Shelf shelf(by_token("int4", 4), {4, 1, 1}, counting(12), counting(3));
   shelf.push();
   shelf.cache.replace(kTeam, 0, Token<double>({}, {}, 2), 1, 1);
@@ -210,7 +210,7 @@ TEST_CASE("a token put in a coded row's place is exact again", "[formats]") {
   CHECK(shelf.cache.coded_keys() == 0);
 }
 
-TEST_CASE("kivi: sinks stay exact wherever their rows stand", "[formats]") {
+TEST_CASE("kivi: sinks stay exact wherever their rows are", "[formats]") {
   RowFormat format = by_block("kivi", 2, 2, 2);
   format.full_precision.sinks = 2;
   Shelf shelf(format, {1, 2, 1}, counting(12), counting(24));
@@ -227,7 +227,7 @@ TEST_CASE("kivi: sinks stay exact wherever their rows stand", "[formats]") {
   }
 }
 
-TEST_CASE("rows that count for the denominator only store no value to code", "[formats]") {
+TEST_CASE("rows that count only in the denominator store no value to code", "[formats]") {
   Shelf shelf(by_block("kivi", 2, 2, 2), {1, 2, 1}, counting(8), counting(16), true);
   for (int32_t i = 0; i < 6; ++i) shelf.push(i % 2, 1);  // values of tokens 1, 3 and 5
   CHECK(shelf.cache.coded_keys() == 6);
@@ -270,7 +270,7 @@ TEST_CASE("a cache of a layer codes each kv head as if it were alone", "[formats
   }
 }
 
-TEST_CASE("gear: a correction of the residual's rank restores it, and outliers come back exactly", "[formats]") {
+TEST_CASE("gear: a correction with the residual's rank restores it, and outliers are exact", "[formats]") {
   const int32_t rows = 6, width = 5;
   std::vector<double> exact, zero(size_t(rows * width), 0.0);
   for (int32_t i = 0; i < rows; ++i)
@@ -288,7 +288,8 @@ TEST_CASE("gear: a correction of the residual's rank restores it, and outliers c
   CHECK(restored == std::vector<size_t>{24, 28, 29});  // 30.5, 24.5 and 23
 }
 
-TEST_CASE("gear: outliers leave the row before it is coded, or are what codes miss most", "[formats]") {
+TEST_CASE("gear: outliers are removed before a row is coded, or are the numbers with the largest coding error",
+          "[formats]") {
   const auto read_back = [](const char* order) {
     PartFormat format = gear_with(2, 4, 4, 0, 50).key;
     set_parameter(format, "order", order);
@@ -296,7 +297,7 @@ TEST_CASE("gear: outliers leave the row before it is coded, or are what codes mi
     for (int32_t i = 0; i < 4; ++i) shelf.push();
     return shelf.keys();
   };
-  // The mean 26 stands for 0 and 100, so that the step is 25 / 3 and 3 is coded as 1.
+  // The mean 26 replaces 0 and 100, so the step is 25 / 3, and 3 is coded as 1.
   CHECK(read_back("\"outliers_first\"") == std::vector<double>{0, 100, 1, 1});
   CHECK(read_back("\"residual\"") == std::vector<double>{0, 3 * to_float16(100.0 / 3), 1, 3});
 }
@@ -307,14 +308,14 @@ TEST_CASE("gear charges codes, factors and outliers", "[formats]") {
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::sin(double(i * i));
   Shelf shelf(format, {4, 2, 1}, numbers, std::vector<double>(numbers.begin(), numbers.begin() + 12));
   for (int32_t i = 0; i < 4; ++i) shelf.push();
-  // Keys 4 x 4: 32 bits, factors 4 + 4, the smallest and the largest of each channel; values are exact.
+  // Keys 4 x 4 take 32 bits, factors 4 + 4, and the smallest and largest of each channel; values are exact.
   CHECK(shelf.bytes() == 4 + 2 * (4 + 4 + 8) + 2 * 8);
   CHECK(shelf.sketch() == 4 * (2 * 4) + 4 * 8);
-  shelf.cache.drop(kTeam, 0);  // its codes, its share of the factors and its value go
+  shelf.cache.drop(kTeam, 0);  // its codes, its share of the factors and its value are freed
   CHECK(shelf.bytes() == 3 + 2 * (3 + 4 + 8) + 2 * 6);
 }
 
-TEST_CASE("numbers beyond float16 fail the cell with a way out", "[formats]") {
+TEST_CASE("numbers beyond float16 fail the cell with a remedy", "[formats]") {
   const StreamShape s;
   auto stream = make_stream<float>(s);
   stream.keys[size_t(3 * s.dim)] = 1e6f;
@@ -326,7 +327,7 @@ TEST_CASE("numbers beyond float16 fail the cell with a way out", "[formats]") {
   }
 }
 
-TEST_CASE("a rounding that changes nothing leaves rows as they are", "[formats]") {
+TEST_CASE("a rounding that changes nothing leaves rows uncoded", "[formats]") {
   const StreamShape s;
   auto stream = make_stream<float>(s);
   for (float& x : stream.keys) x = float(to_float16(x));

@@ -19,7 +19,7 @@ struct ReadBack {
   Numbers numbers;
   RowCoder::RowOutcome coded;
 };
-// A row of `width` numbers, zeros behind `row`, as the part of a cache; the prompt is that row.
+// Codes and decodes a row of `width` numbers as a part of a cache: `row`, then zeros. The prompt is that row.
 ReadBack read_back(const PartFormat& f, RowPart part, const Numbers& row, int32_t width) {
   Numbers padded = row;
   padded.resize(size_t(width), 0.0);
@@ -59,15 +59,15 @@ TEST_CASE("fp8: the nearest number, ties to even, within the range", "[formats][
   CHECK(back("fp8_e4m3", {1000, 3}, 8, {{"scale", "\"token\""}})[0] == Approx(1000).epsilon(1e-6));
   CHECK(back("fp8_e4m3", {1000, 3}, 8, {{"scale", "\"head\""}})[0] == Approx(1000).epsilon(1e-6));
   const auto counted = read_back(part_format("fp8_e4m3"), RowPart::key, {464, 465, -1000, 0x1p-11, 3}, 8).coded;
-  CHECK(counted.numbers.clipped == 2);  // 464 rounds to what is there
+  CHECK(counted.numbers.clipped == 2);  // 464 rounds to the largest number
   CHECK(counted.numbers.flushed == 1);
   CHECK(counted.numbers.all == 8);
 }
 
 TEST_CASE("nvfp4: blocks of 16 over a scale in E4M3", "[formats][coders]") {
   CHECK(back("nvfp4", {1, -0.3, 0.05, 7}, 16) == Numbers{1.125, -0.5625, 0, 6.75});
-  CHECK(back("nvfp4", {6 * 0x1p-10, 1e-4}, 16) == Numbers{0, 0});  // half of the least scale is none
-  // With 4 for 6 the step is 7/4 -> 1.75: (1.75, 0, 0, 7) errs by less.
+  CHECK(back("nvfp4", {6 * 0x1p-10, 1e-4}, 16) == Numbers{0, 0});  // half of the smallest scale rounds to 0
+  // With 4 instead of 6 the step is 7/4 = 1.75, and (1.75, 0, 0, 7) has the smaller error.
   CHECK(back("nvfp4", {1.7, 0, 0, 7}, 16, {{"search", "\"four_over_six\""}}) == Numbers{1.75, 0, 0, 7});
 }
 
@@ -79,7 +79,7 @@ TEST_CASE("mx: blocks share a power of two, which may clip the largest number", 
   CHECK(back("mxfp8", {0, 0}, 32) == Numbers{0, 0});
 }
 
-TEST_CASE("llama.cpp: the side opposite to the extreme is clipped", "[formats][coders]") {
+TEST_CASE("llama.cpp: the side opposite the extreme is clipped", "[formats][coders]") {
   CHECK(back("q4_0", {8, -1, 3.6, -8}, 32) == Numbers{8, -1, 4, -7});
   CHECK(back("q4_0", {0, 0}, 32) == Numbers{0, 0});
   CHECK(back("q5_0", {16, -1, 3.6, -16}, 32) == Numbers{16, -1, 4, -15});
@@ -88,7 +88,7 @@ TEST_CASE("llama.cpp: the side opposite to the extreme is clipped", "[formats][c
   CHECK(back("q5_1", {-1, 30, 0.5}, 32) == Numbers{-1, 30, 1});
 }
 
-TEST_CASE("one scale a row: the zero stands in the scale's last bits", "[formats][coders]") {
+TEST_CASE("one scale per row: the zero is stored in the scale's last bits", "[formats][coders]") {
   const double step = 1 + 4 * 0x1p-23;
   CHECK(back("int4_token_head", {-1, 0.25, 0.5, 2.75}, 4) == Numbers{-step, 0.25 * step, 0.5 * step, 2.75 * step});
   CHECK(back("int8_token_head", {127, 0.5, 1.5, -127}, 4) == Numbers{127, 0, 2, -127});
@@ -103,20 +103,20 @@ TEST_CASE("turboquant: rotated keys over their norm, values over their range", "
   CHECK(back("turboquant_k8v4", {0.3, 1000}, 4) == Numbers{0.3125, 448});
 }
 
-TEST_CASE("a rotation mixes what a group shares", "[formats][coders]") {
+TEST_CASE("a rotation mixes the numbers of a group", "[formats][coders]") {
   const double step = to_float16(0.2);
   CHECK(back("int4", {4, 1, 1, 1}, 4) == Numbers{15 * step + 1, 1, 1, 1});
   PartCoder hadamard;
   hadamard.rotation = RowRotation::hadamard, hadamard.rotate_block = 4;
   Numbers row{4, 1, 1, 1}, work(4);
   hadamard.turn(kTeam, row, work.data());
-  CHECK(row == Numbers{3.5, 1.5, 1.5, 1.5});  // two levels again, which are exact
+  CHECK(row == Numbers{3.5, 1.5, 1.5, 1.5});  // again two levels, which are exact
   CHECK(off_by(back("int4", {4, 1, 1, 1}, 4, {}, RowPart::key, RowRotation::hadamard), {4, 1, 1, 1}) < 1e-3);
 }
 
 TEST_CASE("polar: an angle and a radius for each pair", "[formats][coders]") {
   PartFormat f = format_with("polar", {{"levels", "[4]"}}).key;
-  // One pair as it is: the rotation is drawn, so the angle is checked behind it.
+  // One pair. The rotation is random, so the angle is checked after it.
   const auto levels = angle_levels(1, 4);
   CHECK(levels.size() == 16);
   CHECK(levels[2] == Approx(0.981748));
@@ -138,7 +138,7 @@ TEST_CASE("code books are the published ones", "[formats][coders]") {
   CHECK(half[0] + half[3] == Approx(std::acos(-1.0) / 2));
 }
 
-TEST_CASE("every rotation is orthogonal", "[formats][coders]") {
+TEST_CASE("every rotation matrix is orthogonal", "[formats][coders]") {
   const int32_t n = 24;
   for (const RowRotation rotation : {RowRotation::hadamard, RowRotation::hadamard_signed, RowRotation::haar}) {
     RowFormat format;

@@ -3,7 +3,7 @@
 #include "core/quantise.hpp"
 #include "property_exceptions.hpp"
 
-// What every method of the registry must do under every row format (properties.md, section 3).
+// Properties of every method of the registry under every row format (properties.md, section 3).
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kBudget = 40;
 
-// Every format of the registry, with blocks that the small streams of tests fill.
+// Every format of the registry, with blocks small enough for the tests' streams to fill.
 std::vector<RowFormat> all_formats() {
   std::vector<RowFormat> all;
   for (const RowFormatEntry& entry : row_formats()) {
@@ -21,7 +21,7 @@ std::vector<RowFormat> all_formats() {
     if (entry.info.by_block) format = format_with(entry.info.name, {{"g", "4"}, {"R", "8"}, {"bits", "2"}});
     all.push_back(format);
   }
-  // What stands beside formats.
+  // Options that combine with a format.
   RowFormat guarded = row_format("int8"), at_once = row_format("int8"), apart = row_format("int8");
   guarded.full_precision = {.sinks = 2, .recent = 9};
   at_once.own_row_coded = true;
@@ -56,7 +56,7 @@ std::vector<double> noise(size_t n, uint32_t seed, double size) {
 
 }  // namespace
 
-TEST_CASE("the error of an element is at most half a step and what float16 takes from offset and step", "[formats]") {
+TEST_CASE("the error of an element is at most half a step plus the float16 rounding of offset and step", "[formats]") {
   for (const int32_t bits : {2, 4, 8})
     for (const double size : {1e-3, 1.0, 300.0})
       for (uint32_t seed = 0; seed < 50; ++seed) {
@@ -71,7 +71,7 @@ TEST_CASE("the error of an element is at most half a step and what float16 takes
       }
 }
 
-TEST_CASE("quantising what was read back changes nothing", "[formats]") {
+TEST_CASE("quantising decoded numbers changes nothing", "[formats]") {
   for (const int32_t bits : {2, 4, 8})
     for (uint32_t seed = 0; seed < 50; ++seed) {
       auto once = noise(29, seed, seed % 2 == 0 ? 5 : 0.01);
@@ -83,14 +83,14 @@ TEST_CASE("quantising what was read back changes nothing", "[formats]") {
 }
 
 namespace {
-// Each method in every `nth` format, the next one in those beside them.
+// Runs each method in every `nth` format, the next method in the neighbouring formats.
 void check_methods_in_formats(size_t nth) {
   const StreamShape s{.dim = 32, .v_dim = 32};
   const auto stream = make_stream<double>(s, 31, Look::sinks);
   const std::vector<RowFormat> formats = all_formats();
   size_t first = 0;
   for (const MethodCase& v : formatted()) {
-    if (!v.entry().info.takes_budget && v.method != "exact") continue;  // its size follows from the keys
+    if (!v.entry().info.takes_budget && v.method != "exact") continue;  // the keys determine its size
     const CellResult plain = replay(stream, {cell_of(v, {}, kBudget, s)}).only();
     for (size_t i = first++ % nth; i < formats.size(); i += nth) {
       const RowFormat& format = formats[i];
@@ -110,10 +110,10 @@ void check_methods_in_formats(size_t nth) {
 }
 }  // namespace
 
-TEST_CASE("every method runs in every row format, and holds as many tokens as without", "[formats][many]") {
+TEST_CASE("every method runs in every row format, and holds as many tokens as without one", "[formats][many]") {
   check_methods_in_formats(1);
 }
-TEST_CASE("every method runs in some row formats, and each of them under some methods", "[formats]") {
+TEST_CASE("every method runs in some row formats, and each format under some methods", "[formats]") {
   check_methods_in_formats(11);
 }
 
@@ -151,8 +151,8 @@ TEST_CASE("a token may be held coded and exact at once", "[formats]") {
   }
 }
 
-// Of methods that are exact when everything fits, so that nothing but the format errs.
-TEST_CASE("with room for everything the error is small and falls as bits are added", "[formats][many]") {
+// For methods that are exact when everything fits, so the format is the only source of error.
+TEST_CASE("with a full budget the error is small and falls as bits are added", "[formats][many]") {
   const StreamShape s{.tokens = 120, .prompt = 80, .dim = 32, .v_dim = 32};
   const auto stream = make_stream<double>(s, 33);
   for (const MethodCase& v : formatted()) {

@@ -6,7 +6,7 @@
 #include "hosted/hosted_method.hpp"
 #include "support.hpp"
 
-// Methods that somebody hosts: here a host in C++ that copies built-in ones.
+// Hosted methods: the host here is C++ code that copies built-in methods.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -54,7 +54,7 @@ class Host : public HostedMethod {
   const Answers answers_;
 };
 
-// Column sums over all rows of the prompt, of all query heads.
+// Column sums over all rows of the prompt and all query heads.
 void sum_attention(const HostedPrompt& prompt, const HostedPlace&, std::span<double> scores) {
   const auto* p = static_cast<const double*>(prompt.attention.data);
   const int64_t rows = prompt.attention.extents[0] * prompt.attention.extents[1];
@@ -62,8 +62,8 @@ void sum_attention(const HostedPrompt& prompt, const HostedPlace&, std::span<dou
     for (size_t i = 0; i < scores.size(); ++i) scores[i] += p[size_t(r) * scores.size() + i];
 }
 
-// The lowest scores among all but the last half of the budget leave; of equal ones the later.
-std::vector<int32_t> all_but_heavy(const HostedRows& rows) {
+// Evicts the lowest scores, except among the last half of the budget; among equal scores the later token.
+std::vector<int32_t> light_tokens(const HostedRows& rows) {
   std::vector<int32_t> order(rows.tokens.size() - kBudget / 2);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
@@ -90,7 +90,7 @@ std::string failure(HostedMethod& host) { return run(host, {kBudget}).only().err
 }  // namespace
 
 TEST_CASE("a hosted copy of H2O holds what H2O holds", "[hosted]") {
-  Host host(true, {sum_attention, all_but_heavy});
+  Host host(true, {sum_attention, light_tokens});
   RunOptions options;
   options.save.kept = true;
   options.audit = GENERATE(false, true);
@@ -112,7 +112,7 @@ TEST_CASE("a hosted scorer is asked once for all budgets, unless it looks at the
   CHECK(kept_list(r.cells[2], 0).size() == 24);
 }
 
-TEST_CASE("what a host protects stays whatever its scores say", "[hosted]") {
+TEST_CASE("tokens that a host protects stay whatever their scores", "[hosted]") {
   Host host(false, {[](const HostedPrompt&, const HostedPlace&, std::span<double> scores) {
                       for (size_t i = 0; i < scores.size(); ++i) scores[i] = i < 30 && i > 3 ? 1 : 0;
                     },
@@ -122,7 +122,7 @@ TEST_CASE("what a host protects stays whatever its scores say", "[hosted]") {
   CHECK(kept == std::vector<int32_t>{0, 1, 4, 5, 6, 7, 8, 61, 62, 63});
 }
 
-TEST_CASE("the window whose attention a scorer sees stays, if it says so", "[hosted]") {
+TEST_CASE("the window whose attention a scorer sees stays, if the scorer asks for it", "[hosted]") {
   Host host(false, {[](const HostedPrompt& prompt, const HostedPlace&, std::span<double> scores) {
                       CHECK(prompt.attention.extents[1] == 5);
                       CHECK(prompt.queries.extents[1] == 5);
@@ -135,7 +135,7 @@ TEST_CASE("the window whose attention a scorer sees stays, if it says so", "[hos
   CHECK(kept_list(run(host, {8}).only(), 0) == std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7});
 }
 
-TEST_CASE("what goes wrong in a host fails its cell and no other", "[hosted]") {
+TEST_CASE("an error in a host fails its cell and no other", "[hosted]") {
   const auto nothing = [](const HostedPrompt&, const HostedPlace&, std::span<double>) {};
   SECTION("an exception") {
     Host host(false, {[](const HostedPrompt&, const HostedPlace&, std::span<double>) {
@@ -144,17 +144,17 @@ TEST_CASE("what goes wrong in a host fails its cell and no other", "[hosted]") {
                       {}});
     CHECK(failure(host) == "Traceback: it broke");
   }
-  SECTION("a score that is no number") {
+  SECTION("a NaN score") {
     Host host(false, {[](const HostedPrompt&, const HostedPlace&, std::span<double> s) { s[5] = NAN; }, {}});
     CHECK_THAT(failure(host), Contains("the score of token 5 is not a finite number"));
   }
-  SECTION("a token that has left") {
+  SECTION("an evicted token") {
     Host host(true, {nothing, [](const HostedRows& rows) {
                        if (rows.tokens.back() == 63)
                          return std::vector<int32_t>(rows.tokens.begin(), rows.tokens.end() - kBudget);
                        return std::vector<int32_t>{0};
                      }});
-    CHECK_THAT(failure(host), Contains("names token 0, which the cache does not hold: it has left"));
+    CHECK_THAT(failure(host), Contains("names token 0, which the cache does not hold: it was evicted before"));
   }
   SECTION("a protected token") {
     Host host(true, {nothing, [](const HostedRows& rows) { return std::vector<int32_t>{rows.tokens[0]}; }});
@@ -170,7 +170,7 @@ TEST_CASE("what goes wrong in a host fails its cell and no other", "[hosted]") {
   }
 }
 
-TEST_CASE("scores that a policy gives at the start are charged, though it observes nothing", "[hosted]") {
+TEST_CASE("initial scores of a policy are charged, even if it observes nothing", "[hosted]") {
   const auto oldest = [](const HostedRows& rows) {
     return std::vector<int32_t>(rows.tokens.begin(), rows.tokens.end() - kBudget);
   };
@@ -182,7 +182,7 @@ TEST_CASE("scores that a policy gives at the start are charged, though it observ
   CHECK(aux_bytes(1) - aux_bytes(0) == 8 * kBudget);
 }
 
-TEST_CASE("a host's parameters are swept and told like any other's", "[hosted]") {
+TEST_CASE("a host's parameters are swept and reported like any other's", "[hosted]") {
   double seen = 0;
   Host host(false, {[&](const HostedPrompt&, const HostedPlace& place, std::span<double>) {
                       seen = nlohmann::json::parse(place.params).at("decay").get<double>();
@@ -198,5 +198,5 @@ TEST_CASE("a host's parameters are swept and told like any other's", "[hosted]")
   add_hosted(methods, host);
   REQUIRE(methods[0].parameter("n") != nullptr);
   CHECK(methods[0].parameter("n")->default_json == "3");
-  CHECK_THROWS_WITH(add_hosted(methods, host), Contains("two methods of the name hosted"));
+  CHECK_THROWS_WITH(add_hosted(methods, host), Contains("two methods named hosted"));
 }

@@ -12,13 +12,13 @@
 #include "kernels/kernels.hpp"
 #include "kernels/paths.hpp"
 
-// Numbers and references for the tests of kernels. The references are double, written as plainly as possible.
+// Numbers and references for the tests of kernels. The references are plain loops in double.
 
 namespace kvreplay::test {
 
-extern const kernels::Table kNarrow;  // the kernels' text over vectors of 16 bytes
+extern const kernels::Table kNarrow;  // the kernels over vectors of 16 bytes
 
-// Every path that this machine can run, and the narrow one.
+// Every instruction set that this machine can run, and the narrow one.
 inline std::vector<const kernels::Table*> tables() {
   std::vector<const kernels::Table*> all = {&kNarrow};
   for (const kernels::Path& path : kernels::paths())
@@ -26,11 +26,11 @@ inline std::vector<const kernels::Table*> tables() {
   return all;
 }
 
-// Numbers that nothing computed here looks like: what was not to be written must still hold them.
+// Numbers that no computation here produces. Memory that must not be written must still hold them afterwards.
 template <class Real>
 constexpr Real kCanary = Real(-1.25e30);
 
-// A matrix within canaries: rows of `width` numbers at a larger stride, some before and behind it.
+// A matrix surrounded by canaries: rows of `width` numbers at a larger stride, with canaries before and after it.
 template <class Real>
 struct Guarded {
   static constexpr int64_t kMargin = 80;
@@ -51,7 +51,7 @@ struct Guarded {
   }
 };
 
-// Rounding of a sum of `terms` products in Real, with room for the order of its terms.
+// Tolerance of a sum of `terms` products in Real, in any order of its terms.
 template <class Real>
 double sum_tolerance(int32_t terms) {
   return double(std::numeric_limits<Real>::epsilon()) * (2 + std::sqrt(double(terms)));

@@ -4,7 +4,7 @@
 using namespace kvreplay;
 using Catch::Matchers::Contains;
 
-TEST_CASE("every path that is here can be chosen by its name, and the best one is chosen without", "[kernels]") {
+TEST_CASE("every available instruction set can be chosen by name, and the best one is the default", "[kernels]") {
   const kernels::Table* best = nullptr;
   for (const kernels::Path& path : kernels::paths()) {
     if (path.table == nullptr) continue;
@@ -15,13 +15,13 @@ TEST_CASE("every path that is here can be chosen by its name, and the best one i
   CHECK(&kernels::choose("") == best);
 }
 
-TEST_CASE("a path that does not exist is refused by name, with those that do", "[kernels]") {
+TEST_CASE("an unknown instruction set is refused by name, with a list of the known ones", "[kernels]") {
   CHECK_THROWS_AS(kernels::choose("avx3"), ConfigError);
   CHECK_THROWS_WITH(kernels::choose("avx3"), Contains("KVREPLAY_ISA=avx3") && Contains("portable"));
   CHECK_THROWS_AS(kernels::choose("AVX2"), ConfigError);
 }
 
-TEST_CASE("a path that the machine lacks is refused by name, never replaced", "[kernels]") {
+TEST_CASE("an instruction set that the machine lacks is refused by name, never replaced", "[kernels]") {
   for (const kernels::Path& path : kernels::paths())
     if (path.table == nullptr)
       CHECK_THROWS_WITH(kernels::choose(path.name), Contains(std::string("KVREPLAY_ISA=") + path.name));

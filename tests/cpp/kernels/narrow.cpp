@@ -1,7 +1,7 @@
 #include <cstdint>
 
-// The kernels' text over plain vectors of 16 bytes, which every machine has: a third width, with products
-// that are rounded before they are added.
+// The kernels over plain vectors of 16 bytes, which every machine has: a third width, whose products are rounded before
+// they are added.
 
 namespace kvreplay::kernels {
 namespace {

@@ -12,7 +12,7 @@ struct Operands {
   std::vector<Real> a, b;
 };
 
-// Relative to what the terms of an entry add up to without their signs: cancellation costs no path less.
+// Relative to the sum of the absolute terms of an entry, because cancellation costs every instruction set as much.
 template <class Real>
 double worst_score(const kernels::Table& table, int32_t m, int32_t d, int32_t first, int32_t count) {
   const int32_t keys = first + count, gap = 5;
@@ -80,9 +80,9 @@ void check_products(const kernels::Table& table) {
         }
 }
 
-// Bits of row `row` of a product computed with all m rows, and alone.
+// Whether row `row` of a product has equal bits when computed with all m rows and alone.
 template <class Real>
-bool a_row_is_the_same_alone(const kernels::Table& table, int32_t m, int32_t row) {
+bool row_is_independent(const kernels::Table& table, int32_t m, int32_t row) {
   constexpr int32_t kTerms = 200, kKeys = 131;
   const std::vector<Real> a = gaussian<Real>(size_t(m * kTerms), 5), b = gaussian<Real>(size_t(kTerms * kKeys), 6);
   const kernels::KeyPanels<Real> packed = panels(b, kKeys, kTerms);
@@ -115,17 +115,17 @@ TEST_CASE("products of any shape are right, and nothing else is written", "[kern
 
 TEST_CASE("a row of a product does not depend on the rows it is computed with", "[kernels]") {
   for (const kernels::Table* table : tables()) {
-    if (std::string(table->name) == "portable") continue;  // Eigen promises no such thing
+    if (std::string(table->name) == "portable") continue;  // Eigen does not promise this
     for (const int32_t m : {2, 6, 8, 13})
       for (int32_t row = 0; row < m; ++row) {
         INFO(table->name << ": row " << row << " of " << m);
-        CHECK(a_row_is_the_same_alone<float>(*table, m, row));
-        CHECK(a_row_is_the_same_alone<double>(*table, m, row));
+        CHECK(row_is_independent<float>(*table, m, row));
+        CHECK(row_is_independent<double>(*table, m, row));
       }
   }
 }
 
-TEST_CASE("terms of weight zero behind a row's end change no bit of its product", "[kernels]") {
+TEST_CASE("terms of weight zero after a row's end change no bit of its product", "[kernels]") {
   constexpr int32_t kLong = 300, kShort = 113, kWidth = 64;
   std::vector<float> a = gaussian<float>(kLong, 7);
   const std::vector<float> b = gaussian<float>(kLong * kWidth, 8);
@@ -158,10 +158,10 @@ TEST_CASE("a NaN in a product reaches its row or its column and no further", "[k
 
 namespace {
 
-// Of the path that the program chose, which KVREPLAY_ISA may name: scores of the keys from `first` on, held
-// in panels that may have room for more than k.
-double worst_of_chosen(const std::vector<float>& q, const std::vector<float>& k, const kernels::KeyPanels<float>& held,
-                       int32_t first) {
+// The largest error of the chosen instruction set (KVREPLAY_ISA may name it): scores of the keys from `first` on, in
+// panels that may have room for more than k.
+double worst_score_of_chosen_isa(const std::vector<float>& q, const std::vector<float>& k,
+                                 const kernels::KeyPanels<float>& held, int32_t first) {
   const int32_t d = held.d, rows = int32_t(q.size()) / d, count = int32_t(k.size()) / d - first;
   Guarded<float> out(rows, count, 3);
   kernels::scores(q.data(), d, rows, held, first, count, out.data(), out.stride);
@@ -178,20 +178,20 @@ double worst_of_chosen(const std::vector<float>& q, const std::vector<float>& k,
 
 }  // namespace
 
-TEST_CASE("keys that are put into panels one by one are scored", "[kernels]") {
+TEST_CASE("keys added to panels one by one are scored", "[kernels]") {
   constexpr int32_t kRows = 17, kDim = 24, kKeys = 61;
   const std::vector<float> q = gaussian<float>(kRows * kDim, 1), k = gaussian<float>(kKeys * kDim, 2);
   kernels::KeyPanels<float> held(kKeys + 7, kDim);
   for (int32_t i = kKeys - 1; i >= 0; --i) held.put(i, k.data() + i * kDim);
-  CHECK(worst_of_chosen(q, k, held, 0) < 1e-4);
+  CHECK(worst_score_of_chosen_isa(q, k, held, 0) < 1e-4);
 }
 
-TEST_CASE("keys that are bf16 numbers are scored from any panel on, on tiles where the path has them", "[kernels]") {
+TEST_CASE("bf16 keys are scored from any panel on, with tiles if the instruction set has them", "[kernels]") {
   constexpr int32_t kRows = 50, kDim = 40, kKeys = 200, kFirst = 2 * kernels::kPanel;
   const std::vector<float> q = gaussian<float>(kRows * kDim, 1);
   std::vector<float> k = gaussian<float>(kKeys * kDim, 2);
   for (float& x : k) x = float(int32_t(x * 32)) / 32;
   const kernels::KeyPanels<float> keys(k.data(), kKeys, kDim);
   CHECK((keys.tiles.term_blocks > 0) == (kernels::chosen().tile_product != nullptr));
-  CHECK(worst_of_chosen(q, k, keys, kFirst) < 1e-5);
+  CHECK(worst_score_of_chosen_isa(q, k, keys, kFirst) < 1e-5);
 }

@@ -17,7 +17,7 @@ std::vector<Real> exponentials(const kernels::Table& table, std::vector<Real> x,
   return x;
 }
 
-// Every `step`-th float of [from, 0], and 0.
+// Every `step`-th float in [from, 0], and 0.
 std::vector<float> floats_down_to(float from, uint32_t step) {
   std::vector<float> x;
   for (uint32_t bits = 0x80000000u; bits <= std::bit_cast<uint32_t>(from); bits += step)
@@ -35,7 +35,7 @@ double worst_relative_error(const kernels::Table& table, const std::vector<float
   return worst;
 }
 
-// Rows as the exact pass has them: logits times 1/8, less their maximum.
+// A row as in the exact pass: logits times 1/8, minus their maximum.
 std::vector<float> logits(int32_t n, uint32_t seed) {
   std::vector<float> x = gaussian<float>(size_t(n), seed);
   for (float& number : x) number *= 25;
@@ -44,7 +44,7 @@ std::vector<float> logits(int32_t n, uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("the exponential is within 2e-7 of its number on [-87, 0]", "[kernels]") {
+TEST_CASE("the exponential has a relative error below 2e-7 on [-87, 0]", "[kernels]") {
   for (const kernels::Table* table : tables()) {
     const double worst = worst_relative_error(*table, floats_down_to(-87, 211));
     INFO(table->name << ": " << worst);
@@ -52,7 +52,7 @@ TEST_CASE("the exponential is within 2e-7 of its number on [-87, 0]", "[kernels]
   }
 }
 
-TEST_CASE("the exponential of doubles is within 1e-14 of its number on [-708, 0]", "[kernels]") {
+TEST_CASE("the exponential of doubles has a relative error below 1e-14 on [-708, 0]", "[kernels]") {
   std::vector<double> x;
   for (double y = 0; y > -708; y -= 0.00137) x.push_back(y);
   for (const kernels::Table* table : tables()) {
@@ -88,7 +88,7 @@ TEST_CASE("an exponential is 1 at 0, 0 at minus infinity and far below, NaN at N
   }
 }
 
-TEST_CASE("an exponential is 0 or normal: nothing after it meets a denormal", "[kernels]") {
+TEST_CASE("an exponential is 0 or normal, so later code meets no denormals", "[kernels]") {
   std::vector<float> x;
   for (float y = -86.9f; y > -105; y -= 0.00037f) x.push_back(y);
   for (const kernels::Table* table : tables()) {
@@ -100,7 +100,7 @@ TEST_CASE("an exponential is 0 or normal: nothing after it meets a denormal", "[
   }
 }
 
-TEST_CASE("scale and shift are applied with no more than one rounding of the exponent", "[kernels]") {
+TEST_CASE("scale and shift cost at most one rounding of the exponent", "[kernels]") {
   const float scale = 0.127f, shift = 11.3f;
   for (const kernels::Table* table : tables()) {
     const std::vector<float> x = logits(1000, 1), e = exponentials(*table, x, scale, shift);
@@ -112,7 +112,8 @@ TEST_CASE("scale and shift are applied with no more than one rounding of the exp
   }
 }
 
-TEST_CASE("sums of a row and of its squares are good to 1.5e-7 and nothing beyond the row is written", "[kernels]") {
+TEST_CASE("sums of a row and of its squares are accurate to 1.5e-7, and nothing beyond the row is written",
+          "[kernels]") {
   for (const kernels::Table* table : tables())
     for (const int32_t n : {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 1000, 4099}) {
       INFO(table->name << ": " << n);
@@ -128,7 +129,7 @@ TEST_CASE("sums of a row and of its squares are good to 1.5e-7 and nothing beyon
     }
 }
 
-TEST_CASE("sums of equal numbers are good to 1.5e-7 as well: their roundings all go one way", "[kernels]") {
+TEST_CASE("sums of equal numbers, whose roundings all have one sign, are accurate to 1.5e-7 too", "[kernels]") {
   for (const kernels::Table* table : tables())
     for (float y = 0; y > -3; y -= 0.037f) {
       std::vector<float> row(4096, y);
@@ -139,7 +140,7 @@ TEST_CASE("sums of equal numbers are good to 1.5e-7 as well: their roundings all
     }
 }
 
-TEST_CASE("one NaN in a row poisons its sums", "[kernels]") {
+TEST_CASE("one NaN in a row makes its sums NaN", "[kernels]") {
   for (const kernels::Table* table : tables())
     for (const int32_t n : {1, 9, 64, 100})
       for (int32_t at = 0; at < n; ++at) {
@@ -156,7 +157,7 @@ TEST_CASE("one NaN in a row poisons its sums", "[kernels]") {
       }
 }
 
-TEST_CASE("the maximum of a row is found wherever it stands", "[kernels]") {
+TEST_CASE("the maximum of a row is found at any place", "[kernels]") {
   for (const kernels::Table* table : tables()) {
     INFO(table->name);
     CHECK(table->of_float.row_maximum(nullptr, 0) == -kInfinity);
@@ -175,7 +176,7 @@ TEST_CASE("the maximum of a row is found wherever it stands", "[kernels]") {
   }
 }
 
-TEST_CASE("a gather copies the numbers asked for and adds them in double", "[kernels]") {
+TEST_CASE("a gather copies the requested numbers and adds them in double", "[kernels]") {
   const std::vector<float> from = gaussian<float>(5000, 1);
   const std::vector<double> wide(from.begin(), from.end());
   std::mt19937 random(2);
@@ -201,7 +202,7 @@ TEST_CASE("a gather copies the numbers asked for and adds them in double", "[ker
     }
 }
 
-TEST_CASE("x ln x is summed in double, 0 at 0 and nothing at denormals", "[kernels]") {
+TEST_CASE("x ln x is summed in double, and is 0 at 0 and at denormals", "[kernels]") {
   for (const kernels::Table* table : tables())
     for (const int32_t n : {0, 1, 2, 5, 8, 9, 16, 100}) {
       std::vector<float> x;
@@ -217,7 +218,7 @@ TEST_CASE("x ln x is summed in double, 0 at 0 and nothing at denormals", "[kerne
     }
 }
 
-TEST_CASE("x ln x of one number is right to 1e-15 of the logarithm's size over all exponents", "[kernels]") {
+TEST_CASE("x ln x of one number is accurate to 1e-15 of the logarithm's size over all exponents", "[kernels]") {
   for (const kernels::Table* table : tables()) {
     INFO(table->name);
     for (double x = 3e-308; x < 1e300; x *= 1.0173) {
@@ -228,7 +229,7 @@ TEST_CASE("x ln x of one number is right to 1e-15 of the logarithm's size over a
   }
 }
 
-TEST_CASE("squared distances have the same bits on every path and in every lane", "[kernels]") {
+TEST_CASE("squared distances have equal bits on every instruction set and in every lane", "[kernels]") {
   constexpr int32_t kDim = 67, kLanes = kernels::kLanes;
   std::vector<double> others = gaussian<double>(kDim * kLanes, 1);
   const std::vector<double> point = gaussian<double>(kDim, 2);

@@ -3,7 +3,7 @@
 #include "core/bf16.hpp"
 #include "kernels/cases.hpp"
 
-// The kernels of caches: sums, masks, scores, and what is compared of two outputs.
+// The kernels of caches: sums, masks, scores, and comparisons of two outputs.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -113,23 +113,23 @@ void check_addition(const kernels::Table& table) {
 
 }  // namespace
 
-TEST_CASE("errors are projected on directions of 16 bits, whatever their number and width", "[kernels]") {
+TEST_CASE("errors are projected on 16-bit directions of any number and width", "[kernels]") {
   for (const kernels::Table* table : tables()) check_projection<float>(*table), check_projection<double>(*table);
 }
 
-TEST_CASE("weighted sums and scaled sums of rows touch nothing behind them", "[kernels]") {
+TEST_CASE("weighted sums and scaled sums of rows write nothing beyond the rows", "[kernels]") {
   for (const kernels::Table* table : tables()) check_addition<float>(*table), check_addition<double>(*table);
 }
 
-TEST_CASE("sums and masked sums are made in double and write what they multiply", "[kernels]") {
+TEST_CASE("sums and masked sums are computed in double and write their factors", "[kernels]") {
   for (const kernels::Table* table : tables()) check_sums<float>(*table), check_sums<double>(*table);
 }
 
-TEST_CASE("scores carry what they were, or forget it, and have the same bits on every path", "[kernels]") {
+TEST_CASE("scores add to the old score or replace it, with equal bits on every instruction set", "[kernels]") {
   for (const kernels::Table* table : tables()) check_scores<float>(*table), check_scores<double>(*table);
 }
 
-TEST_CASE("a score without a carry forgets even what is no number", "[kernels]") {
+TEST_CASE("a score without a carry replaces even a NaN", "[kernels]") {
   for (const kernels::Table* table : tables()) {
     double score[] = {INFINITY, std::nan("")};
     const float e[] = {1, 2};
@@ -139,7 +139,7 @@ TEST_CASE("a score without a carry forgets even what is no number", "[kernels]")
   }
 }
 
-TEST_CASE("the lowest score is found wherever it stands; of equals the newest token", "[kernels]") {
+TEST_CASE("the lowest score is found at any place; among equals the newest token", "[kernels]") {
   for (const kernels::Table* table : tables())
     for (const int32_t n : kSizes) {
       std::vector<double> score(size_t(n), 3.0), guard(size_t(n), 0.0);
@@ -163,7 +163,7 @@ TEST_CASE("the lowest score is found wherever it stands; of equals the newest to
     }
 }
 
-TEST_CASE("two lowest scores in any two places give the newer token", "[kernels]") {
+TEST_CASE("two equal lowest scores in any two places give the newer token", "[kernels]") {
   constexpr int32_t n = 37;
   for (const kernels::Table* table : tables())
     for (int32_t a = 0; a < n; ++a)
@@ -180,7 +180,7 @@ TEST_CASE("two lowest scores in any two places give the newer token", "[kernels]
       }
 }
 
-TEST_CASE("where every row is guarded there is no lowest score", "[kernels]") {
+TEST_CASE("if every row is guarded there is no lowest score", "[kernels]") {
   for (const kernels::Table* table : tables()) {
     const std::vector<double> score(20, 1.0), guard(20, INFINITY);
     const std::vector<int32_t> token(20, 5);
@@ -189,6 +189,6 @@ TEST_CASE("where every row is guarded there is no lowest score", "[kernels]") {
   }
 }
 
-TEST_CASE("what is compared of two outputs is summed in double", "[kernels]") {
+TEST_CASE("comparisons of two outputs are summed in double", "[kernels]") {
   for (const kernels::Table* table : tables()) check_comparison<float>(*table), check_comparison<double>(*table);
 }

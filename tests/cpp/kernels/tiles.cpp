@@ -4,8 +4,8 @@
 
 #include "kernels/cases.hpp"
 
-// Products on tiles. The tiles here are made of plain numbers, so that the text is tested on machines without
-// any; where a machine has them, the same cases run on them.
+// Products on tiles. The tiles here are emulated with plain numbers, so the code is tested on machines without tiles.
+// On a machine with tiles the cases run on them too.
 
 namespace kvreplay::kernels {
 namespace {
@@ -60,7 +60,7 @@ std::vector<Product> products() {
   return all;
 }
 
-// Cut to so many binary digits, of a float's 24.
+// Truncates each float to `digits` of its 24 binary digits.
 std::vector<float> with_digits(std::vector<float> x, int digits) {
   for (float& number : x) number = std::bit_cast<float>(std::bit_cast<uint32_t>(number) & (~0u << (24 - digits)));
   return x;
@@ -68,8 +68,8 @@ std::vector<float> with_digits(std::vector<float> x, int digits) {
 
 kernels::TileMatrix tiles(const kernels::TilePanels& b) { return {b.numbers.data(), b.term_blocks}; }
 
-// Of rows, in the Euclidean norm, relative to the row's norm; where a row has so few numbers that all of them
-// may cancel, relative to the sums of its terms without their signs.
+// Errors of rows in the Euclidean norm, relative to the row's norm. For a row of so few numbers that all of them may
+// cancel, they are relative to the sums of its absolute terms.
 struct Errors {
   double mean, worst;
 };
@@ -106,7 +106,7 @@ std::vector<float> bf16_columns(int32_t terms, int32_t columns) {
 
 }  // namespace
 
-TEST_CASE("products on tiles of any shape and any digits are right, and nothing else is written", "[kernels]") {
+TEST_CASE("products on tiles are right for any shape and digits, and write nothing else", "[kernels]") {
   for (const Product& product : products())
     for (const int digits : {8, 11, 24})
       for (const int32_t m : {0, 1, 17, 32, 50})
@@ -128,7 +128,7 @@ TEST_CASE("products of bf16 numbers on tiles lose nothing but the rounding of su
   }
 }
 
-TEST_CASE("columns go on tiles where every number is a bf16 number", "[kernels]") {
+TEST_CASE("columns use tiles if every number is a bf16 number", "[kernels]") {
   std::vector<float> x = bf16_columns(64, 48);
   const auto packed = [&] { return kernels::TilePanels(x.data(), 64, 48, 48, 1).term_blocks > 0; };
   CHECK(packed());
@@ -157,7 +157,7 @@ TEST_CASE("a row of a product on tiles does not depend on the rows it is compute
 TEST_CASE("a NaN reaches its row of a product on tiles and no other", "[kernels]") {
   std::vector<float> a = gaussian<float>(20 * 40, 1);
   const std::vector<float> b = bf16_columns(40, 32);
-  a[7 * 40 + 3] = std::bit_cast<float>(0x7fffffffu);  // of which rounding must not make a number
+  a[7 * 40 + 3] = std::bit_cast<float>(0x7fffffffu);  // a NaN that rounding must not turn into a number
   const kernels::TilePanels packed(b.data(), 40, 32, 32, 1);
   for (const Product& product : products()) {
     std::vector<float> out(20 * 32);

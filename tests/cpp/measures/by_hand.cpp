@@ -41,7 +41,7 @@ TEST_CASE("the operator norm is right when the two largest singular values are e
   CHECK(norms.spectral() == Approx(2).epsilon(1e-10));
 }
 
-TEST_CASE("a start without any part in the top direction still finds it", "[measures]") {
+TEST_CASE("a start vector orthogonal to the top direction still finds it", "[measures]") {
   ValueNorms norms(2);
   const double first[] = {1, 1}, second[] = {5, -5};
   norms.add(first);
@@ -70,7 +70,7 @@ TEST_CASE("errors of one row by hand", "[measures]") {
   CHECK(*m["index_recall"] == Approx(0.25));
 }
 
-TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
+TEST_CASE("rows with zero output are counted, never divided by", "[measures]") {
   MeasuredRows rows(1);
   rows.set(0, {0, 0}, {1, 0});
   const Measured m = rows.measured();
@@ -78,7 +78,7 @@ TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
   CHECK_FALSE(m["rel_err_out_mean"].has_value());
 }
 
-TEST_CASE("where all values are zero every row is skipped, and there is no quantile", "[measures]") {
+TEST_CASE("if all values are zero every row is skipped, and there is no quantile", "[measures]") {
   MeasuredRows rows(5);
   for (int32_t i = 0; i < 5; ++i) rows.set(i, {0, 0}, {0, 0});
   const Measured m = rows.measured({}, 0);
@@ -87,8 +87,9 @@ TEST_CASE("where all values are zero every row is skipped, and there is no quant
   CHECK_FALSE(m["rel_err_out_p95"].has_value());
 }
 
-TEST_CASE("what a head's errors cost is half the mean square of their projections, a predicted token", "[measures]") {
-  // Two heads, two drawn samples and that of the recorded tokens, three rows, of which the last predicts nothing.
+TEST_CASE("the cost of a head's errors is half the mean square of their projections per predicted token",
+          "[measures]") {
+  // Two heads, two drawn samples and the sample of the recorded tokens, three rows. The last row predicts nothing.
   Accumulator a(2, 3, 1e-12, {}, {.projections = true});
   const std::vector<float> projections[2][3] = {{{1, 3, 9}, {2, 0, 8}, {}}, {{0, 0, 7}, {4, 2, 6}, {}}};
   for (int32_t row = 0; row < 3; ++row) {
@@ -104,7 +105,7 @@ TEST_CASE("what a head's errors cost is half the mean square of their projection
   CHECK(r.drawn == 2);
 }
 
-TEST_CASE("without a recorded gradient nothing is said of the model's loss", "[measures]") {
+TEST_CASE("without a recorded gradient there is no measure of the model's loss", "[measures]") {
   MeasuredRows rows(2);
   rows.set(0, {1, 0}, {0, 0}), rows.set(1, {1, 0}, {0, 1});
   CHECK(!rows.measured()["kl_head_mean"].has_value());

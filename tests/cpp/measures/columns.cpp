@@ -18,7 +18,7 @@ TEST_CASE("the clamped error divides by the positive part of the output", "[meas
   CHECK(*m["rmse"] == Approx(3 / std::sqrt(2.0)));
 }
 
-TEST_CASE("the error falls into a part of the values and one of the normaliser", "[measures]") {
+TEST_CASE("the error is the sum of a part of the values and a part of the normaliser", "[measures]") {
   MeasuredRows rows(1);
   rows.rows[0].tau = 0.5;  // N = (1.5, 0.5)
   rows.set(0, {3, 4}, {3, 1});
@@ -37,7 +37,7 @@ TEST_CASE("a normaliser beyond the range of a double leaves its measures empty",
   CHECK(*m["log_partition_err_mean"] == 2000);
 }
 
-TEST_CASE("six rows are cut into quarters before the rows 1, 3 and 4", "[measures]") {
+TEST_CASE("the quarters of six rows begin at rows 0, 1, 3 and 4", "[measures]") {
   MeasuredRows rows(6);
   for (int32_t r = 0; r < 6; ++r) rows.set(r, {1, 0}, {1.0 + r, 0});
   const Measured m = rows.measured();
@@ -50,7 +50,7 @@ TEST_CASE("six rows are cut into quarters before the rows 1, 3 and 4", "[measure
   CHECK_FALSE(few.measured()["rel_err_quarter_1"].has_value());
 }
 
-// Row i renormalises the exact attention over some tokens, which hold a share of it.
+// Row i renormalises the exact attention over `tokens` tokens, which hold `share` of it.
 void attend(MeasuredRows& rows, size_t i, double share, int32_t tokens) {
   RowResult& row = rows.rows[i];
   row.tau = row.kept_mass = share, row.attended = tokens, row.plain = true;
@@ -64,7 +64,7 @@ TEST_CASE("missed mass times its gap is the error, and its bound is above it", "
   rows.set(0, {0, 5}, {0, 4});
   rows.set(1, {0, 5}, {0, 5});
   Measured m = rows.measured();
-  CHECK(*m["missed_gap_mean"] == Approx(1 / 0.25 / 5));  // of row 0: row 1 misses nothing
+  CHECK(*m["missed_gap_mean"] == Approx(1 / 0.25 / 5));  // from row 0; row 1 misses nothing
   CHECK(*m["mass_bound_mean"] == Approx((2 * 0.25 * 10 / 5 + 0) / 2));
   CHECK(*m["kept_mass_min"] == 0.75);
   CHECK(*m["density_mean"] == Approx((1 / 2.0 + 3 / 3.0) / 2));
@@ -74,8 +74,7 @@ TEST_CASE("missed mass times its gap is the error, and its bound is above it", "
   CHECK_FALSE(m["mass_bound_mean"].has_value());
 }
 
-TEST_CASE("nothing is missed where a whole sliding window is attended to, whatever rounding makes of it",
-          "[measures]") {
+TEST_CASE("no mass is missed if a whole sliding window is attended to, whatever the rounding", "[measures]") {
   MeasuredRows rows(1);
   attend(rows, 0, 0.99, 4);
   rows.set(0, {0, 5}, {0, 4});
@@ -92,7 +91,7 @@ TEST_CASE("nothing is missed where a whole sliding window is attended to, whatev
   CHECK_FALSE(rows.measured()["missed_gap_mean"].has_value());
 }
 
-TEST_CASE("a promise is held to the share of rows within it, in its own norm", "[measures]") {
+TEST_CASE("a bound is compared with the share of rows within it, in the bound's norm", "[measures]") {
   MeasuredRows rows(4);
   for (int32_t r = 0; r < 4; ++r) rows.set(r, {1, 0}, {1.0 + r, 0});  // errors 0, 1, 2, 3
   for (ExactRow& row : rows.exact) row.v_frobenius = 2;
@@ -113,7 +112,7 @@ TEST_CASE("a promise is held to the share of rows within it, in its own norm", "
   CHECK_FALSE(frobenius["eps_additive_mean"].has_value());
 }
 
-TEST_CASE("the additive form survives logits and norms that no double can exponentiate", "[measures]") {
+TEST_CASE("the additive form is finite for logits and norms whose exponential overflows", "[measures]") {
   MeasuredRows rows(1);
   rows.set(0, {3, 4}, {3, 1});  // N - o = (0, -3) at tau' = 1
   rows.exact[0].log_normaliser = std::log(7) - 1000, rows.exact[0].v_largest = 5;
@@ -122,7 +121,7 @@ TEST_CASE("the additive form survives logits and norms that no double can expone
   CHECK(*rows.measured()["eps_additive_mean"] == Approx(3 * 7 * std::exp(1.0) / (2 * 5)));
 }
 
-TEST_CASE("needles are shares of spans, and a span ends with the prompt", "[measures]") {
+TEST_CASE("needle masses are shares of spans, and a span ends with the prompt", "[measures]") {
   const std::vector<TokenSpan> spans = Needles{{0, 0.4, 0.95}, 3}.spans(10);
   REQUIRE(spans.size() == 3);
   CHECK((spans[1].begin == 4 && spans[1].end == 7));
@@ -134,7 +133,7 @@ TEST_CASE("needles are shares of spans, and a span ends with the prompt", "[meas
   CHECK(shares[0] == Approx((2 + 4) / 14.0));
   CHECK(shares[1] == Approx(2 / 6.0));
   CHECK(shares[2] == Approx(4 / 8.0));
-  CHECK(shares[3] < 0);  // the query puts nothing there
+  CHECK(shares[3] < 0);  // the query puts no mass there
 }
 
 TEST_CASE("the union of overlapping needles counts a token once", "[measures]") {
@@ -151,14 +150,14 @@ namespace {
 constexpr int32_t kBudget = 40;
 constexpr double kDouble = 1e-10;
 
-// C_t of a resident method that attends to what it kept and to the present token.
+// Tokens attended to in step t by a resident method: its kept tokens and the present token.
 std::vector<int32_t> attended_set(const CellResult& r, int32_t prompt, int32_t t) {
   std::vector<int32_t> tokens = kept_list(r, r.oneshot ? 0 : size_t(t - prompt));
   for (int32_t i = r.oneshot ? prompt : t; i <= t; ++i) tokens.push_back(i);
   return tokens;
 }
 
-// ||o_missed - z|| / ||o|| of one row, or -1 where nothing is missed.
+// ||o_missed - z|| / ||o|| of one row, or -1 if nothing is missed.
 double gap_of(const HeadStream<double>& stream, const CellResult& r, int32_t head, size_t row) {
   const int32_t t = r.rows[row];
   const auto held = attended_set(r, stream.prompt, t);
@@ -177,7 +176,7 @@ double gap_of(const HeadStream<double>& stream, const CellResult& r, int32_t hea
 
 }  // namespace
 
-TEST_CASE("the gap of what a renormalised subset missed is the distance of its own attention", "[properties]") {
+TEST_CASE("the gap of a renormalised subset is the distance of the missed tokens' own attention", "[properties]") {
   const StreamShape s;
   int32_t compared = 0;
   for (const MethodCase& v : variants_with("attends to what it kept")) {
@@ -212,7 +211,7 @@ TEST_CASE("identities of the measures hold for every method", "[properties]") {
       CHECK(rel <= *m["rel_err_clamped"] * slack);
       if (m["mass_bound_mean"]) {  // a renormalised subset
         CHECK(rel <= *m["mass_bound_mean"] * slack + 1e-12);
-        CHECK(*m["rel_err_set_mean"] == Approx(rel).epsilon(1e-13));  // the same numbers in another order
+        CHECK(*m["rel_err_set_mean"] == Approx(rel).epsilon(1e-13));  // summed in another order
         CHECK(*m["log_partition_err_mean"] >= *m["partition_err_mean"] * (1 - kDouble));
       }
       double quarters = 0;
@@ -229,7 +228,7 @@ TEST_CASE("identities of the measures hold for every method", "[properties]") {
     }
 }
 
-TEST_CASE("the ledger's parts add up for every method and row format", "[properties]") {
+TEST_CASE("the parts of the byte account add up for every method and row format", "[properties]") {
   const StreamShape s{.dim = 6, .v_dim = 5};
   for (const MethodCase& v : variants())
     for (const char* format : {"source", "int4"}) {
@@ -251,7 +250,7 @@ TEST_CASE("the ledger's parts add up for every method and row format", "[propert
     }
 }
 
-TEST_CASE("what a one-shot method kept whole has no error on the prompt", "[properties]") {
+TEST_CASE("a one-shot method that kept the whole prompt has no error", "[properties]") {
   const StreamShape s;
   for (const MethodCase& v : variants_with("everything fits")) {
     if (v.options.phase != Phase::oneshot) continue;
@@ -262,7 +261,7 @@ TEST_CASE("what a one-shot method kept whole has no error on the prompt", "[prop
   }
 }
 
-TEST_CASE("what is watched changes no bit of an output", "[properties]") {
+TEST_CASE("requested metrics change no bit of an output", "[properties]") {
   const StreamShape s;
   RunOptions blind;
   blind.wanted = {Work::none};
@@ -292,7 +291,7 @@ TEST_CASE("what is watched changes no bit of an output", "[properties]") {
   }
 }
 
-TEST_CASE("weights and moved positions have a set error of their own", "[measures]") {
+TEST_CASE("weights and moved positions have a separate set error", "[measures]") {
   const StreamShape s;
   const auto stream = make_stream<double>(s, 46, Look::clustered);
   CommonOptions moved = default_options("window");
@@ -316,7 +315,7 @@ TEST_CASE("a subset whose logits underflow against the row's maximum still has a
   auto stream = make_stream<float>(s, 47);
   for (int32_t c = 0; c < s.dim; ++c) stream.keys[size_t(c)] = 0;
   for (int32_t t = 0; t < s.tokens; ++t) stream.queries[size_t(t * s.dim)] = 300;
-  stream.keys[0] = 30;  // token 0 takes everything, and uniform with one sink too few may drop it
+  stream.keys[0] = 30;  // token 0 takes all the mass, and uniform without its sink may drop it
   const CellResult r =
       replay(stream, {make_cell("uniform", 9, s, {{"sinks", 0}, {"recent", 4}}, default_options("uniform"))}).only();
   REQUIRE(r.ok);

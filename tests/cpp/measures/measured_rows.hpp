@@ -6,8 +6,8 @@
 
 namespace kvreplay::test {
 
-// Rows of one query head with outputs of two numbers: each row is token 1, 2, ... of a trace. Normalisers are as
-// the exact ones until a test sets them.
+// Rows of one query head with outputs of two numbers; rows are the tokens 1, 2, ... of a trace. Normalisers equal the
+// exact ones until a test sets them.
 struct MeasuredRows {
   std::vector<RowResult> rows;
   std::vector<ExactRow> exact;
@@ -18,7 +18,7 @@ struct MeasuredRows {
     }
     for (RowResult& row : rows) row.tau = 1;
   }
-  // The sums over exact and own output; normalisers are set before.
+  // Sets exact output o and the cache's output z; normalisers must be set before.
   void set(int32_t i, std::array<double, 2> o, std::array<double, 2> z) {
     RowResult& r = rows[size_t(i)];
     r.error2 = r.exact2 = r.mine2 = r.inner = r.positive2 = r.numerator2 = 0;

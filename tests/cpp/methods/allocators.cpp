@@ -11,7 +11,7 @@
 #include "methods/pyramidkv.hpp"
 #include "trace/h5_file.hpp"
 
-// Budgets that are shared over layers and heads: the formulas by hand and against recorded tables.
+// Budgets shared over layers and heads: the formulas by hand and against recorded tables.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -70,8 +70,8 @@ std::string refused(const std::string& methods) {
 
 }  // namespace
 
-TEST_CASE("SnapKV after pooling sums what each query head's pool found", "[alloc]") {
-  // Votes of head 0 and of head 1 for the prefix; the window is one token.
+TEST_CASE("SnapKV can sum the query heads' votes after pooling each", "[alloc]") {
+  // Votes of heads 0 and 1 for the prefix; the window is one token.
   auto s = weighted_stream({1, 1, 1, 1, 1, 1, 1}, 6, 2);
   const auto look = [&](int32_t head, std::vector<double> w) {
     for (size_t i = 0; i < w.size(); ++i) s.keys[i * 2 + size_t(head)] = std::log(w[i]);
@@ -95,7 +95,7 @@ TEST_CASE("SnapKV keeps sinks and recents beside its window", "[alloc]") {
   const auto s = weighted_stream({1, 1, 1, 9, 9, 9, 1, 1, 1, 1, 1}, 10);
   CHECK(kept_list(run(s, "snapkv", 6, {{"window", 1}, {"kernel", 1}, {"sinks", 2}, {"recent", 3}}), 0) ==
         Tokens{0, 1, 3, 7, 8, 9});
-  // A window beyond the budget: the sinks and the last of the others.
+  // A window beyond the budget keeps the sinks and the last of the other tokens.
   CHECK(kept_list(run(s, "snapkv", 4, {{"window", 8}, {"sinks", 1}}), 0) == Tokens{0, 7, 8, 9});
 }
 
@@ -114,7 +114,7 @@ TEST_CASE("SnapKV's variants are the published sets of defaults", "[alloc]") {
   CHECK(default_options("snapkv", {{"variant", "kvpress"}}).gqa_aggregate == Aggregate::mean);
 }
 
-TEST_CASE("layers with a window get a share of the budget, the others what that leaves", "[alloc]") {
+TEST_CASE("layers with a window get a share of the budget, the others get the rest", "[alloc]") {
   // 15 heads with a window of 512 and 3 without, a prompt of 1024: 18 * 256 = 15 * 128 + 3 * 896.
   const auto of = [](double budget, double share, int64_t windowed = 15, int64_t full = 3) {
     const WindowBudgets kinds{budget, share, windowed, full, 512, 1024};
@@ -122,10 +122,10 @@ TEST_CASE("layers with a window get a share of the budget, the others what that 
   };
   CHECK(of(256, 0.5) == std::pair(128, 896));
   CHECK(of(256, 1) == std::pair(256, 256));
-  CHECK(of(256, 0.25) == std::pair(102, 1024));  // 64 would leave 1216: nobody holds more than the prompt
-  CHECK(of(600, 1) == std::pair(512, 1024));     // 512 is all that a window holds, and 1040 more than the prompt
+  CHECK(of(256, 0.25) == std::pair(102, 1024));  // 64 would leave 1216 for the others, more than the prompt
+  CHECK(of(600, 1) == std::pair(512, 1024));     // a window holds at most 512, and 1040 is more than the prompt
   CHECK(of(1024, 0.5) == std::pair(1024, 1024));
-  CHECK(of(256, 0.5, 0, 3) == std::pair(256, 256));  // one kind alone has nothing to divide
+  CHECK(of(256, 0.5, 0, 3) == std::pair(256, 256));  // with one kind of layer there is nothing to divide
   CHECK(of(256, 0.5, 15, 0) == std::pair(256, 256));
 }
 
@@ -160,7 +160,7 @@ TEST_CASE("pyramidkv takes L and l from the trace, and the mean budget before ro
   PyramidKv real;
   real.rule = PyramidKv::Rule::kvpress, real.window = 1, real.beta = 10;
   MethodContext s = context(10, 1000);
-  s.budget.as_asked = 10.9;
+  s.budget.requested_tokens = 10.9;
   CHECK(pyramidkv_tokens(real, s, 0, 2) == 21);  // 20.71; from B = 10 it would be 19
   PyramidKv whole;
   whole.rule = PyramidKv::Rule::kvfactory, whole.window = 4, whole.beta = 7;
@@ -176,14 +176,14 @@ TEST_CASE("pyramidkv takes L and l from the trace, and the mean budget before ro
 TEST_CASE("Ada-KV gives the layer's budget to the largest scores and leaves a floor", "[alloc]") {
   const std::vector<HeadScores> heads = {scores({9, 8, 7, 6, 5}), scores({1, 2, 3, 0, 0})};
   CHECK(ada_tokens(heads, 3, 0) == Tokens{5, 1});
-  CHECK(ada_tokens(heads, 3, 0.7) == Tokens{4, 2});  // floor(2.1) are safe
+  CHECK(ada_tokens(heads, 3, 0.7) == Tokens{4, 2});  // floor(2.1) per head are guaranteed
   CHECK(ada_tokens(heads, 3, 1) == Tokens{3, 3});
   CHECK(ada_tokens(heads, 9, 0.2) == Tokens{5, 5});
 }
 
 TEST_CASE("Ada-KV leaves every head a token, however small the budget and alpha", "[alloc]") {
   const std::vector<HeadScores> heads = {scores({1, 2, 0, 1, 2}), scores({9, 8, 7, 6, 5})};
-  CHECK(ada_tokens(heads, 2, 0.2) == Tokens{1, 3});  // floor(0.4) is none
+  CHECK(ada_tokens(heads, 2, 0.2) == Tokens{1, 3});  // floor(0.4) is 0
   CHECK(ada_tokens(heads, 1, 0) == Tokens{1, 1});
   CHECK(ada_tokens({scores({5}), scores({9, 8, 7, 6})}, 2, 0) == Tokens{1, 3});
 }
@@ -219,11 +219,11 @@ TEST_CASE("CAKE's preferences share the budget of all layers", "[alloc]") {
   m.window = 2;
   // H V: 1 * 3 and (1 + 2) * (0 + 3) = 9; (B - w) L = 16
   CHECK(m.share(context(10, 100), {says(0, 1, 3), says(2, 1, 0), says(2, 2, 3)}) == Tokens{4 + 2, 12 + 2, 12 + 2});
-  m.tau1 = 0.5;  // H squared: 3 and 27, 1.6 and 14.4 tokens; the one that rounding leaves goes to the lowest layer
+  m.tau1 = 0.5;  // H squared: 3 and 27, so 1.6 and 14.4 tokens; the token left by rounding goes to the lowest layer
   CHECK(m.share(context(10, 100), {says(0, 1, 3), says(1, 3, 3)}) == Tokens{2 + 2, 14 + 2});
   m.tau1 = 1, m.tau2 = 1;
-  // 1 1 18 of 21, but at most P - w = 11: the 7 that are cut off go round the others, lower first, and so does
-  // the one that rounding leaves.
+  // 1 1 18 of 21, but at most P - w = 11: the 7 above go to the others in turn, lower layers first, and so does the
+  // token left by rounding.
   CHECK(m.share(context(9, 13), {says(0, 1, 1), says(1, 1, 1), says(2, 6, 3)}) == Tokens{6 + 2, 4 + 2, 11 + 2});
   CHECK(m.share(context(10, 100), {says(0, 1, 0), says(1, 5, 0)}) == Tokens{10, 10});
 }
@@ -240,7 +240,7 @@ TEST_CASE("CAKE spends the budget of all layers to the last token", "[alloc]") {
 }
 
 TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[alloc]") {
-  // Token 0 is liked evenly, token 3 by one row of the two only.
+  // Both rows attend to token 0 equally, but only one row attends to token 3.
   auto s = weighted_stream({1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 12);
   s.shape.dim = 2;
   s.keys.assign(26, 0), s.queries.assign(26, 0);
@@ -250,7 +250,7 @@ TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[a
     const nlohmann::json p = {{"w", 2}, {"gamma", gamma}};
     return kept_list(replay(s, {make_cell("cake", 3, {13, 12, 2, 1, 1}, p, default_options("cake"))}).only(), 0);
   };
-  // Pooled over 5: token 2 has the most neighbours with token 0; 5, 6 and 7 have all those of token 7.
+  // Pooled over 5: token 2 has the most neighbours with token 0's score; 5, 6 and 7 all have token 7 as a neighbour.
   CHECK(kept(0) == Tokens{2, 10, 11});
   CHECK(std::abs(kept(200).front() - 6) <= 1);
 }
@@ -279,7 +279,7 @@ TEST_CASE("ChunkKV's chunks of protected tokens tie, however long they are", "[a
   CHECK(kept_list(r, 0) == Tokens{15, 16, 17, 18, 19, 20, 21, 22, 23, 24});
 }
 
-TEST_CASE("what a scorer's variant implies holds for the method that wraps it", "[alloc]") {
+TEST_CASE("options implied by a scorer's variant hold for the method that wraps it", "[alloc]") {
   const auto implied = [](const char* method, const char* scorer, const char* variant) {
     return default_options(method, {{"scorer", {{"name", scorer}, {"variant", variant}}}});
   };

@@ -5,8 +5,8 @@
 #include "hand_streams.hpp"
 #include "trace/h5_file.hpp"
 
-// Numbers small enough to check by hand: one query head, one dimension, queries 1 and keys ln w, so that a
-// token's attention is proportional to its w.
+// Numbers small enough to check by hand: one query head, one dimension, queries 1 and keys ln w, so a token's attention
+// is proportional to its w.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -44,7 +44,7 @@ TEST_CASE("H2O adds up attention, keeps the heaviest and the recent", "[hand]") 
   const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   const CellResult r = run(s, "h2o", 2);
   CHECK(kept_list(r, 0) == Tokens{0, 3});
-  CHECK(kept_list(r, 1) == Tokens{0, 4});  // A of 0: 1.54 + 1/10, of 3: 8/15 + 8/10
+  CHECK(kept_list(r, 1) == Tokens{0, 4});  // A of token 0: 1.54 + 1/10; of token 3: 8/15 + 8/10
   CHECK(kept_list(r, 2) == Tokens{0, 5});
   CHECK(output(r, 0, 0)[0] == Approx((0 * 1 + 3 * 8 + 4 * 1) / 10.0));
   CHECK(*r.measures["kept_mass_mean"] == Approx((10 / 16.0 + 32 / 46.0) / 2));
@@ -128,7 +128,7 @@ TEST_CASE("SubGen takes the lowest index among equally far keys", "[hand]") {
   CHECK(kept_list(run(s, "subgen", 3, {{"recent", 1}}), 0) == Tokens{0, 1, 5});
 }
 
-TEST_CASE("the oracle reads the largest of the whole cache, the newest without privilege", "[hand]") {
+TEST_CASE("the oracle reads the largest of the whole cache; the newest token has no privilege", "[hand]") {
   const auto s = weighted_stream({1, 8, 2, 5, 1, 1}, 5);
   const CellResult r = run(s, "topk_oracle", 2, {{"extra", 0}});
   CHECK(r.attended.flat == Tokens{1, 3});
@@ -136,7 +136,7 @@ TEST_CASE("the oracle reads the largest of the whole cache, the newest without p
   CHECK(*r.measures["peak_kept_tokens"] == 6);
 }
 
-TEST_CASE("bytes are those of the rows that must be allocated", "[hand]") {
+TEST_CASE("bytes count the rows that must be allocated", "[hand]") {
   const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);  // float32: a row of one key and one value takes 8 bytes
   const CellResult h2o = run(s, "h2o", 2), window = run(s, "window", 2), exact = run(s, "exact", 0);
   CHECK(*h2o.measures["peak_bytes"] == 3 * 8);       // B + 1 while attending; the prompt's cut is not charged

@@ -4,8 +4,8 @@
 #include "core/linear.hpp"
 #include "support.hpp"
 
-// Entries that are no tokens: WildCat's coreset, fitted masses and values, QJL's sketched keys; and the
-// linear algebra that they stand on.
+// Entries that are not tokens: WildCat's coreset, fitted masses and values, QJL's sketched keys; and the linear algebra
+// behind them.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -47,7 +47,7 @@ TEST_CASE("the power iteration finds the largest eigenvalue", "[linear]") {
 }
 
 TEST_CASE("columns become orthonormal and keep their span", "[linear]") {
-  std::vector<double> a{3, 1, 9, 4, 2, 9};  // columns (3, 4), (1, 2) and one that is left alone
+  std::vector<double> a{3, 1, 9, 4, 2, 9};  // columns (3, 4), (1, 2) and one that is not used
   orthonormalise(kTeam, a, 2, 3, 0, 2);
   CHECK((a[0] == Approx(0.6) && a[3] == Approx(0.8)));
   CHECK((a[1] == Approx(-0.8) && a[4] == Approx(0.6)));
@@ -62,7 +62,7 @@ TEST_CASE("WildCat with every middle token as a pivot and no ridge is exact", "[
   CHECK(r.measures.extras.at("pivots") == 59);
 }
 
-// Every key stands twice, so half as many pivots span the kernel; the values of both have to be summed.
+// Every key occurs twice, so half as many pivots span the kernel; the values of both copies must be summed.
 TEST_CASE("WildCat merges tokens with equal keys without error", "[wildcat]") {
   auto s = make_stream<double>({.tokens = 70, .prompt = 60}, 4);
   for (size_t i = 1; i < 60; i += 2) std::copy_n(&s.keys[(i - 1) * 8], 8, &s.keys[i * 8]);
@@ -85,7 +85,7 @@ TEST_CASE("WildCat stores a mass for each pivot and reports the negative ones", 
   CHECK(*r.measures["peak_bytes"] == 4 * (20 + 32) * 16 + 4 * 14);
 }
 
-TEST_CASE("WildCat draws pivots by the residual, so seeds differ and good pivots are frequent", "[wildcat]") {
+TEST_CASE("WildCat draws pivots by the residual, so seeds differ and large residuals are chosen often", "[wildcat]") {
   auto s = make_stream<double>({.tokens = 40, .prompt = 32, .dim = 4, .v_dim = 4, .heads = 1}, 6);
   for (size_t c = 0; c < 4; ++c) s.keys[11 * 4 + c] = 6;  // the largest diagonal by far
   std::set<std::vector<int32_t>> sets;
@@ -105,7 +105,7 @@ TEST_CASE("attention matching clips its biases", "[attention_matching]") {
   CHECK(std::any_of(r.num.begin(), r.num.end(), [](double w) { return w == Approx(std::exp(0.25)); }));
 }
 
-TEST_CASE("trained on the rows it is tested on, attention matching beats its bare selection", "[attention_matching]") {
+TEST_CASE("attention matching trained on its test rows beats its selection alone", "[attention_matching]") {
   const auto s = make_stream<double>({.tokens = 96, .prompt = 64, .heads = 2}, 8, Look::clustered);
   const CellResult r = run(s, "attention_matching", 16, {{"train", "future"}, {"ridge", 1e-10}});
   std::vector<double> bare;
@@ -122,13 +122,13 @@ TEST_CASE("trained on the rows it is tested on, attention matching beats its bar
   CHECK(r.measures.extras.at("train_error") < mean(bare));
 }
 
-// Queries that stand at one position are the same at another after the rotation: with a training set of the
-// decode positions' own queries both ways of training see the same rows.
-TEST_CASE("re-roped queries look back on the prompt from behind it", "[attention_matching]") {
+// A query at one position equals that at another after re-rotation. If the training set is the decode positions' own
+// queries, both ways of training see equal rows.
+TEST_CASE("re-rotated queries attend to the prompt from positions after it", "[attention_matching]") {
   const StreamShape shape{.tokens = 128, .prompt = 64, .heads = 1};
   auto s = make_stream<double>(shape, 9);
   for (int32_t i = 0; i < 4; ++i) s.inv_freq.push_back(std::pow(10.0, -i));
-  for (int32_t t = 0; t < 64; ++t)  // row 64 + t: row t as it would stand there
+  for (int32_t t = 0; t < 64; ++t)  // row 64 + t is row t rotated to that position
     for (int32_t p = 0; p < 4; ++p) {
       const double angle = 64 * s.inv_freq[size_t(p)], c = std::cos(angle), n = std::sin(angle);
       const double x = s.queries[size_t(t * 8 + p)], y = s.queries[size_t(t * 8 + p + 4)];
@@ -147,7 +147,7 @@ TEST_CASE("QJL's estimate gets better with the bits of the sketch", "[qjl]") {
     const nlohmann::json params{{"m_in", bits}, {"m_out", bits}, {"outliers", 2}, {"group", 8}, {"buffer", 32}};
     return *run(s, "qjl", 0, params).measures["partition_err_mean"];
   };
-  CHECK(error(4096) < 0.4 * error(64));  // the deviation falls as the root of the bits, to 1/8
+  CHECK(error(4096) < 0.4 * error(64));  // the deviation falls with the root of the bits, to 1/8
   CHECK(error(4096) < 0.05);
 }
 
@@ -158,15 +158,14 @@ TEST_CASE("QJL is exact until a buffer is full", "[qjl]") {
   CHECK(*r.measures["n_quantised"] == 0);
 }
 
-// 32 sketched keys: 24 + 16 bits and 2 norms each, 3 outlier channels for every 8. 96 - 16 quantised values
-// of 8 numbers: 2 bytes of codes, offset and step. 16 float32 values and no key are exact.
+// 32 sketched keys take 24 + 16 bits and 2 norms each, with 3 outlier channels for every 8. 96 - 16 quantised values of
+// 8 numbers take 2 bytes of codes, offset and step. 16 float32 values are exact, and no key is.
 TEST_CASE("QJL is charged for signs, norms, outlier channels and codes", "[qjl]") {
   const auto s = make_stream<double>({.dim = 16}, 12);
   const nlohmann::json params{{"m_in", 24}, {"m_out", 16}, {"outliers", 3}, {"group", 8}, {"buffer", 16}};
   const CellResult r = run(s, "qjl", 0, params);
   CHECK(*r.measures["n_quantised"] == 96);
   CHECK(*r.measures["aux_bytes"] == 96 * (5 + 8) + 12 * 3 * 4 + 80 * 4);
-  // The peak stands while token 95 attends: 80 sketched keys and 16 exact ones, 79 coded values and 17 exact
-  // ones.
+  // The peak is reached while token 95 attends: 80 sketched and 16 exact keys, 79 coded and 17 exact values.
   CHECK(*r.measures["peak_bytes"] == 4 * (16 * 16 + 17 * 8) + 79 * 2);
 }

@@ -2,9 +2,9 @@
 
 #include "hand_streams.hpp"
 
-// H2O under all its names, the windows and patterns beside it, and the oracles above it. Numbers to check by
-// hand: one query head, one dimension, queries 1 and keys ln w, so that a token's attention is proportional
-// to its w; a query of -1 turns the proportions over.
+// H2O with all variants, the windows and patterns that it is compared with, and its oracles. Numbers to check by hand:
+// one query head, one dimension, queries 1 and keys ln w, so a token's attention is proportional to its w; with a query
+// of -1 it is proportional to 1/w.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -14,7 +14,7 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Json = nlohmann::json;
 
-// The future likes what the prompt does not.
+// Later rows attend to the tokens that the prompt's rows do not.
 HeadStream<double> turning(const std::vector<double>& w, int32_t prompt) {
   HeadStream<double> s = weighted_stream(w, prompt);
   std::fill(s.queries.begin() + prompt, s.queries.end(), -1.0);
@@ -50,7 +50,7 @@ std::string refusal(const std::string& method, int32_t budget, const Json& param
   return "";
 }
 
-// Every variant of this family that is not another method's default.
+// A variant of this family that is not another method's default.
 struct Instance {
   const char* method;
   Json params;
@@ -84,8 +84,8 @@ Cell cell_of(const Instance& i, int32_t budget, const StreamShape& s) { return c
 
 }  // namespace
 
-// A of step 4: .4 .3 .1 .2, so token 3 (2 from 0) goes; had the tokens scored while the set filled, 4 would.
-// Step 5 ends the newest at once (.8 .6 .4 .1), step 6 ends token 4 (1 .75 .5 .55).
+// A in step 4 is .4 .3 .1 .2, so token 3 (2 from 0) is evicted; if tokens scored while the set filled, it would be 4.
+// Step 5 evicts the newest token at once (.8 .6 .4 .1), step 6 evicts token 4 (1 .75 .5 .55).
 TEST_CASE("H2O's Algorithm 1 evicts token 3 after step 4, and the newest when it is the weakest", "[h2o]") {
   const CellResult r = run(weighted_stream({4, 3, 1, 2, 1, 11}, 3), "h2o", 3, {{"variant", "alg1"}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 2}, {0, 1, 3}, {0, 1, 3}, {0, 1, 5}});
@@ -113,7 +113,7 @@ TEST_CASE("dropping the lightest is keeping the heaviest, and later tokens stay"
   CHECK(*both.cells[0].measures["peak_kept_tokens"] == 30);
 }
 
-TEST_CASE("Algorithm 1 obeys the budget within the prompt already", "[h2o]") {
+TEST_CASE("Algorithm 1 obeys the budget within the prompt", "[h2o]") {
   const CellResult r = run(weighted_stream({4, 3, 1, 2, 1, 11, 1}, 6), "h2o", 3, {{"variant", "alg1"}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 5}, {0, 1, 5}});
 }
@@ -125,7 +125,7 @@ TEST_CASE("the mask simulation hides one column for exactly one step, and it kee
   CHECK(r.kept.flat.empty());
 }
 
-// That matters only where a heavy column leaves a layer's sliding window: tokens 1 and 2 had .24 and .55.
+// This matters only if a heavy column leaves a layer's sliding window: tokens 1 and 2 had .24 and .55.
 TEST_CASE("other hidden columns of the mask simulation start again from zero", "[h2o]") {
   auto s = weighted_stream({9, 1, 4, 1, 1}, 4);
   s.window = 4;
@@ -137,13 +137,13 @@ TEST_CASE("the local mask keeps heavy columns and a band of recent ones", "[h2o]
   CHECK(attended(r) == std::vector<Tokens>{{0, 2, 3}, {0, 3, 4}, {0, 4, 5}});
 }
 
-// A: 1.54 1.09 .84 .53. Step 4 drops 1 (1.26 against 1.62), step 5 drops 3 (1.4), though 4 has .11 only.
-TEST_CASE("flexgen drops the weakest heavy hitter and the oldest recent takes its place", "[h2o]") {
+// A: 1.54 1.09 .84 .53. Step 4 drops 1 (1.26 against 1.62). Step 5 drops 3 (1.4), though 4 has only .11.
+TEST_CASE("flexgen drops the weakest heavy hitter, and the oldest recent token takes its place", "[h2o]") {
   const CellResult r = run(weighted_stream({1, 2, 4, 8, 1, 30}, 4), "h2o", 4, {{"variant", "flexgen"}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 3}, {0, 3, 4}, {0, 4, 5}});
 }
 
-TEST_CASE("oracle_global sees the future, and says so", "[h2o]") {
+TEST_CASE("oracle_global sees the future and is marked as an oracle", "[h2o]") {
   const auto s = turning({2, .01, 4, 2, 2, 2, 2}, 4);
   const CellResult r = run(s, "h2o", 2, {{"variant", "oracle_global"}}), h2o = run(s, "h2o", 2);
   CHECK(attended(r) == std::vector<Tokens>{{1, 3, 4}, {1, 4, 5}, {1, 5, 6}});
@@ -152,18 +152,18 @@ TEST_CASE("oracle_global sees the future, and says so", "[h2o]") {
   CHECK(h2o.measures.extras.empty());
 }
 
-TEST_CASE("which rows of the prompt vote decides what H2O keeps", "[h2o]") {
+TEST_CASE("H2O keeps different tokens if other rows of the prompt vote", "[h2o]") {
   const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   CHECK(kept_list(run(s, "h2o", 2), 0) == Tokens{0, 3});
   CHECK(kept_list(run(s, "h2o", 2, {{"score_rows", "last:1"}}), 0) == Tokens{2, 3});
   const CellResult decode = run(s, "h2o", 2, {{"score_rows", "decode_only"}});
-  CHECK(kept_list(decode, 0) == Tokens{0, 3});  // nobody voted: the oldest
+  CHECK(kept_list(decode, 0) == Tokens{0, 3});  // no row voted: the oldest
   CHECK(kept_list(decode, 1) == Tokens{3, 4});  // .8 against .1
   CHECK(kept_list(run(s, "h2o", 2), 1) == Tokens{0, 4});
 }
 
-// Means .386 .362 .419 .533 of the prompt, then token 2: (.838 + 4/13) / 3 = .382, token 3: (.533 + 8/13) / 2
-// = .574.
+// The prompt's means are .386 .362 .419 .533. Then token 2 has (.838 + 4/13) / 3 = .382 and token 3 has
+// (.533 + 8/13) / 2 = .574.
 TEST_CASE("the mean divides by the rows that saw a token", "[h2o]") {
   const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   const CellResult r = run(s, "h2o", 2, {{"score_norm", "mean"}});
@@ -217,20 +217,20 @@ TEST_CASE("a pattern cuts no prompt that fits, but every step of the decoding", 
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 2, 3, 4}, {2, 4, 5}, {2, 5, 6}, {2, 5, 6, 7}});
 }
 
-TEST_CASE("the fixed pattern is the own block and the ends of the finished ones", "[h2o]") {
+TEST_CASE("the fixed pattern is the current block and the ends of finished blocks", "[h2o]") {
   const auto s = weighted_stream(std::vector<double>(10, 1.0), 7);
   const CellResult r = run(s, "sparse_fixed", 6, {{"l", 3}, {"c", 1}});
   CHECK(kept(r) == std::vector<Tokens>{{2, 5, 6}, {2, 5, 6, 7}, {2, 5, 6, 7, 8}, {2, 5, 8, 9}});
 }
 
-TEST_CASE("patterns with H2O keep the heaviest of what lies outside", "[h2o]") {
+TEST_CASE("patterns with H2O keep the heaviest tokens outside the pattern", "[h2o]") {
   auto w = std::vector<double>(13, 1.0);
   w[3] = w[4] = 5;
   const CellResult r = run(weighted_stream(w, 10), "sparse_strided", 8, {{"w", 2}, {"l", 6}, {"with_h2o", true}});
-  CHECK(kept_list(r, 0) == Tokens{0, 1, 3, 4, 5, 8, 9});  // room 4: 5 8 9; outside: 0 1 3 4 of the rest
+  CHECK(kept_list(r, 0) == Tokens{0, 1, 3, 4, 5, 8, 9});  // 5 8 9 leave room for 4 outside: 0 1 3 4
 }
 
-TEST_CASE("patterns refuse budgets that they would outgrow, and say what to change", "[h2o]") {
+TEST_CASE("patterns refuse budgets that they would exceed, with a remedy", "[h2o]") {
   const StreamShape s{.tokens = 400, .prompt = 300};
   CHECK(refusal("sparse_fixed", 39, {}, s) ==
         "no block length fits 400 tokens into 39: sparse_fixed needs about 2 sqrt(n) = 40; raise the budget, "
@@ -249,7 +249,7 @@ TEST_CASE("the static oracle keeps what the future will attend to", "[h2o]") {
 }
 
 TEST_CASE("top-p reads the shortest prefix that reaches p, the lowest index among equals", "[h2o]") {
-  const auto s = weighted_stream({1, 5, 1, 2, 1}, 4);  // of the only decode row: .1 .5 .1 .2 .1
+  const auto s = weighted_stream({1, 5, 1, 2, 1}, 4);  // probabilities of the only decode row: .1 .5 .1 .2 .1
   const auto reads = [&](double p) { return attended(run(s, "topp", 0, {{"p", p}})).at(0); };
   CHECK(reads(0.4) == Tokens{1});
   CHECK(reads(0.6) == Tokens{1, 3});
@@ -284,23 +284,23 @@ TEST_CASE("top-k and the newest, with the probabilities of the whole row if aske
   CHECK(attended(whole) == attended(r));
   CHECK(output(r, 0, 0)[0] == Approx((8 * 1 + 5 * 3 + 4 * 4) / 17.0));
   CHECK(output(whole, 0, 0)[0] == Approx((8 * 1 + 5 * 3 + 4 * 4) / 20.0));
-  CHECK(*whole.measures["partition_err_mean"] == Approx(0).margin(1e-12));  // its denominator is the whole one
+  CHECK(*whole.measures["partition_err_mean"] == Approx(0).margin(1e-12));  // the denominator is that of the whole row
   CHECK(*whole.measures["kept_mass_mean"] == Approx(17 / 20.0));
 }
 
-// A after the prompt: 1.54 ..., so token 0 is the heavy one; then the step's best comes from the full cache.
+// A after the prompt is 1.54 ..., so token 0 is the heavy hitter; the step's best token is taken from the full cache.
 TEST_CASE("top-k with H2O reads heavy hitters, the newest, and the best of the step", "[h2o]") {
   const auto s = weighted_stream({1, 2, 4, 8, 1, 1}, 4);
   const CellResult r = run(s, "topk_oracle", 2, {{"variant", "with_h2o"}});
   CHECK(attended(r) == std::vector<Tokens>{{0, 3, 4}, {0, 3, 5}});
 }
 
-TEST_CASE("what masks and oracles hold is charged: the full cache, and what decides", "[h2o]") {
+TEST_CASE("masks and oracles are charged for the full cache and for their decisions", "[h2o]") {
   const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);  // 8 bytes a row
   for (const char* variant : {"hf_mask", "local_mask"}) {
     const CellResult r = run(s, "h2o", 2, {{"variant", variant}});
     CHECK(*r.measures["peak_bytes"] == *r.measures["full_bytes"]);
-    CHECK(*r.measures["aux_bytes"] == 6 * 8);  // a score each, no positions
+    CHECK(*r.measures["aux_bytes"] == 6 * 8);  // one score per token, no positions
     CHECK(*r.measures["peak_kept_tokens"] == 6);
     CHECK(*r.measures["n_evictions"] == 0);
   }
@@ -312,7 +312,7 @@ TEST_CASE("what masks and oracles hold is charged: the full cache, and what deci
   CHECK(*heavy.measures["aux_bytes"] == *heavy.measures["peak_kept_tokens"] * (8 + 4));
 }
 
-TEST_CASE("variants refuse what they have no meaning for", "[h2o]") {
+TEST_CASE("variants refuse meaningless parameters", "[h2o]") {
   CommonOptions oneshot;
   oneshot.phase = Phase::oneshot;
   for (const char* variant : {"alg1", "hf_mask", "local_mask", "flexgen", "oracle_global"}) {
@@ -333,13 +333,13 @@ TEST_CASE("a streamed prompt has no end at which oracle_global could rank all ro
   const CellResult r =
       replay(make_stream<double>(s), {streamed(cell("h2o", kBudget, s, {{"variant", "oracle_global"}}))}).only();
   CHECK_FALSE(r.ok);
-  CHECK(r.error.find("replay.prompt: cut") != std::string::npos);
+  CHECK(r.error.find("in one call (prompt cut)") != std::string::npos);
 }
 
 TEST_CASE("every variant of the family: a budget of the whole trace is exact attention", "[h2o]") {
   const StreamShape s;
   for (const Instance& i : instances()) {
-    if (std::string(i.method) == "topp") continue;  // a share, whatever the budget
+    if (std::string(i.method) == "topp") continue;  // reads a share, whatever the budget
     INFO(i.method << i.params);
     const CellResult r = replay(make_stream<double>(s, 42, Look::clustered), {cell_of(i, s.tokens + 7, s)}).only();
     REQUIRE(r.ok);
@@ -375,7 +375,7 @@ TEST_CASE("every causal variant of the family: a row does not depend on later to
     INFO(i.method << i.params);
     auto stream = make_stream<double>(s, 44), cut = make_stream<double>(s, 44);
     cut.tokens = shorter.tokens;
-    for (int32_t h = 0; h < s.heads; ++h)  // the future has a strong opinion
+    for (int32_t h = 0; h < s.heads; ++h)  // later tokens change strongly
       for (int32_t x = shorter.tokens * s.dim; x < s.tokens * s.dim; ++x)
         stream.queries[size_t(h * s.tokens * s.dim + x)] *= 20;
     const CellResult whole = replay(stream, {cell_of(i, kBudget, s)}).only();

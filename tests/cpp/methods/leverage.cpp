@@ -4,8 +4,8 @@
 #include "hand_streams.hpp"
 #include "methods/compactor.hpp"
 
-// Leverage, main directions and the methods that stand on them, by hand: one dimension, no rotation, the value of token
-// i is i.
+// Leverage, main directions and the methods built on them, by hand: one dimension, no rotation; the value of token i
+// is i.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -32,8 +32,8 @@ std::vector<double> direction(std::vector<double> a, int32_t n) {
   first_eigenvector(kTeam, a, n, power, x);
   return x;
 }
-// What a head of Compactor says whose tokens have these numbers.
-HeadScores head_that_says(std::vector<double> lev, const std::vector<double>& att) {
+// The scores that a head of Compactor reports for tokens with these numbers.
+HeadScores head_with_scores(std::vector<double> lev, const std::vector<double>& att) {
   Compactor head;
   head.tokens = head.rows = int32_t(lev.size());
   lev.insert(lev.end(), att.begin(), att.end());
@@ -52,7 +52,7 @@ TEST_CASE("the first eigenvector is found from powers, its largest number positi
   CHECK(std::fabs(skewed[0] + skewed[1]) < 1e-3);
   CHECK(skewed[1] > 0);
   CHECK(direction({0, 0, 0, 0}, 2) == std::vector<double>{0, 0});
-  const std::vector<double> any = direction({3, 0, 0, 3}, 2);  // every direction is one
+  const std::vector<double> any = direction({3, 0, 0, 3}, 2);  // every direction is an eigenvector
   CHECK(any[0] * any[0] + any[1] * any[1] == Approx(1));
 }
 
@@ -77,37 +77,38 @@ TEST_CASE("Compactor's leverage keeps keys far from the mean key", "[compactor]"
   CHECK(kept(s, "compactor", 4, params) == Tokens{1, 2, 3, 4});
 }
 
-// Equal keys: every token receives 1, times its value, averaged with its neighbours.
+// With equal keys every token receives attention 1, times its value, averaged with its neighbours.
 TEST_CASE("Compactor's attention has no mask and ends with the protected tokens", "[compactor]") {
   const auto s = stream_of_keys({0, 0, 0, 0, 0, 0, 9}, 6);
   nlohmann::json params{{"sinks", 0}, {"recent", 0}, {"sketch", 0}, {"blend", 0}};
-  CHECK(kept(s, "compactor", 2, params) == Tokens{3, 4});  // 1/3, 1, 2, 3, 4, 3: the lower of equals
+  CHECK(kept(s, "compactor", 2, params) == Tokens{3, 4});  // 1/3, 1, 2, 3, 4, 3: the lower index of the tie
   params["recent"] = 1;
   CHECK(kept(s, "compactor", 2, params) == Tokens{3, 5});  // token 4 has lost a neighbour: 7/3
 }
 
-// Chunks {0, 1}, {2, 3}, {4}: keys 0 and ln 3 receive 1/2 and 3/2, a token alone 1.
-TEST_CASE("Compactor's chunks are counted from the first token, and a shorter last one is its own", "[compactor]") {
+// Chunks {0, 1}, {2, 3}, {4}: keys 0 and ln 3 receive 1/2 and 3/2, a single token 1.
+TEST_CASE("Compactor's chunks are counted from the first token, and the last one may be shorter", "[compactor]") {
   const auto s = weighted_stream({1, 3, 1, 3, 1, 1}, 5);
   const nlohmann::json params{{"sinks", 0}, {"recent", 0}, {"sketch", 0}, {"blend", 0}, {"chunk", 2}};
   CHECK(kept(s, "compactor", 1, params) == Tokens{3});     // (1 + 4.5 + 4) / 3
   CHECK(kept(s, "compactor", 2, params) == Tokens{3, 4});  // (4.5 + 4) / 3, before (1.5 + 1 + 4.5) / 3
 }
 
-TEST_CASE("heads of a layer tell each other what makes up the layer's deviations", "[compactor]") {
-  const HeadScores a = head_that_says({0, 2}, {1, 1}), b = head_that_says({4}, {1});
+TEST_CASE("heads of a layer exchange the sums for the layer's standard deviations", "[compactor]") {
+  const HeadScores a = head_with_scores({0, 2}, {1, 1}), b = head_with_scores({4}, {1});
   CHECK(a.extras == std::vector<double>{2, 1, 2, 1, 0});
   Compactor head;
   head.hear({a, b});
-  CHECK(head.leverage_spread == Approx(2));  // of 0, 2, 4
+  CHECK(head.leverage_spread == Approx(2));  // the standard deviation of 0, 2, 4
   CHECK(head.attention_spread == Compactor::kLeastSpread);
   Compactor other;
   other.hear({b, a});
   CHECK(other.leverage_spread == Approx(head.leverage_spread));
 }
 
-// Two heads of a layer, of which one is replayed.
-TEST_CASE("a head hears the whole layer before it is replayed, whatever its budget and the threads", "[compactor]") {
+// Two heads of a layer; one is replayed.
+TEST_CASE("a head gets the scores of the whole layer before its replay, whatever the budget and threads",
+          "[compactor]") {
   const StreamShape shape;
   const auto load = [&](const HeadRequest& request) {
     return make_stream<double>(shape, 1, request.place.kv_head == 0 ? Look::gaussian : Look::clustered);
@@ -136,7 +137,7 @@ TEST_CASE("a head hears the whole layer before it is replayed, whatever its budg
     CHECK(other.leverage_spread == one[0].leverage_spread);
     CHECK(other.attention_spread == one[0].attention_spread);
   }
-  CHECK(one[2].leverage_spread == 1);  // the prompt is not cut: nobody need speak
+  CHECK(one[2].leverage_spread == 1);  // the prompt is not cut: scores are not collected
 }
 
 TEST_CASE("a sketch has no more columns than a key has channels", "[compactor]") {
@@ -148,8 +149,8 @@ TEST_CASE("a sketch has no more columns than a key has channels", "[compactor]")
   CHECK_THROWS_AS(resolved_params("compactor", {{"sketch", 65}}, context), ParameterError);
 }
 
-// Weights 1 but for the key that looks away; then leverage follows the square of the value.
-TEST_CASE("CapKV keeps the values that stand out where queries look", "[capkv]") {
+// All weights are 1 except for the key opposite to the query; leverage then follows the square of the value.
+TEST_CASE("CapKV keeps outlying values among attended keys", "[capkv]") {
   const auto s = stream_of_keys({1, 1, 1, -1, 1, 1}, 5);
   CHECK(kept(s, "capkv", 2, {{"sinks", 0}}) == Tokens{2, 4});
   CHECK(kept(s, "capkv", 2, {{"sinks", 1}}) == Tokens{0, 4});
@@ -165,13 +166,13 @@ TEST_CASE("Q-Filters keep keys on the side of most of the prompt's queries", "[q
   auto s = stream_of_keys({3, 1, 5, 2, 4, 0, 9, -9}, 6);
   const nlohmann::json params{{"recent", 1}};
   CHECK(kept(s, "qfilters", 3, params) == Tokens{2, 4, 5});
-  s.queries[0] = -100;  // the longest, but one of six
+  s.queries[0] = -100;  // the longest query, but only one of six
   CHECK(kept(s, "qfilters", 3, params) == Tokens{2, 4, 5});
-  for (const size_t row : {1, 2}) s.queries[row] = -1;  // half of them are not more than half
+  for (const size_t row : {1, 2}) s.queries[row] = -1;  // half of the queries are no majority
   CHECK(kept(s, "qfilters", 3, params) == Tokens{1, 3, 5});
 }
 
-TEST_CASE("Q-Filters give a token its score when it arrives", "[qfilters]") {
+TEST_CASE("Q-Filters score a token when it arrives", "[qfilters]") {
   const auto s = stream_of_keys({3, 1, 5, 2, 4, 0, 9, -9, 7}, 6);
   const CellResult r = run(s, "qfilters", 3, {{"recent", 1}}, Phase::stream);
   CHECK(kept_list(r, 1) == Tokens{2, 4, 6});

@@ -4,7 +4,7 @@
 #include "hand_streams.hpp"
 #include "property_exceptions.hpp"
 
-// What becomes of evicted rows, by hand and by what it promises over every method that evicts.
+// Merging of evicted rows: by hand, and its properties with every method that evicts.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -18,12 +18,12 @@ CommonOptions merging(const MethodCase& v, Merge::Rule rule, Merge::Mass mass = 
   return options;
 }
 bool may_merge(const MethodCase& v, const CommonOptions& options) {
-  return senseless_merge({values_of(v.entry(), params_of(v.method)), options, {}, {}}).empty();
+  return merge_problem({values_of(v.entry(), params_of(v.method)), options, {}, {}}).empty();
 }
 
-// What the last row of a stream of equal keys reads, if `method` holds `budget` tokens of it.
-double last_output(const std::string& method, const std::vector<double>& values, int32_t prompt, int32_t budget,
-                   const CommonOptions& options, const nlohmann::json& params = nlohmann::json::object()) {
+// The output of the last row of a stream of equal keys, if `method` holds `budget` tokens.
+double output_of_last_row(const std::string& method, const std::vector<double>& values, int32_t prompt, int32_t budget,
+                          const CommonOptions& options, const nlohmann::json& params = nlohmann::json::object()) {
   auto s = stream_of_keys(std::vector<double>(values.size(), 0.5), prompt);
   s.values = values;
   const StreamShape shape{s.tokens, s.prompt, 1, 1, 1};
@@ -40,31 +40,31 @@ CommonOptions once(Merge::Rule rule, Merge::Mass mass = Merge::Mass::none) {
 
 }  // namespace
 
-// Tokens 1 and 2 of three stay; the last row reads them and itself, all alike.
+// Tokens 1 and 2 of three stay; the last row attends equally to them and itself.
 TEST_CASE("Each rule merges an evicted value as its paper says", "[merge]") {
   const std::vector<double> values = {9, 3, 6, 0};
   const auto read = [&](Merge::Rule rule, Merge::Mass mass = Merge::Mass::none) {
-    return last_output("window", values, 3, 2, once(rule, mass));
+    return output_of_last_row("window", values, 3, 2, once(rule, mass));
   };
   CHECK(read(Merge::Rule::none) == Approx((3 + 6 + 0) / 3.0));
-  // Attention of the prompt's rows: 1 + 1/2 + 1/3, 1/2 + 1/3, 1/3, so the coin has no say.
+  // Attention of the prompt's rows is 1 + 1/2 + 1/3, 1/2 + 1/3, 1/3, so the coin cannot change the result.
   CHECK(read(Merge::Rule::cam) == Approx((3 + 4.5 + 6 + 4.5 + 0) / 3));
   CHECK(read(Merge::Rule::pivot) == Approx(((3 + (9 + 3) / 2.0) / 2 + 6 + 0) / 3));
   CHECK(read(Merge::Rule::d2o) == Approx((6 + 6 + 0) / 3.0));  // equal keys: e and e
-  const double own = (11 / 6.0) / 3, next = (5 / 6.0) / 2;     // attention a row
+  const double own = (11 / 6.0) / 3, next = (5 / 6.0) / 2;     // attention per row
   CHECK(read(Merge::Rule::weighted_v) == Approx(((own * 9 + next * 3) / (own + next) + 6 + 0) / 3));
-  CHECK(read(Merge::Rule::gaussian) == Approx((9 + 3 + 6 + 0) / 4.0));  // a row of its own
+  CHECK(read(Merge::Rule::gaussian) == Approx((9 + 3 + 6 + 0) / 4.0));  // an additional row
   for (const Merge::Rule rule : {Merge::Rule::cam, Merge::Rule::pivot, Merge::Rule::d2o, Merge::Rule::weighted_v})
     CHECK(read(rule, Merge::Mass::keep) == Approx((9 + 3 + 6 + 0) / 4.0));
 }
 
-TEST_CASE("D2O's release adds what it takes in and divides by one more than their number", "[merge]") {
+TEST_CASE("D2O's released code adds the merged values and divides by their number plus one", "[merge]") {
   CommonOptions options = once(Merge::Rule::d2o);
   options.merge.release = true;
-  CHECK(last_output("window", {9, 3, 6, 0}, 3, 2, options) == Approx(((3 + 9) / 2.0 + 6 + 0) / 3));
+  CHECK(output_of_last_row("window", {9, 3, 6, 0}, 3, 2, options) == Approx(((3 + 9) / 2.0 + 6 + 0) / 3));
 }
 
-TEST_CASE("CaM hands a value out to the next kept tokens only", "[merge]") {
+TEST_CASE("CaM distributes a value only over the next kept tokens", "[merge]") {
   CommonOptions options = once(Merge::Rule::cam, Merge::Mass::keep);
   options.merge.next = 1;
   auto s = weighted_stream({1, 1, 1, 1}, 3);
@@ -77,8 +77,8 @@ TEST_CASE("CaM hands a value out to the next kept tokens only", "[merge]") {
   CHECK(output(r, 0, 0).at(0) == Approx((2 * 5 + 6 + 0) / 4.0));
 }
 
-// The audit turns what was evicted into NaN, so nothing of it is read after its cut.
-TEST_CASE("Equal keys that merge with their mass lose nothing, whoever evicts them", "[merge][properties]") {
+// The audit turns evicted tokens into NaN, so a merge cannot read them after their cut.
+TEST_CASE("Merging equal keys with their mass has no error, whichever method evicts them", "[merge][properties]") {
   StreamShape shape;
   auto s = make_stream<double>(shape, 5);
   for (size_t i = 0; i < s.keys.size(); ++i) s.keys[i] = s.keys[i % size_t(shape.dim)];
@@ -105,12 +105,12 @@ TEST_CASE("Equal keys that merge with their mass lose nothing, whoever evicts th
   CHECK(merged.size() > 40);
 }
 
-TEST_CASE("What cannot be merged is refused with what to do", "[merge]") {
+TEST_CASE("Methods that cannot be merged are refused with a remedy", "[merge]") {
   const auto said = [](const std::string& method, const std::function<void(CommonOptions&)>& change) {
     const Method& m = *find_method(registry(), method);
     MethodInstance instance{values_of(m, {}), default_options(method), {}, {}};
     change(instance.options);
-    return senseless_merge(instance);
+    return merge_problem(instance);
   };
   using Catch::Matchers::Contains;
   const auto rule = [](Merge::Rule which) { return [which](CommonOptions& o) { o.merge.rule = which; }; };
@@ -121,7 +121,7 @@ TEST_CASE("What cannot be merged is refused with what to do", "[merge]") {
   CHECK_THAT(said("streaming_llm", rule(Merge::Rule::pivot)), Contains("add positions: original"));
   CHECK(said("streaming_llm", rule(Merge::Rule::cam)).empty());
   CHECK_THAT(said("snapkv", [](CommonOptions& o) { o.merge.rule = Merge::Rule::cam, o.gqa_level = GqaLevel::layer; }),
-             Contains("leave out gqa.level layer"));
+             Contains("leave out gqa.level: layer"));
   CHECK_THAT(said("snapkv", [](CommonOptions& o) { o.merge.rule = Merge::Rule::cam, o.reweight = Reweight::uniform; }),
              Contains("leave out one of them"));
 }

@@ -2,7 +2,7 @@
 #include "exact/output_norms.hpp"
 #include "hand_streams.hpp"
 
-// Selections that look at what a token brings to the output, by hand and by what they promise.
+// Selections that look at a token's contribution to the output: by hand, and their properties.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -24,7 +24,7 @@ CellResult run(const HeadStream<double>& s, const std::string& method, int32_t b
 
 }  // namespace
 
-TEST_CASE("CAOTE over TOVA drops the token whose loss changes the output least", "[wrapper]") {
+TEST_CASE("CAOTE over TOVA drops the token whose eviction changes the output least", "[wrapper]") {
   const StreamShape shape{.tokens = 30, .prompt = 20, .dim = 4, .v_dim = 3, .heads = 1};
   const auto s = make_stream<double>(shape, 3, Look::sinks);
   for (const Wrapper::Level level : {Wrapper::Level::kv, Wrapper::Level::query}) {
@@ -49,7 +49,7 @@ TEST_CASE("CAOTE over TOVA drops the token whose loss changes the output least",
   }
 }
 
-TEST_CASE("CAOTE adds up what it does for each query head, or looks at the group at once", "[wrapper]") {
+TEST_CASE("CAOTE sums its scores over query heads, or scores the group at once", "[wrapper]") {
   const StreamShape shape{.tokens = 60, .prompt = 40, .heads = 3};
   const auto s = make_stream<double>(shape, 9, Look::gaussian);
   const auto kept = [&](Wrapper::Level level) {
@@ -61,7 +61,7 @@ TEST_CASE("CAOTE adds up what it does for each query head, or looks at the group
   CHECK(kept(Wrapper::Level::query) != kept(Wrapper::Level::kv));
 }
 
-// Scores .4, .3, .2, .1 of one voter; the output projection stretches the last value tenfold.
+// Scores are .4, .3, .2, .1 of one voter; the output projection scales the last value tenfold.
 TEST_CASE("CriticalKV keeps the best score, then the best score times norm", "[wrapper]") {
   auto s = weighted_stream({4, 3, 2, 1, 1e-9, 1}, 5);
   s.values = {1, 1, 1, 10, 1, 1};
@@ -81,14 +81,15 @@ TEST_CASE("LU-KV: slopes .5, .1, 0 and .35, .35, 0 share three tokens as 1 and 2
   CHECK(a == std::vector<double>{.5, .1, 0});
   CHECK(b[0] == Approx(.35));
   CHECK(b[1] == b[0]);
-  CHECK(by_slopes({a, b}, {0, 0}, 3) == std::vector<int32_t>{1, 2});
-  CHECK(by_slopes({a, b}, {1, 1}, 3) == std::vector<int32_t>{1, 2});
-  CHECK(by_slopes({a, a}, {0, 0}, 3) == std::vector<int32_t>{2, 1});  // ties: the lower head
-  CHECK(by_slopes({a, b}, {3, 0}, 4) == std::vector<int32_t>{3, 1});
+  CHECK(tokens_by_slopes({a, b}, {0, 0}, 3) == std::vector<int32_t>{1, 2});
+  CHECK(tokens_by_slopes({a, b}, {1, 1}, 3) == std::vector<int32_t>{1, 2});
+  CHECK(tokens_by_slopes({a, a}, {0, 0}, 3) == std::vector<int32_t>{2, 1});  // ties: the lower head
+  CHECK(tokens_by_slopes({a, b}, {3, 0}, 4) == std::vector<int32_t>{3, 1});
 }
 
-// p = (.5, .5), l = (1, 1), v = (1, 3), o = 2: value (.25, 2.25), key (.25, .25), joint (0, 4). Row 0 alone: 1, 0, 1.
-TEST_CASE("OBC scores stand for probabilities in TOVA's row and in H2O's sum", "[scores]") {
+// With p = (.5, .5), l = (1, 1), v = (1, 3), o = 2: value (.25, 2.25), key (.25, .25), joint (0, 4). For row 0 alone:
+// 1, 0, 1.
+TEST_CASE("OBC scores replace probabilities in TOVA's row and in H2O's sum", "[scores]") {
   HeadStream<double> s = stream_of_keys({1, 1, 1}, 2);
   s.values = {1, 3, 4};
   const auto kept = [&](const char* method, const char* score, size_t step) {
@@ -104,15 +105,15 @@ TEST_CASE("OBC scores stand for probabilities in TOVA's row and in H2O's sum", "
   CHECK(kept("h2o", "obc_value", 0) == 1);  // 1.25, 2.25
   CHECK(kept("h2o", "obc_key", 0) == 0);
   CHECK(kept("h2o", "obc_joint", 0) == 1);  // 1, 4
-  // Row 2: .25 of 9 and 16. TOVA drops token 1; H2O has 2.25 + 2.25 against 4.
+  // Row 2: .25 times 9 and 16. TOVA drops token 1; H2O compares 2.25 + 2.25 with 4.
   CHECK(kept("tova", "obc_value", 1) == 2);
   CHECK(kept("h2o", "obc_value", 1) == 1);
   s.values[2] = 5;
   CHECK(kept("h2o", "obc_value", 1) == 2);  // 4.5 against 6.25
 }
 
-// Whether a row is the prompt's last one or the first after it.
-TEST_CASE("OBC scores of a step are those of a prompt's row", "[scores]") {
+// A row has equal scores as the prompt's last one and as the first after the prompt.
+TEST_CASE("OBC scores of a step equal those of a prompt's row", "[scores]") {
   const StreamShape shape{.tokens = 30, .prompt = 20, .dim = 4, .v_dim = 3, .heads = 3};
   for (const char* score : {"obc_value", "obc_key", "obc_joint"})
     for (const Aggregate how : {Aggregate::sum, Aggregate::max, Aggregate::first})
@@ -132,7 +133,7 @@ TEST_CASE("OBC scores of a step are those of a prompt's row", "[scores]") {
 }
 
 // Rows 2, 3 and 4 see three tokens each, p = 1/3: token 2 has 3 * 4 / 9, token 3 2 * 16 / 9, token 4 12.96 / 9.
-TEST_CASE("OBC scores are of what a layer's sliding window lets a row see", "[scores]") {
+TEST_CASE("OBC scores count only tokens inside a layer's sliding window", "[scores]") {
   HeadStream<double> s = stream_of_keys({0, 0, 0, 0, 0, 0}, 5);
   s.values = {1, 1, 2, 4, 3.6, 1};
   s.window = 3;
@@ -142,7 +143,7 @@ TEST_CASE("OBC scores are of what a layer's sliding window lets a row see", "[sc
   CHECK(kept_list(run(s, "h2o", 2, default_options("h2o"), params), 0) == std::vector<int32_t>{2, 3});
 }
 
-TEST_CASE("a released mask of H2O adds up attention and nothing else", "[scores]") {
+TEST_CASE("H2O's released mask adds up only attention", "[scores]") {
   const StreamShape s;
   for (const char* variant : {"hf_mask", "local_mask", "oracle_global"})
     CHECK_THROWS_WITH(make_cell("h2o", 20, s, {{"variant", variant}, {"score", "obc_key"}}),

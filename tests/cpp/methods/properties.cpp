@@ -3,15 +3,15 @@
 
 #include "property_exceptions.hpp"
 
-// Properties that every method of the registry must have, on every kind of data. A new method is
-// covered by its line in methods.list.
+// Properties that every method of the registry must have, on every kind of data. Its line in methods.list covers a new
+// method.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
 
 namespace {
 
-constexpr double kDouble = 1e-10, kFloat = 1e-5;  // relative to the largest magnitude of what is compared
+constexpr double kDouble = 1e-10, kFloat = 1e-5;  // relative to the largest compared magnitude
 constexpr Look kLooks[] = {Look::gaussian,   Look::clustered, Look::sinks,
                            Look::duplicates, Look::zero_rows, Look::huge_norms};
 constexpr int32_t kBudget = 40;
@@ -19,7 +19,7 @@ constexpr int32_t kBudget = 40;
 bool plain_eviction(const CellResult& r, const MethodCase& v) {
   return r.num.empty() && !v.entry().info.reads_full_cache && !excused("attends to what it kept", v);
 }
-bool holds_its_budget(const MethodCase& v) {
+bool obeys_budget(const MethodCase& v) {
   const MethodInfo& info = v.entry().info;
   return info.takes_budget && info.exact_budget && !info.reads_full_cache;
 }
@@ -30,7 +30,8 @@ std::vector<int32_t> all_tokens(int32_t last) {
   return tokens;
 }
 
-// C_t of a resident method: S_{t-1} and token t; a one-shot method keeps what was decoded.
+// Tokens attended to in step t by a resident method: the kept tokens after step t - 1, and token t. A one-shot method
+// keeps all decoded tokens.
 std::vector<int32_t> attended_set(const CellResult& r, int32_t prompt, int32_t t) {
   std::vector<int32_t> tokens = r.oneshot ? kept_list(r, 0) : kept_list(r, size_t(t - prompt));
   for (int32_t i = r.oneshot ? prompt : t; i <= t; ++i) tokens.push_back(i);
@@ -65,7 +66,7 @@ TEST_CASE("a budget of the whole trace reproduces exact attention", "[properties
 TEST_CASE("a method never holds more than its budget, nor attends to more than one token above it", "[properties]") {
   const StreamShape s;
   for (const MethodCase& v : variants_with("within the budget")) {
-    if (!holds_its_budget(v)) continue;
+    if (!obeys_budget(v)) continue;
     for (const int32_t budget : {9, 24, kBudget, s.prompt - 1, s.prompt}) {
       if (budget == 9 && excused("small budgets", v)) continue;
       INFO(v.label() << " B=" << budget);
@@ -148,7 +149,7 @@ TEST_CASE("values that are all equal come out without error", "[properties]") {
   }
 }
 
-TEST_CASE("what plain eviction misses of the normaliser is the mass that it misses", "[properties]") {
+TEST_CASE("plain eviction's error of the normaliser is the missed mass", "[properties]") {
   const StreamShape s{.heads = 1};
   for (const MethodCase& v : variants()) {
     MethodCase original = v;
@@ -177,7 +178,7 @@ TEST_CASE("the spectral epsilon lies between the Frobenius one and its multiple 
   }
 }
 
-TEST_CASE("a row does not depend on tokens that come after it", "[properties]") {
+TEST_CASE("a row does not depend on later tokens", "[properties]") {
   const StreamShape s{.tokens = 90}, shorter{.tokens = 75};
   for (const MethodCase& v : variants_with("truncation")) {
     INFO(v.label());
@@ -209,7 +210,7 @@ TEST_CASE("scaling the values scales the outputs and leaves the sets", "[propert
   }
 }
 
-TEST_CASE("gqa.level query is one cache for every query head", "[properties]") {
+TEST_CASE("gqa.level query gives each query head one cache", "[properties]") {
   const StreamShape s, single{.heads = 1};
   for (const MethodCase& v : variants()) {
     INFO(v.label());
@@ -230,7 +231,7 @@ TEST_CASE("gqa.level query is one cache for every query head", "[properties]") {
       const CellResult alone = replay(one, {cell_of(v, kBudget, single)}).only();
       for (size_t row = 0; row < alone.rows.size(); ++row)
         CHECK(relative_difference(output(both, h, row), output(alone, 0, row)) < kDouble);
-      // Also where keys and values alone decide, the same for every query head; a full cache is shared.
+      // Also if only keys and values decide, equally for every query head; a full cache is shared.
       const bool shared = v.entry().info.reads_full_cache && *both.measures["n_evictions"] == 0;
       const int32_t caches = shared ? 1 : s.heads;
       if (h == 0) CHECK(*both.measures["peak_bytes"] == caches * *alone.measures["peak_bytes"]);
@@ -262,7 +263,7 @@ TEST_CASE("identical query heads make every aggregation agree", "[properties][ma
   }
 }
 
-TEST_CASE("a prompt that streams obeys the budget from the first token on", "[properties]") {
+TEST_CASE("a streamed prompt obeys the budget from the first token on", "[properties]") {
   const StreamShape s;
   for (const MethodCase& v : variants_with("streams its prompt")) {
     if (v.options.phase != Phase::stream) continue;
@@ -272,15 +273,14 @@ TEST_CASE("a prompt that streams obeys the budget from the first token on", "[pr
     CHECK(int32_t(r.rows.size()) == s.tokens - s.prompt);
     CHECK(r.rows.front() == s.prompt);
     CHECK(*r.measures["mass_recall"] <= 1 + kDouble);
-    if (holds_its_budget(v) && !excused("within the budget", v))
-      CHECK(*r.measures["peak_attended_tokens"] <= kBudget + 1);
+    if (obeys_budget(v) && !excused("within the budget", v)) CHECK(*r.measures["peak_attended_tokens"] <= kBudget + 1);
   }
 }
 
 TEST_CASE("evict_then_attend attends to no more than the budget", "[properties]") {
   const StreamShape s;
   for (const MethodCase& v : variants()) {
-    if (v.options.phase != Phase::stream || !holds_its_budget(v) || excused("within the budget", v)) continue;
+    if (v.options.phase != Phase::stream || !obeys_budget(v) || excused("within the budget", v)) continue;
     INFO(v.label());
     MethodCase first = v;
     first.options.order = Order::evict_then_attend;
@@ -305,12 +305,12 @@ TEST_CASE("cells that are replayed together do not touch each other", "[properti
   }
 }
 
-TEST_CASE("what else is replayed changes no bit of a sampled run once the plan is known", "[properties]") {
+TEST_CASE("other replayed cells change no bit of a sampled run with a known plan", "[properties]") {
   const StreamShape s{.tokens = 160};
   const auto stream = make_stream<float>(s, 19);
   RunOptions last;
   last.queries = {QuerySelection::Kind::last, 7};
-  last.every_row = true;  // h2o is in the plan, and was published before
+  last.every_row = true;  // as if h2o were in the plan and published before
   for (const MethodCase& v : variants()) {
     INFO(v.label());
     const Cell cell = cell_of(v, kBudget, s);
@@ -342,8 +342,8 @@ TEST_CASE("in a layer with a sliding window methods choose among what a query ca
       REQUIRE(r.ok);
       CHECK(*r.measures["peak_attended_tokens"] <= 16);
       CHECK(*r.measures["full_bytes"] == 16 * 8 * (s.dim + s.v_dim) / 2);
-      if (!holds_its_budget(v) || excused("within the budget", v)) continue;
-      // Protected sinks that left the window are not replaced.
+      if (!obeys_budget(v) || excused("within the budget", v)) continue;
+      // Protected sinks outside the window are not replaced.
       CHECK(int32_t(kept_list(r, 0).size()) <= std::min(budget, 16));
       CHECK(kept_list(r, 0).front() >= s.prompt - 16);
       if (excused("fills its budget", v)) continue;
@@ -374,7 +374,7 @@ TEST_CASE("sampled queries are rows of the full evaluation", "[properties]") {
   }
 }
 
-TEST_CASE("sinks and recent tokens that are asked for are in every kept list", "[properties]") {
+TEST_CASE("requested sinks and recent tokens are in every kept list", "[properties]") {
   const StreamShape s;
   constexpr int32_t kSinks = 3, kRecent = 5;
   for (const MethodCase& v : variants_with("protection")) {
@@ -418,7 +418,7 @@ TEST_CASE("an output without weights is no longer than the longest value", "[pro
     }
 }
 
-TEST_CASE("the error of plain eviction is the missed mass times what the missed tokens differ", "[properties][many]") {
+TEST_CASE("the error of plain eviction is the missed mass times the gap of the missed tokens", "[properties][many]") {
   const StreamShape s;
   for (MethodCase v : variants()) {
     v.options.positions = Positions::original;
@@ -435,8 +435,7 @@ TEST_CASE("the error of plain eviction is the missed mass times what the missed 
       for (int32_t h = 0; h < s.heads; ++h) {
         std::vector<double> expected = naive_attention(stream, h, t, missed);
         const std::vector<double> z = output(r, h, row), o = naive_attention(stream, h, t, all);
-        // o - z = missed mass * (o_missed - z); the mass is what remains of the whole with the missed
-        // values 1.
+        // o - z = missed mass * (o_missed - z). The mass is the exact output if missed values are 1 and others 0.
         auto ones = make_stream<double>(s, 25, Look::clustered);
         std::fill(ones.values.begin(), ones.values.end(), 0.0);
         for (const int32_t i : missed) ones.values[size_t(i * s.v_dim)] = 1;
@@ -448,11 +447,11 @@ TEST_CASE("the error of plain eviction is the missed mass times what the missed 
   }
 }
 
-TEST_CASE("one vector added to all keys changes nothing where only the softmax looks at them", "[properties]") {
+TEST_CASE("adding one vector to all keys changes nothing if only the softmax uses keys", "[properties]") {
   const StreamShape s;
   for (MethodCase v : variants_with("shift of the keys")) {
     INFO(v.label());
-    v.options.positions = Positions::original;  // rotated to another position the vector is another one
+    v.options.positions = Positions::original;  // rotation to another position would change the vector
     const auto stream = make_stream<double>(s, 26, Look::clustered);
     auto shifted = make_stream<double>(s, 26, Look::clustered);
     for (size_t i = 0; i < shifted.keys.size(); ++i) shifted.keys[i] += 0.25 * double(i % size_t(s.dim)) - 1;
@@ -500,9 +499,9 @@ TEST_CASE("the order of the query heads changes no kept list", "[properties]") {
 
 namespace {
 
-// With gqa.level layer, of the layer's kv head `kv_head`.
-CellResult decided_by_layer(const MethodCase& v, const HeadStream<double>& layer, const StreamShape& s,
-                            int32_t kv_head) {
+// Result of the layer's kv head `kv_head` with gqa.level layer.
+CellResult result_of_layer_cache(const MethodCase& v, const HeadStream<double>& layer, const StreamShape& s,
+                                 int32_t kv_head) {
   MethodCase whole = v;
   whole.options.gqa_level = GqaLevel::layer;
   Cell cell = cell_of(whole, kBudget, s);
@@ -514,27 +513,28 @@ CellResult decided_by_layer(const MethodCase& v, const HeadStream<double>& layer
 
 }  // namespace
 
-TEST_CASE("a kv head twice in a layer decides as it does alone, and the order of kv heads is nothing", "[properties]") {
+TEST_CASE("a layer of two equal kv heads decides like one head, and the order of kv heads changes nothing",
+          "[properties]") {
   const StreamShape s;
   for (const MethodCase& v : variants_with("kv heads of a layer")) {
     const bool as_one = v.entry().looks_at_queries && v.entry().info.layer_level;
-    if (!as_one) continue;  // decides for every kv head on its own
+    if (!as_one) continue;  // decides for every kv head separately
     INFO(v.label());
     MethodCase alone = v;
     alone.options.gqa_level = GqaLevel::kv;
     const auto a = make_stream<double>(s, 32, Look::clustered), b = make_stream<double>(s, 33, Look::sinks);
     const CellResult single = replay(a, {cell_of(alone, kBudget, s)}).only(),
-                     twice = decided_by_layer(v, layer_of(a, a), s, 1);
+                     twice = result_of_layer_cache(v, layer_of(a, a), s, 1);
     CHECK(twice.kept.flat == single.kept.flat);
     CHECK(relative_difference(twice.out, single.out) < kDouble);
-    const CellResult before = decided_by_layer(v, layer_of(a, b), s, 0),
-                     after = decided_by_layer(v, layer_of(b, a), s, 1);
+    const CellResult before = result_of_layer_cache(v, layer_of(a, b), s, 0),
+                     after = result_of_layer_cache(v, layer_of(b, a), s, 1);
     CHECK(before.kept.flat == after.kept.flat);
     CHECK(relative_difference(after.out, before.out) < kDouble);
   }
 }
 
-TEST_CASE("what nested selections hold of the mass grows with the budget", "[properties]") {
+TEST_CASE("the kept mass of nested selections grows with the budget", "[properties]") {
   const StreamShape s;
   for (const MethodCase& v : variants()) {
     if (v.method != "window" && v.method != "streaming_llm" && v.method != "topk_oracle") continue;
@@ -550,8 +550,8 @@ TEST_CASE("what nested selections hold of the mass grows with the budget", "[pro
 
 namespace {
 
-// A cell that runs, or a message about the parameter or the failure.
-void check_runs_or_says_why(const MethodCase& v, const HeadStream<double>& stream, const StreamShape& s,
+// Checks that a cell runs, or fails with a message about the parameter or the failure.
+void check_runs_or_explains(const MethodCase& v, const HeadStream<double>& stream, const StreamShape& s,
                             int32_t budget) {
   Cell cell;
   try {
@@ -568,13 +568,13 @@ void check_runs_or_says_why(const MethodCase& v, const HeadStream<double>& strea
   const int32_t looked_at = BoundMethod(cell.variant->values, cell.context()).needs().rows_ahead;
   CHECK(int32_t(r.rows.size()) == s.tokens - s.prompt - looked_at);
   CHECK(std::all_of(r.out.begin(), r.out.end(), [](double x) { return std::isfinite(x); }));
-  if (holds_its_budget(v) && !excused("within the budget", v))
+  if (obeys_budget(v) && !excused("within the budget", v))
     CHECK(int32_t(kept_list(r, 0).size()) <= std::max(budget, 1));
 }
 
 }  // namespace
 
-TEST_CASE("the smallest traces, budgets and dimensions run or say why not", "[properties]") {
+TEST_CASE("the smallest traces, budgets and dimensions run or give a reason", "[properties]") {
   const StreamShape shapes[] = {
       {.tokens = 1, .prompt = 1},  // no decode row
       {.tokens = 2, .prompt = 1},
@@ -588,7 +588,7 @@ TEST_CASE("the smallest traces, budgets and dimensions run or say why not", "[pr
       for (const int32_t budget : {1, 2, 3, 5, s.prompt - 1, s.prompt, s.tokens + 1}) {
         if (budget < 1) continue;
         INFO(v.label() << " n=" << s.tokens << " P=" << s.prompt << " d=" << s.dim << " B=" << budget);
-        check_runs_or_says_why(v, make_stream<double>(s, 30, Look::clustered), s, budget);
+        check_runs_or_explains(v, make_stream<double>(s, 30, Look::clustered), s, budget);
       }
 }
 
@@ -601,8 +601,8 @@ TEST_CASE("equal keys, zero keys and logits of ten thousand give finite outputs"
       for (size_t i = 0; i < equal.keys.size(); ++i) equal.keys[i] = double(i % size_t(s.dim)) - 1;
       std::fill(zero.keys.begin(), zero.keys.end(), 0.0);
       for (double& x : huge.queries) x *= 1e4;
-      check_runs_or_says_why(v, equal, s, budget);
-      check_runs_or_says_why(v, zero, s, budget);
-      check_runs_or_says_why(v, huge, s, budget);
+      check_runs_or_explains(v, equal, s, budget);
+      check_runs_or_explains(v, zero, s, budget);
+      check_runs_or_explains(v, huge, s, budget);
     }
 }

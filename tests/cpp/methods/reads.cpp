@@ -3,7 +3,7 @@
 #include "methods/magicpig.hpp"
 #include "methods/rocketkv.hpp"
 
-// Methods that store everything and read some of it: what they read, and how they weigh it.
+// Methods that store everything and read a part: which rows they read, and with which weights.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -12,7 +12,7 @@ namespace {
 
 const SerialTeam kTeam;
 
-// A policy over the first tokens of a stream, which it has read as a prompt.
+// A policy that has read the first tokens of a stream as its prompt.
 template <class P>
 struct Reading {
   CacheMemory<double> memory;
@@ -23,7 +23,7 @@ struct Reading {
   Reading(const HeadStream<double>& s, P with, const Rng& rng = {}) : policy(with), stream(s) {
     MethodContext context;
     context.tokens = s.tokens, context.prompt_tokens = s.prompt, context.shape = s.shape;
-    context.layer = 1;  // not one of those that read everything
+    context.layer = 1;  // not one of the layers that read everything
     policy.resolve(context);
     memory.allocate(s, s.shape, policy.layout(context), s.tokens, false);
     policy.state = memory.state();
@@ -49,7 +49,7 @@ MagicPig sampler(int32_t K, int32_t L, int32_t min_tables = 2) {
   return p;
 }
 
-// Mean weight of every row over many seeds, 0 where it was not sampled.
+// Mean weight of every row over many seeds; a row that was not sampled counts as 0.
 std::vector<double> mean_weights(const HeadStream<double>& s, const MagicPig& policy, uint32_t seeds) {
   std::vector<double> mean(size_t(s.prompt), 0);
   for (uint32_t seed = 0; seed < seeds; ++seed) {
@@ -67,7 +67,7 @@ std::vector<double> mean_weights(const HeadStream<double>& s, const MagicPig& po
 
 }  // namespace
 
-// The seeds are fixed. Standard errors are at most 0.03, but for rows that are nearly never sampled.
+// The seeds are fixed. Standard errors are at most 0.03, except for rows that are almost never sampled.
 TEST_CASE("MagicPIG's weights make every token of the middle count once on average", "[magicpig]") {
   const auto s = make_stream<double>({.tokens = 41, .prompt = 40, .dim = 6, .v_dim = 2, .heads = 1}, 5);
   for (const int32_t min_tables : {1, 2, 3}) {
@@ -84,8 +84,8 @@ TEST_CASE("MagicPIG's weights make every token of the middle count once on avera
   }
 }
 
-TEST_CASE("with one sign, two tables and a right angle a token weighs 4 (but for the 1e-4)", "[magicpig]") {
-  // Keys 1 and -1 have mean 0 and stand at right angles to the query.
+TEST_CASE("with one sign, two tables and a right angle a token has weight 4 (up to 1e-4)", "[magicpig]") {
+  // Keys 1 and -1 have mean 0 and are orthogonal to the query.
   auto s = make_stream<double>({.tokens = 8, .prompt = 7, .dim = 2, .v_dim = 1, .heads = 1});
   s.keys = {0, 0, 0, 0, 0, 1, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0};
   s.queries.assign(16, 0);
@@ -121,7 +121,7 @@ TEST_CASE("RocketKV's page of (1, 0) and (0, 5) goes before that of (-1, 0) and 
   CHECK(std::vector<int>(chosen, chosen + 4) == std::vector<int>{kRead, kRead, kUnread, kUnread});
 }
 
-TEST_CASE("One full cache is charged once, what each query head keeps of its own for each", "[reads]") {
+TEST_CASE("The full cache is charged once, the data of each query head for each head", "[reads]") {
   const StreamShape shape;
   const auto s = make_stream<double>(shape, 4);
   const auto bytes = [&](const std::string& method, GqaLevel level, const nlohmann::json& params = {}) {

@@ -2,8 +2,8 @@
 
 #include "support.hpp"
 
-// Methods that score keys, values and queries of the prompt, and pages by their bounds: numbers small enough
-// to check by hand.
+// Methods that score tokens by keys, values and queries of the prompt, or pages by their bounds, on numbers small
+// enough to check by hand.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -14,7 +14,7 @@ using Tokens = std::vector<int32_t>;
 using Numbers = std::vector<double>;
 using nlohmann::json;
 
-// One query head without rotary embedding; vectors are given row after row. Queries are 1.
+// A stream of one query head without rotary embedding. Keys and values are row after row; queries are 1.
 HeadStream<double> stream_of(const Numbers& keys, const Numbers& values, int32_t prompt, int32_t dim = 1) {
   const int32_t n = int32_t(keys.size()) / dim;
   HeadStream<double> s =
@@ -56,7 +56,7 @@ TEST_CASE("knorm keeps the smallest keys, the lower index among equal ones", "[s
 TEST_CASE("knorm that streams judges every new token at once", "[scorer]") {
   const auto s = keys_of({3, 1, 2, 9, .5}, 3);
   const CellResult r = run(s, "knorm", 2, json::object(), Phase::stream);
-  CHECK(kept_list(r, 1) == Tokens{1, 2});  // 9 goes in its own step
+  CHECK(kept_list(r, 1) == Tokens{1, 2});  // token 9 is evicted in its own step
   CHECK(kept_list(r, 2) == Tokens{1, 4});
   CHECK(output(r, 0, 0)[0] == Approx(1));
 }
@@ -73,7 +73,7 @@ TEST_CASE("knorm leaves skipped layers exact in both phases", "[scorer]") {
   }
 }
 
-TEST_CASE("methods that collapse when they stream without recent tokens say so", "[scorer]") {
+TEST_CASE("methods that collapse when they stream without recent tokens have a warning", "[scorer]") {
   for (const std::string name : {"knorm", "keydiff"}) {
     const auto warning = [&](const json& params, const CommonOptions& options) {
       return values_of(*find_method(registry(), name), params).warning(options);
@@ -85,7 +85,7 @@ TEST_CASE("methods that collapse when they stream without recent tokens say so",
   }
 }
 
-// Unit keys a, a, a, b with a = (1, 0), b = (0, 1): cosines to the anchor (3, 1)/4 are 0.95 and 0.32.
+// Unit keys a, a, a, b with a = (1, 0), b = (0, 1). Cosines to the anchor (3, 1)/4 are 0.95 and 0.32.
 TEST_CASE("keydiff keeps the direction that is rare", "[scorer]") {
   const auto s = keys_of({2, 0, 1, 0, 5, 0, 0, 7, 1, 1}, 4, 2);
   CHECK(kept(s, "keydiff", 1) == Tokens{3});
@@ -99,7 +99,7 @@ TEST_CASE("a zero key has cosine 0 to keydiff's anchor", "[scorer]") {
   CHECK(kept(keys_of({0, 0, 0, 0}, 3), "keydiff", 2) == Tokens{0, 1});
 }
 
-// Signs + + - - : over all four the anchor is 0. In blocks of one, - is rare when it first arrives.
+// Signs + + - - : over all four keys the anchor is 0. In blocks of one, - is rare when it first arrives.
 TEST_CASE("keydiff in blocks rescores what it holds with each block", "[scorer]") {
   const auto s = keys_of({1, 2, -1, -3, 1}, 4);
   CHECK(kept(s, "keydiff", 2) == Tokens{0, 1});
@@ -108,7 +108,7 @@ TEST_CASE("keydiff in blocks rescores what it holds with each block", "[scorer]"
 }
 
 // Queries 1, 3, 1, 3: mu = 2, variance 1, so z = 2k + k^2/2.
-TEST_CASE("expected attention weighs the mean of the queries and their spread", "[scorer]") {
+TEST_CASE("expected attention combines the mean of the queries and their spread", "[scorer]") {
   auto s = keys_of({0, 1, -5, .5, 0}, 4);
   s.queries = {1, 3, 1, 3, 1};
   const json plain{{"sinks", 0}}, no_spread{{"sinks", 0}, {"covariance", false}};
@@ -117,14 +117,14 @@ TEST_CASE("expected attention weighs the mean of the queries and their spread", 
   CHECK(kept(s, "expected_attention", 2, no_spread) == Tokens{1, 3});  // z = 0, 2, -10, 1
 }
 
-TEST_CASE("expected attention drops the queries of the sinks and keeps their tokens", "[scorer]") {
+TEST_CASE("expected attention ignores the queries of the sinks and keeps their tokens", "[scorer]") {
   auto s = keys_of({-9, 1, 2, 3, 0}, 4);
   s.queries = {-1000, 1, 1, 1, 1};
   CHECK(kept(s, "expected_attention", 2, {{"sinks", 1}}) == Tokens{0, 3});
   CHECK(kept(s, "expected_attention", 2, {{"sinks", 0}, {"covariance", false}}) == Tokens{0, 1});
 }
 
-// Probabilities e^0, e^1, e^2 over 11.1 = 0.09, 0.24, 0.67, values 8, 1, 1.
+// Probabilities e^0, e^1, e^2 over 11.1 are 0.09, 0.24, 0.67; values are 8, 1, 1.
 TEST_CASE("expected attention multiplies by the norm of the value, after adding eps", "[scorer]") {
   const auto s = stream_of({0, 1, 2, 0}, {8, 1, 1, 1}, 3);
   const auto first = [&](json more) {
@@ -138,9 +138,8 @@ TEST_CASE("expected attention multiplies by the norm of the value, after adding 
   CHECK(kept(close, "expected_attention", 1, {{"sinks", 0}, {"eps", .01}}) == Tokens{0});
 }
 
-// All un-rotated queries are (1, 0); one position ahead of P = 4 they are turned by 4 quarters of a turn and
-// a half.
-TEST_CASE("expected attention turns the queries to the positions that come", "[scorer]") {
+// All un-rotated queries are (1, 0). One position after P = 4 they are rotated by 4 quarter turns and a half.
+TEST_CASE("expected attention rotates the queries to future positions", "[scorer]") {
   const double w = .5;
   auto s = keys_of({1, 0, std::cos(4 * w), std::sin(4 * w), 0, 1, -1, 0, 0, 0}, 4, 2);
   s.inv_freq = {w};
@@ -148,14 +147,14 @@ TEST_CASE("expected attention turns the queries to the positions that come", "[s
     s.queries[size_t(2 * t)] = std::cos(t * w), s.queries[size_t(2 * t + 1)] = std::sin(t * w);
   const json one{{"sinks", 0}, {"n_future", 1}};
   CHECK(kept(s, "expected_attention", 1, one) == Tokens{1});
-  for (auto& p : s.positions) p += 100;  // only distances count
+  for (auto& p : s.positions) p += 100;  // only distances matter
   CHECK(kept(s, "expected_attention", 1, one) == Tokens{1});
   s.inv_freq.clear();
   for (int32_t t = 0; t < 5; ++t) s.queries[size_t(2 * t)] = 1, s.queries[size_t(2 * t + 1)] = 0;
   CHECK(kept(s, "expected_attention", 1, one) == Tokens{0});
 }
 
-// Reference (0, 0), (1, 1). Spread of (0, 1): 0.71, of (.5, .5): 0. Values say nothing.
+// The reference is (0, 0), (1, 1). The spread of (0, 1) is 0.71, of (.5, .5) 0. Values are equal.
 TEST_CASE("LagKV ranks a chunk by its spread on the scale of the next", "[scorer]") {
   const json two{{"sinks", 0}, {"lag", 2}};
   CHECK(kept(keys_of({0, 1, .5, .5, 0, 0, 1, 1, 0, 0}, 4, 2), "lagkv", 3, two) == Tokens{0, 2, 3});
@@ -163,19 +162,19 @@ TEST_CASE("LagKV ranks a chunk by its spread on the scale of the next", "[scorer
   CHECK(kept(keys_of({1, 0, 0, 1, 0, 0, 1, 1, 0, 0}, 4, 2), "lagkv", 3, two) == Tokens{0, 2, 3});
 }
 
-TEST_CASE("LagKV reads values as it reads keys", "[scorer]") {
+TEST_CASE("LagKV scores values as it scores keys", "[scorer]") {
   const Numbers still(10, 1.0);
   CHECK(kept(stream_of(still, {.5, .5, 0, 1, 0, 0, 1, 1, 0, 0}, 4, 2), "lagkv", 3, {{"sinks", 0}, {"lag", 2}}) ==
         Tokens{1, 2, 3});
 }
 
-TEST_CASE("LagKV keeps sinks and the most recent of a prompt that is too short", "[scorer]") {
+TEST_CASE("LagKV keeps sinks and the most recent tokens of a short prompt", "[scorer]") {
   const auto s = keys_of({1, 2, 3, 4, 5, 6}, 5);
   CHECK(kept(s, "lagkv", 3, {{"sinks", 1}, {"lag", 3}}) == Tokens{0, 3, 4});
   CHECK(kept(s, "lagkv", 3, {{"sinks", 1}, {"lag", 1000}}) == Tokens{0, 3, 4});
 }
 
-// Shares of ||k||^2 in blocks of two: .2 .8 .5 .5, of ||v||^2: .5 .5 .8 .2.
+// In blocks of two, the shares of ||k||^2 are .2 .8 .5 .5 and those of ||v||^2 are .5 .5 .8 .2.
 TEST_CASE("CurDKV multiplies the shares of keys and values in their block", "[scorer]") {
   const auto s = stream_of({1, 2, 1, 1, 1}, {1, 1, 2, 1, 1}, 4);
   const json two{{"sinks", 0}, {"block", 2}};
@@ -188,7 +187,7 @@ TEST_CASE("CurDKV multiplies the shares of keys and values in their block", "[sc
 }
 
 // Every row of a chunk puts w / sum(w) on a key e^l = w.
-TEST_CASE("non-causal scores look ahead, do not scale, and are pooled over three tokens", "[scorer]") {
+TEST_CASE("non-causal scores look ahead, have no scale factor, and are pooled over three tokens", "[scorer]") {
   Numbers keys{0, 0, std::log(5), 0, 0, 0, 0};
   auto s = keys_of(keys, 6);
   s.rule.scale = 1e-3;
@@ -198,14 +197,14 @@ TEST_CASE("non-causal scores look ahead, do not scale, and are pooled over three
   CHECK(kept(stream_of(keys, {1, 1, 0, 1, 1, 9, 1}, 6), "noncausal", 2) == Tokens{4, 5});  // 2 2 2 2 11 10
 }
 
-// Token 0 takes nearly all of the first 256 tokens' mass; the last three have a chunk to themselves.
+// Token 0 takes nearly all mass of the first 256 tokens; the last three tokens form a separate chunk.
 TEST_CASE("non-causal scores stay inside chunks of 256 tokens", "[scorer]") {
   Numbers keys(260, 0.0);
   keys[0] = std::log(1000);
   CHECK(kept(keys_of(keys, 259), "noncausal", 3) == Tokens{0, 1, 257});
 }
 
-TEST_CASE("one decision for a layer asks each kv head with its own keys and values", "[scorer]") {
+TEST_CASE("one decision for a layer scores each kv head with its own keys and values", "[scorer]") {
   const StreamShape shape{.tokens = 40, .prompt = 30, .heads = 1};
   for (const std::string method : {"expected_attention", "noncausal"}) {
     const auto one = make_stream<double>(shape, 5, Look::clustered),
@@ -224,7 +223,7 @@ TEST_CASE("one decision for a layer asks each kv head with its own keys and valu
   }
 }
 
-// Pages of two: 5 -9 | 1 1 | 2 2 | 3 3 | 0 10; the last page is half there at first.
+// Pages of two: 5 -9 | 1 1 | 2 2 | 3 3 | 0 10; the last page is half full at first.
 TEST_CASE("Quest reads the pages that could hold the largest inner products", "[scorer]") {
   auto s = keys_of({5, -9, 1, 1, 2, 2, 3, 3, 0, 10}, 8);
   const json two{{"page", 2}, {"dense_layers", json::array()}};
@@ -277,7 +276,7 @@ TEST_CASE("Quest's bounds hold, the best pages are read, and all pages are exact
     }
 }
 
-TEST_CASE("Quest stores the full cache once and the extremes of its pages for each kv head", "[scorer]") {
+TEST_CASE("Quest stores the full cache once, and the extremes of its pages per kv head", "[scorer]") {
   const StreamShape shape{.tokens = 90, .prompt = 61, .heads = 2};
   const auto s = make_stream<double>(shape, 32);
   const CellResult r = run(s, "quest", 20, {{"dense_layers", json::array()}}), dense = run(s, "quest", 20);
@@ -296,7 +295,7 @@ TEST_CASE("Quest's group bound is the sum over the query heads", "[scorer]") {
   CommonOptions options = default_options("quest");
   CHECK(options.gqa_level == GqaLevel::query);
   options.gqa_level = GqaLevel::kv;
-  // Opposite queries: the bound is the width of the page along |q|, and a page of one token has none.
+  // With opposite queries the bound is the width of the page along |q|, which is 0 for a page of one token.
   const json params{{"page", 1}, {"dense_layers", json::array()}};
   const CellResult r = replay(s, {make_cell("quest", 4, shape, params, options)}).only();
   for (size_t row = 0; row < r.rows.size(); ++row)

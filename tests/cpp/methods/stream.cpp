@@ -3,9 +3,8 @@
 #include "hand_streams.hpp"
 #include "methods/keyformer.hpp"
 
-// Scissorhands, TOVA, Keyformer, BUZZ and FastGen: numbers small enough to check by hand, and the laws of
-// their sizes. In `weights`, one query head, one dimension, queries 1 and keys ln w make a token's attention
-// proportional to its w.
+// Scissorhands, TOVA, Keyformer, BUZZ and FastGen: numbers small enough to check by hand, and the laws of their sizes.
+// In `weights`, one query head, one dimension, queries 1 and keys ln w make a token's attention proportional to its w.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -36,7 +35,7 @@ std::string refusal(const std::string& method, const json& params, int32_t budge
   return "";
 }
 
-// A cache without a trace, for policies that look only at scores and token numbers.
+// A cache without a trace, for policies that use only scores and token numbers.
 struct BareCache {
   explicit BareCache(int32_t n)
       : token(size_t(n)), copies(size_t(n)), score(size_t(n)), mark(size_t(n)), cache(storage(n)) {
@@ -56,7 +55,7 @@ struct BareCache {
   BasicCache<double> cache;
 };
 
-// Tokens that 0..tokens-1 bring to the cache, step by step: what is attended and what is left.
+// Sizes of the cache as tokens 0..tokens-1 arrive: attended tokens and tokens left after each step.
 struct Sizes {
   std::vector<int32_t> attended, kept;
 };
@@ -80,7 +79,7 @@ Sizes sizes_of(Buzz policy, int32_t budget, int32_t tokens) {
 
 }  // namespace
 
-TEST_CASE("TOVA drops what the present query looks at least, the newest included", "[stream]") {
+TEST_CASE("TOVA drops the token with the least attention of the present query, the newest included", "[stream]") {
   const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   const CellResult r = run(s, "tova", 2);
   CHECK(kept_list(r, 0) == Tokens{2, 3});
@@ -95,23 +94,23 @@ TEST_CASE("with equal attention TOVA keeps the oldest tokens", "[stream]") {
   CHECK(kept_list(run(weighted_stream({1, 1, 1, 1, 1}, 4), "tova", 2), 1) == Tokens{0, 1});
 }
 
-// Row means 4, 2.5, 2, 2.5, then 3.25 over the held: token 1 is low in rows 1-3, token 2 in rows 2 and 3.
+// Row means are 4, 2.5, 2, 2.5, then 3.25 over held tokens: token 1 is low in rows 1-3, token 2 in rows 2 and 3.
 TEST_CASE("Scissorhands counts the rows in which a token is below the row's average", "[stream]") {
   const auto s = weighted_stream({4, 1, 1, 4, 4, 1}, 4);
   const CellResult r = run(s, "scissorhands", 3, {{"recent", 1}, {"drop", 1}});
   CHECK(kept_list(r, 0) == Tokens{0, 2, 3});
   CHECK(kept_list(r, 1) == Tokens{0, 3, 4});
-  CHECK(kept_list(r, 2) == Tokens{0, 3, 5});  // 0, 3 and 4 tie: the higher index goes
+  CHECK(kept_list(r, 2) == Tokens{0, 3, 5});  // 0, 3 and 4 tie: the highest index is evicted
   SECTION("only the last `hist` rows count: tokens 1 and 2 tie in the last one") {
     CHECK(kept_list(run(s, "scissorhands", 3, {{"recent", 1}, {"drop", 1}, {"hist", 1}}), 0) == Tokens{0, 1, 3});
   }
-  SECTION("a share of the rows that a token has seen: 3 of 3 and 2 of 2 tie") {
+  SECTION("the count is a share of the rows that saw a token: 3 of 3 and 2 of 2 tie") {
     const json fraction = {{"recent", 1}, {"drop", 1}, {"variant", "fraction"}};
     CHECK(kept_list(run(s, "scissorhands", 3, fraction), 0) == Tokens{0, 1, 3});
   }
 }
 
-// Row means 1.5, 2.33, 2.5, 3.4, 2.83: tokens 0 and 1 are low in many rows, 3 in row 4 alone, 5 in row 5.
+// Row means are 1.5, 2.33, 2.5, 3.4, 2.83: tokens 0 and 1 are low in many rows, 3 only in row 4, 5 in row 5.
 TEST_CASE("a mark of Scissorhands counts for `hist` rows", "[stream]") {
   const auto s = weighted_stream({2, 1, 4, 3, 7, 1e-9, 1}, 6);
   json ends = {{"recent", 1}, {"drop", 1}, {"sinks", 1}};
@@ -134,7 +133,8 @@ TEST_CASE("the size of Scissorhands lies between B + 1 - drop and B", "[stream]"
     CHECK(most == budget);
     CHECK(*r.measures["aux_bytes"] == budget * (4 + 8 + 400 / 8));  // position, count and ring
   }
-  CHECK(refusal("scissorhands", {{"drop", 31}}, 40).find("drop 31 exceeds the 30 tokens") != std::string::npos);
+  CHECK(refusal("scissorhands", {{"drop", 31}}, 40).find("drop 31 exceeds the 30 unprotected tokens") !=
+        std::string::npos);
   CHECK(refusal("scissorhands", json::object(), 9).find("recent: ") == 0);
 }
 
@@ -152,14 +152,14 @@ TEST_CASE("the released Scissorhands rule has no budget and starts at token 100"
   CHECK(refusal("scissorhands", {{"variant", "authors_code"}, {"hist", 50}}, 0).find("hist: ") == 0);
 }
 
-// k = 1, w = 1, s = 3, T = 3. A passes down from old to new tokens, except that token 2 is heavy.
+// k = 1, w = 1, s = 3, T = 3. A falls from old to new tokens, except that token 2 is heavy.
 TEST_CASE("BUZZ keeps the heaviest of each segment and thins what it kept before", "[stream]") {
   const json sizes = {{"sinks", 1}, {"window", 1}, {"stride", 3}, {"threshold", 3}};
   const auto s = weighted_stream({1, 1, 9, 1, 1, 1, 1, 1}, 6);
   const CellResult r = run(s, "buzz", 5, sizes);
   CHECK(kept_list(r, 0) == Tokens{0, 2, 4, 5});     // segments 1-3 and 4
   CHECK(kept_list(r, 1) == Tokens{0, 2, 4, 5, 6});  // a middle of three stays
-  CHECK(kept_list(r, 2) == Tokens{0, 2, 5, 7});     // old 2 and 4 by two, segment 5-6
+  CHECK(kept_list(r, 2) == Tokens{0, 2, 5, 7});     // old tokens 2 and 4 are thinned by two; segment 5-6
   SECTION("paper fires at the threshold") {
     json paper = sizes;
     paper["variant"] = "paper";
@@ -201,14 +201,14 @@ TEST_CASE("the sizes of BUZZ follow its recursion for 20000 steps", "[stream]") 
       CHECK(follows);
       CHECK(passes > 100);
       if (fixed != 0 && variant == Buzz::Variant::reference) CHECK(a == fixed);
-      if (fixed != 0) CHECK(std::abs(a - fixed) <= 1);  // paper, s = 4: 67 and 68 in turn
+      if (fixed != 0) CHECK(std::abs(a - fixed) <= 1);  // paper, s = 4 alternates between 67 and 68
       CHECK(a >= law.limit().low);
       CHECK(a <= law.limit().high);
       CHECK(sum / 20000 == Approx(law.mean_size()).epsilon(0.02));
     }
 }
 
-TEST_CASE("window and threshold of BUZZ stand in the ratio of its parameter rule", "[stream]") {
+TEST_CASE("window and threshold of BUZZ have the ratio of its parameter rule", "[stream]") {
   for (const int32_t stride : {3, 4, 5, 6, 9}) {
     MethodContext context;
     context.budget.tokens = 1000004, context.prompt_tokens = 64, context.tokens = 96, context.shape = {8, 8, 1};
@@ -250,7 +250,7 @@ TEST_CASE("without the maximum BUZZ does not depend on scores", "[stream]") {
   CHECK(run(one, "buzz", 24).kept.flat != run(other, "buzz", 24).kept.flat);
 }
 
-TEST_CASE("BUZZ refuses strides whose old tokens never become fewer, and sizes that miss the budget", "[stream]") {
+TEST_CASE("BUZZ refuses strides that never thin old tokens, and sizes that miss the budget", "[stream]") {
   CHECK(refusal("buzz", {{"stride", 2}}, 40).find("stride: stride 2 keeps every old token") == 0);
   CHECK(refusal("buzz", {{"window", 10}, {"threshold", 20}}, 40).find("window: ") == 0);
   CHECK(refusal("buzz", json::object(), 9).find("window: ") == 0);
@@ -278,7 +278,7 @@ TEST_CASE("Keyformer without noise and temperature is H2O with its window", "[st
 
 namespace {
 
-// f of the prompt after row t with the probabilities p.
+// f of the prompt after row t, with probabilities p.
 std::vector<double> keyformer_row(Keyformer policy, uint32_t seed, const std::vector<double>& p) {
   const int32_t n = int32_t(p.size());
   MethodContext context;
@@ -301,8 +301,8 @@ TEST_CASE("Keyformer's temperature is an exponent of the probabilities", "[strea
   CHECK(f[1] == Approx(2 / 3.0));
 }
 
-// Gumbel-max: at a small temperature the noisy softmax is one at argmax(l + g), which falls on i with
-// probability p_i. Chi-square with 2 degrees of freedom: above 18.4 in one of 10^4 tests.
+// Gumbel-max: at a small temperature the noisy softmax is one at argmax(l + g), which is i with probability p_i.
+// Chi-square with 2 degrees of freedom exceeds 18.4 in one of 10^4 tests.
 TEST_CASE("Keyformer's noise is Gumbel noise", "[stream]") {
   Keyformer policy;
   policy.tau_init = 1e-5;
@@ -322,7 +322,7 @@ TEST_CASE("Keyformer's noise is Gumbel noise", "[stream]") {
 TEST_CASE("FastGen takes the cheapest policy that keeps enough", "[stream]") {
   std::vector<double> w(20, 1e-6);
   const auto chosen = [&](const CellResult& r) { return int(r.measures.extras.at("candidate")); };
-  SECTION("special tokens alone") {
+  SECTION("only special tokens") {
     w[0] = 1;
     const CellResult r = run(weighted_stream(w, 12), "fastgen", std::nullopt);
     CHECK(chosen(r) == 0);
@@ -359,7 +359,7 @@ TEST_CASE("FastGen takes the cheapest policy that keeps enough", "[stream]") {
   }
 }
 
-TEST_CASE("a FastGen prompt that streams ends with the same choice", "[stream]") {
+TEST_CASE("a streamed FastGen prompt ends with the same choice", "[stream]") {
   std::vector<double> w(20, 0.2);
   w[0] = 8, w[3] = 3;
   const auto s = weighted_stream(w, 12);

@@ -7,9 +7,8 @@
 #include "support.hpp"
 #include "trace/h5_file.hpp"
 
-// SubGen's Algorithm 1: its state token by token, and the distributions that its lemmas are about. Where a
-// test is statistical its seeds are fixed, and the chance that it fails on correct code was below 1e-4 when
-// they were picked.
+// SubGen's Algorithm 1: its state token by token, and the distributions in its lemmas. Statistical tests have fixed
+// seeds; the chance that one fails on correct code was below 1e-4 when the seeds were picked.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -159,10 +158,10 @@ TEST_CASE("a key at the same distance of two representatives joins the older one
   CHECK(Structures(s, policy_of(2, 1, 1), {}).counts() == std::vector<double>{2, 1});
 }
 
-// All draws 0: every coin with p > 0 succeeds. All draws just below 1: only those with p = 1 do.
+// If all draws are 0, every coin with p > 0 succeeds. If all are just below 1, only coins with p = 1 do.
 TEST_CASE("the extreme draws keep the newest tokens, or the first", "[subgen]") {
   auto s = make_stream<double>({.tokens = 20, .prompt = 12, .dim = 2, .v_dim = 2, .heads = 1}, 3);
-  s.values[2 * 19] = s.values[2 * 19 + 1] = 0;  // no value is never drawn
+  s.values[2 * 19] = s.values[2 * 19 + 1] = 0;  // a zero value is never drawn
   std::vector<double> low(20 * 4, 0.0), high(20 * 4, 1 - 0x1p-53);
   const auto rng = [](const std::vector<double>& u) {
     Rng d;
@@ -216,7 +215,7 @@ TEST_CASE("values that are zero give an output of zero", "[subgen]") {
   for (const double x : run(s, {{"delta", 3}}).out) CHECK(x == 0);
 }
 
-TEST_CASE("sinks are exact and stand outside both structures", "[subgen]") {
+TEST_CASE("sinks are exact and outside both structures", "[subgen]") {
   const auto s = make_stream<double>({}, 9);
   const Structures with(s, policy_of(3, 2, 4, 5), {});
   for (const int32_t token : with.samples()) CHECK(token >= 5);
@@ -235,7 +234,7 @@ TEST_CASE("Algorithm 1 is charged for its keys, its values, its counts and mu", 
   CHECK(*r.measures["aux_bytes"] == 0);
 }
 
-// Distances 1, 3, 2 between keys 0, 1, 3; the decode token at 3 counts too.
+// Keys 0, 1, 3 have distances 1, 3, 2; the decode token at 3 counts too.
 TEST_CASE("delta_rel multiplies the median distance of two keys of the whole trace", "[subgen]") {
   auto s = make_stream<double>({.tokens = 3, .prompt = 2, .dim = 1, .v_dim = 1, .heads = 1});
   s.keys = {0, 1, 3};
@@ -251,7 +250,7 @@ TEST_CASE("the median over drawn pairs is close to that over all", "[subgen]") {
   for (int32_t i = 0; i < 200; ++i)
     for (int32_t j = 0; j < i; ++j) all.push_back(distance(s, i, j));
   std::sort(all.begin(), all.end());
-  // 2000 draws put the sample's rank within 0.5 +- 4.5 / sqrt(8000) of the whole.
+  // With 2000 draws the sample's median has a rank within 0.5 +- 4.5 / sqrt(8000) of the whole.
   CHECK(median_key_distance(s, {}) > all[size_t(0.45 * double(all.size()))]);
   CHECK(median_key_distance(s, {}) < all[size_t(0.55 * double(all.size()))]);
 }
@@ -285,7 +284,7 @@ TEST_CASE("over many seeds both estimates have the mean and the variance of the 
     Z += x, e2 += x * x, mu += squared_norm(s, i);
     for (size_t c = 0; c < 2; ++c) z[c] += x * s.values[size_t(i) * 2 + c];
   }
-  // Clusters as plainly as possible.
+  // Clusters by a plain loop.
   std::vector<std::vector<double>> members;
   std::vector<int32_t> centres;
   for (int32_t i = 0; i < s.tokens; ++i) {
@@ -332,8 +331,7 @@ TEST_CASE("over many seeds both estimates have the mean and the variance of the 
   for (size_t c = 0; c < 2; ++c) CHECK(std::abs(z_mean[c] - z[c]) < 4.5 * std::sqrt(z_variance / kSeeds));
   CHECK(z_error == Approx(z_variance).epsilon(0.1));
 
-  // Every slot holds token i with probability ||v_i||^2 / mu: chi-square with 23 degrees of freedom, p >
-  // 1e-4.
+  // Every slot holds token i with probability ||v_i||^2 / mu: chi-square with 23 degrees of freedom, p > 1e-4.
   double chi_square = 0;
   for (int32_t i = 0; i < s.tokens; ++i) {
     const double expected = kSeeds * slots * squared_norm(s, i) / mu;

@@ -11,8 +11,8 @@
 #include "theory/walk.hpp"
 #include "trace/h5_file.hpp"
 
-// The walks and halvings: by hand, against recorded walks, and in distribution. Seeds are fixed; where a
-// bound is statistical, the chance that a right implementation would have missed it is stated.
+// The walks and halvings: by hand, against recorded walks, and in distribution. Seeds are fixed. For a statistical
+// bound a comment states the chance that a correct implementation would have missed it.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -22,8 +22,8 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Doubles = std::vector<double>;
 
-// The bare walk on vectors [n, dim]: signs and probabilities, both 0 from a failure on, and W. Returns the
-// index of the vector at which it failed, or -1.
+// The bare walk on vectors [n, dim]. Writes signs and probabilities, both 0 from a failure on, and W. Returns the index
+// of the vector at which it failed, or -1.
 int32_t self_balancing_walk(std::span<const double> vectors, int32_t dim, SelfBalancing rule,
                             std::span<const double> uniforms, std::span<double> signs, std::span<double> probabilities,
                             std::span<double> W) {
@@ -55,14 +55,14 @@ Walked walk(const Doubles& vectors, int32_t dim, SelfBalancing rule, const Doubl
   return w;
 }
 
-// Uniforms of one stream of draws.
+// n uniforms of one stream of draws.
 Doubles draw(uint32_t seed, size_t n) {
   const Rng rng{seed, 99, 0, 0, {}};
   Doubles u(n);
   for (size_t i = 0; i < n; ++i) u[i] = rng.uniform(RngStream::synthetic_traces, int64_t(i));
   return u;
 }
-// Vectors of length 1 in random directions, Box and Muller.
+// Vectors of length 1 in random directions (Box and Muller).
 Doubles unit_vectors(uint32_t seed, size_t n, size_t dim) {
   const Doubles u = draw(seed, 2 * n * dim);
   Doubles x(n * dim);
@@ -90,7 +90,7 @@ double slope(const Discrepancy& square, const std::vector<size_t>& sizes, uint32
   }
   return (count * sxy - sx * sy) / (count * sxx - sx * sx);
 }
-// Mean of 16 independent slopes and half the width of its interval: t(15) exceeds 5.5 once in 16 000 times.
+// Mean of 16 independent slopes and half the width of its interval. t(15) exceeds 5.5 once in 16 000 times.
 struct Interval {
   double mean, half;
 };
@@ -121,13 +121,13 @@ double root_mean_square(const Discrepancy& square, size_t n, uint32_t runs) {
   return std::sqrt(mean);
 }
 
-// Chi-square's upper 1e-4 point, Wilson and Hilferty.
+// Chi-square's upper 1e-4 point (Wilson and Hilferty).
 double chi_square_limit(double df) {
   const double a = 2 / (9 * df);
   return df * std::pow(1 - a + 3.719 * std::sqrt(a), 3);
 }
 
-// A file of uniforms for the length of a test.
+// A file of uniforms that exists during a test.
 class Uniforms {
  public:
   Uniforms(const std::string& name, const Doubles& values, const std::vector<int64_t>& shape)
@@ -217,7 +217,7 @@ TEST_CASE("with the theorem's c no walk fails, with c = 2 its failure has an ind
   CHECK(failures > 50);
 }
 
-// 800 squares of unit normals: the root mean square is off by 15 % with probability below 1e-8.
+// The root mean square of 800 unit normals is off by 15 % with probability below 1e-8.
 TEST_CASE("the theorem's walk stays near sqrt(c/2) where the coin grows as sqrt(n/d)", "[walk][many]") {
   constexpr size_t kVectors = 1 << 14;
   const double c = theorem_c(kVectors);
@@ -237,7 +237,7 @@ TEST_CASE("the walk grows like the coin until c d/2 vectors, and then no more", 
   const Interval late = slope_interval(walk_of(2, c), {1 << 11, 1 << 12, 1 << 13, 1 << 14}, 20);
   CAPTURE(coin.mean, coin.half, early.mean, early.half, late.mean, late.half);
   CHECK(std::abs(coin.mean - 0.5) < coin.half);
-  CHECK(std::abs(early.mean - 0.49) < early.half);  // 0.5 but for the first pull of the walk
+  CHECK(std::abs(early.mean - 0.49) < early.half);  // 0.5 except for the first pull of the walk
   CHECK(std::abs(late.mean) < late.half);
   CHECK(coin.half + late.half < 0.4);
 }
@@ -293,7 +293,7 @@ TEST_CASE("uniform keeps every middle token equally often, and its weights sum t
   const double expected = double(kSeeds) * kSampled / kMiddle;
   double chi = 0;
   for (int32_t i = 4; i < 4 + kMiddle; ++i) chi += std::pow(counts[size_t(i)] - expected, 2) / expected;
-  chi *= double(kMiddle - 1) / kMiddle / (1 - double(kSampled) / kMiddle);  // draws without replacement
+  chi *= double(kMiddle - 1) / kMiddle / (1 - double(kSampled) / kMiddle);  // corrects for draws without replacement
   CAPTURE(chi);
   CHECK(chi < chi_square_limit(kMiddle - 1));  // false alarm 1e-4
   CHECK(counts[3] == kSeeds);
@@ -319,7 +319,7 @@ TEST_CASE("uniform's tail stays with weight 1 and counts among the m", "[walk]")
   CHECK_THROWS_AS(run(s, "uniform", 7, {{"variant", "coin"}, {"tail", 1}}), ParameterError);
 }
 
-// Blocks of 4: + - + - | + + + -; minus first, so 1 3 7 and then 0.
+// Blocks of 4: + - + - | + + + -. Minus comes first, so 1 3 7 and then 0.
 TEST_CASE("the notebook's sampler sorts coins by block and keeps the first half", "[walk]") {
   const StreamShape s{.tokens = 12, .prompt = 11, .heads = 1};
   const Uniforms u("u", {.9, .9, .1, .9, .9, .1, .1, .9}, {8});
@@ -330,7 +330,7 @@ TEST_CASE("the notebook's sampler sorts coins by block and keeps the first half"
 }
 
 // The second round's coins fall on 1 3 7 0: + + - +, so that 7 and then 1 stay.
-TEST_CASE("what the notebook's sampler keeps goes on in the order of the signs", "[walk]") {
+TEST_CASE("tokens that the notebook's sampler keeps continue in the order of the signs", "[walk]") {
   const StreamShape s{.tokens = 12, .prompt = 11, .heads = 1};
   const Uniforms u("u", {.9, .9, .1, .9, .9, .1, .1, .9, .9, .1, .9, .1, 0, 0, 0, 0}, {2, 8});
   const CellResult r = run(
@@ -348,11 +348,11 @@ TEST_CASE("BalanceKV's truncation keeps the other sign up to the cut and the exa
     params.update(more.is_null() ? nlohmann::json::object() : more);
     return run(s, "balancekv", 7, params, file.path());
   };
-  // Signs + + - + - - -, h = 3: both reach 3 by index 5, whose sign is -: the + before it stay.
+  // Signs + + - + - - -, h = 3. Both reach 3 by index 5, whose sign is -, so the + before it stay.
   const CellResult balanced = kept({.9, .1, .9, .1, .9, .9, .9});
   CHECK(kept_list(balanced, 0) == Tokens{0, 1, 3});
   CHECK(balanced.num == Doubles{2, 2, 2});
-  // Signs + + + - + + +: the - never reach 3, the cut is index 2: no - before it, so 3, 4, 5 stay with
+  // Signs + + + - + + +. The - never reach 3, and the cut is index 2 without a - before it, so 3, 4, 5 stay with
   // weight 1.
   const CellResult tail = kept({.9, .1, .1, .9, .1, .1, .1});
   CHECK(kept_list(tail, 0) == Tokens{3, 4, 5});
@@ -363,7 +363,7 @@ TEST_CASE("BalanceKV's truncation keeps the other sign up to the cut and the exa
   CHECK(kept({.9, .1, .1, .9, .1, .1, .1}, {{"den", "w"}}).den == Doubles{1, 1, 1});
 }
 
-TEST_CASE("every round of BalanceKV keeps half of what there is", "[walk]") {
+TEST_CASE("every round of BalanceKV keeps half of the tokens", "[walk]") {
   for (const int32_t prompt : {1, 2, 3, 30, 61, 64})
     for (const char* walk_name : {"reference", "paper"})
       for (const int32_t block : {2, 7, 256}) {
@@ -392,7 +392,7 @@ TEST_CASE("ends and rounds follow from the budget, and presets set the published
   CHECK(resolved(200, {})["sinks"] == 4);
   CHECK(resolved(200, {})["recent"] == 50);
   CHECK(resolved(1024, {})["recent"] == 256);
-  CHECK_THROWS_AS(resolved(200, {{"sinks", 1}}), ParameterError);  // one is given: the other is 256
+  CHECK_THROWS_AS(resolved(200, {{"sinks", 1}}), ParameterError);  // if only one is set, the other is 256
   const auto longbench = resolved(200, {{"preset", "longbench"}});
   CHECK(longbench["sinks"] == 32);
   CHECK(longbench["rounds"] == 2);
@@ -405,7 +405,7 @@ TEST_CASE("ends and rounds follow from the budget, and presets set the published
   CHECK(run(small, "balancekv", 64, {}).measures.extras.at("rounds") == 0);
 }
 
-TEST_CASE("MergeAndReduce holds the levels that are the bits of j/t", "[walk]") {
+TEST_CASE("MergeAndReduce holds the levels of the set bits of j/t", "[walk]") {
   const StreamShape s{.tokens = 200, .prompt = 50};
   constexpr int32_t kBatch = 8, kLevels = 4;
   const nlohmann::json params{{"batch", kBatch}, {"levels", kLevels}, {"c", 8.0}, {"on_fail", "clamp"}};
@@ -450,14 +450,14 @@ TEST_CASE("a failed walk is a failed cell that names the token", "[walk]") {
   CHECK_THAT(stream.error, Catch::Contains("a walk failed at token"));
   const CellResult walked = run(s, "self_balancing_walk", 40, {{"c", 1e-6}});
   CHECK(!walked.ok);
-  CHECK_THAT(walked.error, Catch::Contains("give a larger c, or on_fail"));
+  CHECK_THAT(walked.error, Catch::Contains("set a larger c, or on_fail"));
   const CellResult radius = run(s, "self_balancing_walk", 40, {{"kernel", "k"}, {"r", 0.1}});
   CHECK(!radius.ok);
   CHECK_THAT(radius.error, Catch::Contains("r is below the norm of token"));
   CHECK_THROWS_AS(run(s, "self_balancing_walk", 40, {{"r", 1.0}}), ParameterError);
 }
 
-TEST_CASE("buckets of negligible values are erased from the numerator alone", "[walk]") {
+TEST_CASE("buckets of negligible values are erased only from the numerator", "[walk]") {
   const StreamShape s{.tokens = 40, .prompt = 30};
   auto stream = make_stream<double>(s);
   for (int32_t x = 0; x < s.v_dim; ++x) stream.values[size_t(5 * s.v_dim + x)] = 1e-9;
@@ -471,7 +471,7 @@ TEST_CASE("buckets of negligible values are erased from the numerator alone", "[
   CHECK(weights(held, held.num)[5] == 1);
 }
 
-TEST_CASE("kernel halving leaves 2^g sqrt(N) tokens that stand for the middle", "[walk]") {
+TEST_CASE("kernel halving leaves 2^g sqrt(N) tokens that represent the middle", "[walk]") {
   const StreamShape s{.tokens = 310, .prompt = 300};  // M = 290, N = 256
   for (const int32_t g : {0, 1, 2, 4, 6}) {
     INFO("g = " << g);
@@ -485,14 +485,14 @@ TEST_CASE("kernel halving leaves 2^g sqrt(N) tokens that stand for the middle", 
   CHECK_THROWS_AS(run(s, "kernel_halving", 20, {{"sinks", 4}, {"recent", 6}}), ParameterError);
 }
 
-// One pair a bucket at g = 0 and M = 4: {0,1} and {2,3} keep their even tokens unless the coin flips.
+// At g = 0 and M = 4 each bucket is one pair: {0,1} and {2,3} keep their even tokens unless the coin flips.
 TEST_CASE("kernel halving keeps even tokens of first pairs, and a coin takes the others", "[walk]") {
   const StreamShape s{.tokens = 6, .prompt = 5, .heads = 1};
   const std::filesystem::path file =
       std::filesystem::temp_directory_path() / ("kvreplay-kh-" + std::to_string(::getpid()) + ".h5");
   for (const bool flips : {false, true}) {
     H5Output out(file);
-    out.write("U", Doubles{.5, 1 - 1e-12}, {1, 2});  // the second pair's threshold is as large as it gets
+    out.write("U", Doubles{.5, 1 - 1e-12}, {1, 2});  // the second pair's threshold is the largest possible
     out.write("UF", Doubles{flips ? .49 : .5}, {1, 1});
     out.close();
     const CellResult r = run(s, "kernel_halving", 4, {{"sinks", 1}, {"recent", 0}}, file.string());
@@ -502,8 +502,8 @@ TEST_CASE("kernel halving keeps even tokens of first pairs, and a coin takes the
   }
 }
 
-// Queries 1 and keys ln w: the last row's votes are w. h = 3: sink 0, window 6, best of the rest 3; of the
-// others 1 2 4 5 the two smallest u stay and stand for two each.
+// Queries are 1 and keys ln w, so the last row's votes are w. h = 3: sink 0, window 6, best of the rest 3. Among the
+// others 1 2 4 5 the two with the smallest u stay with weight two.
 TEST_CASE("hybrid keeps a scorer's best and a sample of all others", "[walk]") {
   HeadStream<double> stream = make_stream<double>({.tokens = 8, .prompt = 7, .dim = 1, .v_dim = 1, .heads = 1});
   stream.rule.scale = 1;

@@ -3,8 +3,8 @@
 
 #include "hand_streams.hpp"
 
-// SnapKV with another window, by hand: one dimension, keys ln w, so that a query of 1 attends in proportion to w and
-// one of -1 in proportion to 1/w.
+// SnapKV with another window, by hand: one dimension and keys ln w, so a query of 1 attends in proportion to w and a
+// query of -1 in proportion to 1/w.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -33,8 +33,8 @@ MethodContext with_question(int32_t tokens) {
 
 }  // namespace
 
-// Rows 2 and 3 see 3 and 4 keys: x = (1/7, 4/7) and (4/9, 1/9), times them (2.21, 2.16), added up as they are
-// (.59, .68).
+// Rows 2 and 3 see 3 and 4 keys: x = (1/7, 4/7) and (4/9, 1/9). Times the number of keys they add up to (2.21, 2.16),
+// unscaled to (.59, .68).
 TEST_CASE("FINCH multiplies a row's probabilities by the keys that it sees", "[hand]") {
   auto s = weighted_stream({2, .5, 1, 1, 1}, 4);
   s.queries[2] = -1;
@@ -42,7 +42,7 @@ TEST_CASE("FINCH multiplies a row's probabilities by the keys that it sees", "[h
   CHECK(kept(s, "finch", 3, {{"window", 2}}) == Tokens{0, 2, 3});
 }
 
-TEST_CASE("FINCH's chunks keep the same share each, and the question stays", "[hand]") {
+TEST_CASE("FINCH's chunks keep equal shares, and the question stays", "[hand]") {
   const auto s = weighted_stream({9, 8, 7, 6, 1, 1}, 5);
   CHECK(kept(s, "finch", 3, {{"window", 1}}) == Tokens{0, 1, 4});
   CHECK(kept(s, "finch", 3, {{"window", 1}, {"chunks", 2}}) == Tokens{0, 2, 4});
@@ -51,7 +51,7 @@ TEST_CASE("FINCH's chunks keep the same share each, and the question stays", "[h
   CHECK(kept(s, "finch", 2, {{"window", 3}, {"chunks", 2}}) == Tokens{3, 4});
 }
 
-TEST_CASE("FINCH's window is the question where the trace says it", "[hand]") {
+TEST_CASE("FINCH's window is the question if the trace marks it", "[hand]") {
   const auto window = [](const Json& params, int32_t question) {
     return resolved_params("finch", params, with_question(question))["window"].get<int32_t>();
   };
@@ -62,7 +62,7 @@ TEST_CASE("FINCH's window is the question where the trace says it", "[hand]") {
   CHECK_THROWS_WITH(window({{"window", "question"}}, 0), Catch::Contains("question_from"));
 }
 
-TEST_CASE("LAQ keeps what the next rows look at, and is not measured on them", "[hand]") {
+TEST_CASE("LAQ keeps the tokens that the next rows attend to, and is not measured on these rows", "[hand]") {
   auto s = weighted_stream({4, 3, 2, 1, 1, 1, 1}, 4);
   s.queries[4] = s.queries[5] = -1;
   const Json two{{"lookahead", 2}, {"kernel", 1}};
@@ -75,17 +75,17 @@ TEST_CASE("LAQ keeps what the next rows look at, and is not measured on them", "
   CHECK(kept(s, "laq", 2, two) == Tokens{0, 1});
 }
 
-// x of row 4 over the prompt: 4, 3, 2, 1 of 11, the newest key has the rest; of row 5 over 12.
-TEST_CASE("LAQ's votes are probabilities beside the keys that came meanwhile", "[hand]") {
+// x of row 4 over the prompt is 4, 3, 2, 1 of 11, and the newest key has the rest; row 5's is of 12.
+TEST_CASE("LAQ's votes are probabilities over the prompt and the keys since then", "[hand]") {
   auto s = weighted_stream({4, 3, 2, 1, 1, 1, 1}, 4);
   s.keys[4] = s.keys[5] = 5;  // takes nearly all of row 5 and of row 4
   s.queries[5] = -1;          // but row 5 turns away from it
   CHECK(kept(s, "laq", 2, {{"lookahead", 2}, {"kernel", 1}}) == Tokens{2, 3});
 }
 
-// Votes on the prompt 4, 3, 2, 1: of a query 1 (.4, .3, .2, .1), of -1 (.12, .16, .24, .48), of both (.52, .46, .44,
-// .58).
-TEST_CASE("LAQ's generated rows vote over the prompt's tokens, and every row is measured", "[hand]") {
+// The prompt is 4, 3, 2, 1. A query of 1 votes (.4, .3, .2, .1), a query of -1 (.12, .16, .24, .48), both together
+// (.52, .46, .44, .58).
+TEST_CASE("LAQ's generated rows vote only over the prompt's tokens, and every row is measured", "[hand]") {
   auto s = weighted_stream({4, 3, 2, 1, 1, 1, 1}, 4);
   s.keys[4] = s.keys[5] = 5;  // later keys take no part
   s.queries[4] = s.queries[5] = -1;
@@ -109,7 +109,7 @@ TEST_CASE("LAQ's generated rows vote over the prompt's tokens, and every row is 
   CHECK(kept(s, "laq", 2, rows(2)) == Tokens{0, 1});
 }
 
-// The second head's row votes (.04, .08, .18, .70) by a query of -2, (.64, .27, .08, .01) by one of 3.
+// The second head's row votes (.04, .08, .18, .70) with a query of -2, (.64, .27, .08, .01) with a query of 3.
 TEST_CASE("LAQ adds the votes of a group's generated rows, each head with its own queries", "[hand]") {
   auto s = weighted_stream({4, 3, 2, 1, 1, 1}, 4, 2);
   s.lookahead_queries = {1, -2}, s.lookahead_rows = 1;
@@ -121,7 +121,7 @@ TEST_CASE("LAQ adds the votes of a group's generated rows, each head with its ow
   CHECK(kept(s, "laq", 2, one) == Tokens{2, 3});
 }
 
-TEST_CASE("LAQ with generated rows asks for no row after the prompt", "[hand]") {
+TEST_CASE("LAQ with generated rows needs no row after the prompt", "[hand]") {
   MethodContext context = with_question(0);
   context.tokens = context.prompt_tokens + 1;
   CHECK(resolved_params("laq", {{"generated", true}}, context)["lookahead"] == 8);

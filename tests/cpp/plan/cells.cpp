@@ -70,7 +70,7 @@ std::string key_after(const std::function<void(RunConfig&, TraceInfo&)>& change)
   return only_cell(config, trace).key;
 }
 
-// Random numbers for draw: "u", 80 of them.
+// A file with 80 uniforms for the draw "u".
 std::filesystem::path uniforms_file(const std::string& name, double each) {
   const auto path = std::filesystem::temp_directory_path() / name;
   H5Output out(path);
@@ -98,7 +98,7 @@ TEST_CASE("A plan has a cell for every prompt, layer, kv head, method, budget an
   CHECK(keys.size() == plan.size());
 }
 
-TEST_CASE("Cells of one kv head stand together in the order of the configuration") {
+TEST_CASE("Cells of one kv head are adjacent, in the order of the configuration") {
   RunConfig config = small_config();
   config.methods = {instance_of(kept_method()), instance_of(full_method())};
   config.select.layers = {{7, 0}};
@@ -135,24 +135,24 @@ TEST_CASE("The prompt is the recorded one unless the configuration sets another"
   CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
 }
 
-TEST_CASE("A prompt that is a share of the tokens is one of those that are replayed") {
+TEST_CASE("A prompt given as a share is a share of the replayed tokens") {
   RunConfig config = small_config();
   config.replay.prefill_share = 0.29;
-  CHECK(only_cell(config).extent.prompt_tokens == 29);  // of 100; 0.29 as a binary number is below it
+  CHECK(only_cell(config).extent.prompt_tokens == 29);  // 29 of 100 tokens, though 0.29 as a binary number is smaller
   config.replay.tokens = 60;
   CHECK(only_cell(config).extent.prompt_tokens == 17);
   config.replay.prefill_share = 1e-6;
   CHECK(only_cell(config).extent.prompt_tokens == 1);
 }
 
-TEST_CASE("Two fractions that keep as many tokens are one cell") {
+TEST_CASE("Two fractions that keep equally many tokens are one cell") {
   RunConfig config = small_config();
   config.budget.kind = BudgetList::Kind::fraction_kept;
-  config.budget.values = {0.1, 0.11};  // of 80: floor(8), floor(8.8)
+  config.budget.values = {0.1, 0.11};  // both keep 8 of 80 tokens: floor(8) and floor(8.8)
   CHECK(only_cell(config).budget.tokens == 8);
 }
 
-TEST_CASE("Budgets that were shares of the cache are planned where they belong, and once") {
+TEST_CASE("Budgets found for shares of the cache are planned for their heads, and once") {
   LoadedRun run{small_config(), {small_trace()}, {}};
   run.config.methods.push_back(instance_of(drawn_method()));
   SelectedLayer at{0, 0, 0, {100, 80}, {0, 1}, {}};
@@ -187,13 +187,13 @@ TEST_CASE("A fraction keeps at least one token") {
 TEST_CASE("A budget in bytes counts rows at the width of the trace") {
   RunConfig config = small_config();
   config.budget.kind = BudgetList::Kind::bytes;
-  config.budget.values = {330};  // a row: (8 + 8) numbers of 2 bytes
+  config.budget.values = {330};  // a row takes (8 + 8) numbers of 2 bytes
   CHECK(only_cell(config).budget.tokens == 10);
   config.budget.values = {31};
   CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
 }
 
-TEST_CASE("Injected uniforms leave one cell without a seed, named by their content") {
+TEST_CASE("Injected uniforms give one cell without a seed, whose key follows their content") {
   RunConfig config = small_config();
   config.methods = {instance_of(drawn_method())};
   config.methods[0].uniforms = uniforms_file("kvreplay-u1.h5", 0.5);
@@ -265,7 +265,7 @@ TEST_CASE("A key changes with everything that determines the numbers") {
   CHECK(plan[0].key != plan[5].key);  // kv heads
 }
 
-TEST_CASE("The key of a given cell is fixed, so that published results stay valid") {
+TEST_CASE("The key of an example cell is fixed, so that published results stay valid") {
   CHECK(only_cell(small_config()).key == "k3a3679911ab9c043");
 }
 
@@ -277,10 +277,10 @@ TEST_CASE("The order in which metrics are listed does not change a key") {
         }));
 }
 
-TEST_CASE("A selection that the trace does not hold is refused") {
+TEST_CASE("A selection that the trace lacks is refused") {
   RunConfig config = small_config();
   config.select.layers = {{3}};
-  CHECK_THROWS_WITH(plan_cells(config, {small_trace()}), Catch::Contains("holds 0, 7"));
+  CHECK_THROWS_WITH(plan_cells(config, {small_trace()}), Catch::Contains("take some of 0, 7"));
   config.select.layers.reset();
   config.select.kv_heads = {{2}};
   CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
@@ -300,13 +300,13 @@ TEST_CASE("The estimate has a cost per cell that grows with the budget") {
   REQUIRE(one.cost.size() == plan.size());
   CHECK(one.cost[0] < one.cost[1]);
   CHECK(one.cost[1] < one.cost[2]);  // `full` holds all 100 tokens
-  // By hand: exact pass 20 rows * 100 * 2 * 16 * 2 heads over 3 cells; of its own 20 * 16 * 2 * 16 * 2, and
-  // the cut of 80 tokens to 16.
+  // By hand: the exact pass, 20 rows * 100 * 2 * 16 * 2 heads, is divided by 3 cells; the cell itself costs
+  // 20 * 16 * 2 * 16 * 2, and the cut of 80 tokens to 16.
   CHECK(one.cost[0] == Approx(20.0 * 100 * 64 / 3 + 20.0 * 16 * 64 + 80 * 16 * 2 * 8));
 
   config.run.jobs = 2;
   const int64_t unit = estimate(config, plan, traces).bytes_peak - one.bytes_peak;
-  // By hand, of 4 bytes: k twice, v and the queries of two heads, [100, 8] each; strips of 24 rows for both.
+  // By hand, in numbers of 4 bytes: k twice, v and the queries of two heads, [100, 8] each; strips of 24 rows for both.
   CHECK(unit >= 4 * (5 * 100 * 8 + 24 * 2 * 100));
   CHECK(unit <= 2 * 4 * (5 * 100 * 8 + 24 * 2 * 100));
   config.run.jobs = 3;
@@ -315,7 +315,7 @@ TEST_CASE("The estimate has a cost per cell that grows with the budget") {
   CHECK(estimate(config, plan, traces).cost[0] < one.cost[0]);
 }
 
-TEST_CASE("A resumed run replays all budgets of what is missing, in the plan's order, and no other cell") {
+TEST_CASE("A resumed run replays all budgets of incomplete instances, in the plan's order, and no other cell") {
   RunConfig config = small_config();
   config.methods = {instance_of(kept_method()), instance_of(full_method())};
   config.budget.values = {16, 32};

@@ -35,7 +35,7 @@ TEST_CASE("A CSV file is read with its quotes, its line ends and its empty field
   CHECK_THROWS_AS(read_csv("/nowhere/f.csv"), ConfigError);
 }
 
-TEST_CASE("A filter takes the cells that a row names, and an empty field names all") {
+TEST_CASE("A filter selects the cells that a row names; an empty field matches all") {
   const Folder folder;
   const std::vector<Cell> plan = plan_of(folder, kTwoBudgets).cells;
   REQUIRE(plan.size() == 4 * 7);
@@ -47,7 +47,7 @@ TEST_CASE("A filter takes the cells that a row names, and an empty field names a
   CHECK(cells_named(plan, "prompt\n" + plan[0].place.prompt + "\n") == plan.size());
 }
 
-TEST_CASE("A filter with a row that names no cell, or that is no table of cells, is refused") {
+TEST_CASE("A filter is refused if a row names no cell, or if it is not a table of cells") {
   const Folder folder;
   const std::vector<Cell> plan = plan_of(folder, kTwoBudgets).cells;
   CHECK_THROWS_WITH(cells_named(plan, "layer\n9\n"), Catch::Contains("only.csv:2: error: names no cell"));

@@ -1,13 +1,13 @@
 #include "support.hpp"
 
-// Errors on their way to the model's loss: what the gradient says of each row's.
+// Projections of each row's error on the gradient, which predict the model's loss.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
 
 namespace {
 
-// From the outputs that were saved, in double.
+// The projection computed from the saved outputs, in double.
 double projected(const HeadStream<double>& stream, const CellResult& r, int32_t head, size_t row, int32_t sample) {
   const int32_t token = r.rows[row];
   const uint16_t* const gradient = stream.sensitivity.at(head, token);
@@ -32,7 +32,7 @@ double distance(const HeadStream<double>& stream, const CellResult& r, int32_t h
 
 }  // namespace
 
-TEST_CASE("cosine distances of all rows stand beside the projections, whatever metrics were chosen", "[replay]") {
+TEST_CASE("cosine distances of all rows are saved beside the projections, whatever metrics were chosen", "[replay]") {
   const StreamShape s;
   const HeadStream<double> stream = make_stream<double>(s, 5);
   for (const char* method : {"snapkv", "h2o", "uniform"}) {
@@ -49,7 +49,7 @@ TEST_CASE("cosine distances of all rows stand beside the projections, whatever m
   }
 }
 
-TEST_CASE("projections are those of the saved outputs' errors on the gradient, for every way to replay", "[replay]") {
+TEST_CASE("projections equal those of the saved outputs' errors, for every evaluator", "[replay]") {
   const StreamShape s;
   const HeadStream<double> stream = make_stream<double>(s, 5);
   for (const char* method : {"snapkv", "h2o", "uniform", "streaming_llm", "exact"}) {
@@ -67,13 +67,13 @@ TEST_CASE("projections are those of the saved outputs' errors on the gradient, f
         for (int32_t sample = 0; sample < 3; ++sample) {
           const double right = projected(stream, r, h, row, sample);
           CHECK(double(r.projections[(size_t(h) * rows + row) * 3 + size_t(sample)]) == Approx(right).margin(1e-6));
-          if (sample < 2) squares += right * right / 2;  // the last is that of the recorded tokens
+          if (sample < 2) squares += right * right / 2;  // the last sample is that of the recorded tokens
         }
     CHECK(r.measures["kl_head_mean"].value() == Approx(squares / 2 / double(rows - 1)).margin(1e-9));
   }
 }
 
-TEST_CASE("a head whose output the model ignores costs nothing, whatever its errors", "[replay]") {
+TEST_CASE("a head whose output the model ignores has cost 0, whatever its errors", "[replay]") {
   const StreamShape s;
   HeadStream<double> stream = make_stream<double>(s, 5);
   for (uint16_t& g : stream.sensitivity.numbers) g = 0;

@@ -10,7 +10,7 @@
 
 using namespace kvreplay;
 
-TEST_CASE("items that are read ahead come in order, each once", "[read_ahead]") {
+TEST_CASE("items that are read ahead arrive in order, each once", "[read_ahead]") {
   ReadAhead<std::string> items(5, [](size_t i) { return std::to_string(i); });
   for (size_t i = 0; i < 5; ++i) {
     const auto next = items.next();
@@ -49,7 +49,7 @@ TEST_CASE("many threads take every item once", "[read_ahead]") {
   CHECK(std::set<int>(taken.begin(), taken.end()).size() == 200);
 }
 
-TEST_CASE("an item that cannot be read ends the line after those before it, and everybody stops", "[read_ahead]") {
+TEST_CASE("an unreadable item is reported after all earlier items, and then all threads stop", "[read_ahead]") {
   ReadAhead<int> items(10, [](size_t i) {
     if (i == 2) throw std::runtime_error("the third is broken");
     return int(i);
@@ -66,7 +66,7 @@ TEST_CASE("an item that cannot be read ends the line after those before it, and 
   CHECK_FALSE(items.next());
 }
 
-TEST_CASE("what was read ahead for nobody is dropped", "[read_ahead]") {
+TEST_CASE("items read ahead but not taken are dropped", "[read_ahead]") {
   ReadAhead<int> items(10, [](size_t i) { return int(i); });
   CHECK(items.next());
 }

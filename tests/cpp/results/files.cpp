@@ -20,7 +20,7 @@ const std::string kContractColumns =
 
 }  // namespace
 
-TEST_CASE("A number that is none fails its cell instead of reaching a file") {
+TEST_CASE("A number that is not finite fails its cell instead of reaching a file") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   CHECK_FALSE(store.publish(cell_of(0), result_of(std::nan(""))));
@@ -64,7 +64,7 @@ TEST_CASE("Numbers survive the shard file to the last bit") {
   CHECK(row[index_of("bound_holds")] == "1");
 }
 
-TEST_CASE("What is the same for all cells of a process is written with each of them") {
+TEST_CASE("Facts common to all cells of a process are written with each cell") {
   const ScratchDir dir;
   ProcessRecord process;
   process.precision = "double", process.device = "cpu", process.isa = "avx2", process.version = "0.1";
@@ -78,7 +78,7 @@ TEST_CASE("What is the same for all cells of a process is written with each of t
   CHECK(row[index_of("device")] == "cpu");
 }
 
-TEST_CASE("results.meta.json holds what it is given, the units and the counts") {
+TEST_CASE("results.meta.json holds the given facts, the units and the counts") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   store.publish(cell_of(0), result_of(0.5));
@@ -118,7 +118,7 @@ TEST_CASE("Arrays are gathered under the keys of their cells") {
   CHECK(read_dataset(dir.path / "kept.h5", second + "attended_off", shape) == std::vector<double>{0, 1});
 }
 
-TEST_CASE("Temporaries of a killed process of the same name and number are in nobody's way") {
+TEST_CASE("Temporary files of a killed process with equal name and number disturb no other process") {
   const ScratchDir dir;
   fs::create_directories(dir.path);
   const std::string next = temporary_name(dir.path / "t.csv").filename();

@@ -108,7 +108,7 @@ inline Fields row_of(const Store& store, int number) {
   return row;
 }
 
-// While it lives no file grows beyond `bytes`: what a full disk looks like to a program.
+// During its lifetime no file grows beyond `bytes`, which looks like a full disk to the program.
 struct FullDisk {
   rlimit before{};
   explicit FullDisk(rlim_t bytes) {

@@ -48,14 +48,14 @@ Notes notes_on(const std::vector<TableRow>& rows) {
   return notes_of(seen);
 }
 
-// The notes of a kind.
+// The notes of one kind.
 Notes notes_on(const std::vector<TableRow>& rows, NoteKind kind) {
   Notes notes = notes_on(rows);
   std::erase_if(notes, [&](const Note& note) { return note.kind != kind; });
   return notes;
 }
 
-// Three heads, each with numbers of its own.
+// Three heads with different numbers.
 std::vector<TableRow> on_heads(TableRow row) {
   std::vector<TableRow> rows;
   for (int head = 0; head < 3; ++head) {
@@ -108,7 +108,7 @@ TEST_CASE("Sinks and recent tokens of a streaming method fill a budget together,
   CHECK(notes_on(on_heads(row), NoteKind::protection_fills_budget).empty());
 }
 
-TEST_CASE("Where a formula of the layer leaves no more than the window, the cells of those layers are counted") {
+TEST_CASE("If a layer's formula leaves no more than the window, the cells of such layers are counted") {
   TableRow row = snapkv(16, 32);
   row.method = "pyramidkv";
   std::vector<TableRow> rows = on_heads(row);
@@ -137,7 +137,7 @@ TEST_CASE("Instances that are equal in every head are one note at all their budg
   CHECK(notes[0].instances[2].brief == "equals h2o and 1 more");
 }
 
-TEST_CASE("One measure of one head, or its bytes, tells two instances apart; times and theory do not") {
+TEST_CASE("Two instances differ by one measure of one head, or its bytes; times and theory do not count") {
   const std::vector<TableRow> first = on_heads({});
   std::vector<TableRow> second = on_heads({.given = R"({"a":1})"});
   second[1].others = {{"select_s", "1"}, {"bound_log10_tokens", "3"}};
@@ -168,27 +168,27 @@ TEST_CASE("Budgets that hold all tokens are one note for all methods, and no equ
   CHECK(notes[0].cells == 6);
 }
 
-TEST_CASE("A budget that holds the prompt is noted of one-shot methods only") {
+TEST_CASE("A budget that holds the prompt is noted only for one-shot methods") {
   const Notes notes = notes_on(both(on_heads(snapkv(16, 96)), on_heads({.budget = 96})));
   REQUIRE(notes.size() == 1);
   CHECK(notes[0].kind == NoteKind::budget_holds_prompt);
   CHECK(notes[0].instances.size() == 1);
 }
 
-TEST_CASE("A method that evicted nothing is noted unless it holds everything by right") {
+TEST_CASE("A method that evicted nothing is noted unless it may hold everything") {
   const std::map<std::string, std::string> idle = {{"n_evictions", "0"}};
   CHECK(notes_on(on_heads({.others = idle}), NoteKind::nothing_evicted).size() == 1);
   CHECK(notes_on(on_heads({.method = "quest", .others = idle})).empty());
   CHECK(notes_on(on_heads({.method = "hosted_elsewhere", .others = idle})).empty());
 }
 
-TEST_CASE("Sinks that a full sliding window has left are noted") {
+TEST_CASE("Sinks outside a full sliding window are noted") {
   TableRow row{"streaming_llm", "{}", R"({"phase":"stream","allocator":"uniform","sinks":4})"};
   row.others = {{"prompt_full_bytes", "4096"}, {"full_bytes", "4096"}};
   const Notes notes = notes_on(on_heads(row), NoteKind::sinks_leave_window);
   REQUIRE(notes.size() == 1);
   CHECK_THAT(notes[0].text, Catch::Contains("attention sinks leave the layer's sliding window"));
-  row.others["full_bytes"] = "8192";  // it grows: there is no window, or it is not full
+  row.others["full_bytes"] = "8192";  // the cache grows: there is no window, or it is not full
   CHECK(notes_on(on_heads(row), NoteKind::sinks_leave_window).empty());
   row.others["full_bytes"] = "4096", row.params = R"({"phase":"stream","allocator":"uniform","sinks":0})";
   CHECK(notes_on(on_heads(row), NoteKind::sinks_leave_window).empty());
@@ -205,7 +205,7 @@ TEST_CASE("A row format that rewrote no row is noted") {
   CHECK(notes[0].concerned(notes[0].instances[0].label(), 32) == nullptr);
 }
 
-TEST_CASE("A row format that may leave rows as they are, or leaves layers out, is not noted") {
+TEST_CASE("A row format that may leave rows uncoded, or skips layers, is not noted") {
   for (const char* format : {R"("f16")", R"({"full_precision":{"recent":1,"sinks":4},"name":"f16"})",
                              R"({"key":"bf16","value":"source"})", R"({"name":"q4_0","skip_layers":[0]})"}) {
     INFO(format);
@@ -220,7 +220,7 @@ TEST_CASE("A row format that may leave rows as they are, or leaves layers out, i
   CHECK(notes_on(on_heads(row), NoteKind::nothing_quantised).size() == 1);
 }
 
-TEST_CASE("Heads with the same numbers count as one, and the note says which") {
+TEST_CASE("Heads with equal numbers count as one, and the note names them") {
   std::vector<TableRow> rows = on_heads({});
   for (TableRow& row : rows) row.error = 0.25;
   const Notes all = notes_on(rows);
@@ -235,7 +235,7 @@ TEST_CASE("Heads with the same numbers count as one, and the note says which") {
                                              "head 0 = prompt p0, layer 0, kv head 2)"));
 }
 
-TEST_CASE("Heads are not the same for sizes alone, nor different for a formula of their layer") {
+TEST_CASE("Equal sizes alone do not make heads equal, and a layer's formula does not make them different") {
   std::vector<TableRow> exact = on_heads({.method = "exact", .budget = 0});
   for (TableRow& row : exact) row.error = 0;
   CHECK(notes_on(exact).empty());
@@ -256,7 +256,7 @@ TEST_CASE("Heads whose outputs are zero or constant are noted by their place") {
   CHECK_THAT(notes[0].text, Catch::StartsWith("1 of 3 kv heads") && Catch::Contains("kv head 1"));
   CHECK(notes[1].kind == NoteKind::outputs_constant);
   CHECK_THAT(notes[1].text, Catch::Contains("kv head 2"));
-  rows[2].others["kept_mass_mean"] = "0.999999";  // nothing was lost that an output could miss
+  rows[2].others["kept_mass_mean"] = "0.999999";  // almost no mass was missed
   CHECK(notes_on(rows, NoteKind::outputs_constant).empty());
 }
 
@@ -268,7 +268,7 @@ TEST_CASE("A single head of a trace has no interval") {
   CHECK(notes[0].traces == std::vector<std::string>{"t"});
 }
 
-TEST_CASE("Failed cells count for nothing, and rows that name no instance have no notes at all") {
+TEST_CASE("Failed cells are ignored, and rows without an instance have no notes") {
   std::vector<TableRow> rows = both(on_heads({}), on_heads({.given = R"({"a":1})"}));
   rows[4].others = {{"status", "failed"}};
   CHECK(notes_on(rows).empty());
@@ -292,12 +292,12 @@ TEST_CASE("Notes of ten times as many cells take about ten times as long", "[man
     CHECK(notes_of(seen).size() == 1);
     return double(std::clock() - start);
   };
-  (void)seconds_of(1000);  // warm
+  (void)seconds_of(1000);  // warms up
   const double few = seconds_of(10000);
   CHECK(seconds_of(100000) < 40 * few);
 }
 
-TEST_CASE("The notes that are told stand in the folder's record, and there are none while cells are missing") {
+TEST_CASE("Printed notes are in the folder's record, and there are none while cells are missing") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   store.publish(cell_of(0), result_of(0.5));
@@ -305,6 +305,6 @@ TEST_CASE("The notes that are told stand in the folder's record, and there are n
   const Notes told = store.finish(keys_of({cell_of(0)}));
   CHECK(told.size() == 2);  // a single head, and a budget above its tokens
   CHECK(recorded() == json::parse(notes_json(told)));
-  CHECK(store.finish(keys_of({cell_of(0), cell_of(1)})).empty());  // the other head may still come
+  CHECK(store.finish(keys_of({cell_of(0), cell_of(1)})).empty());  // the other head may still be published
   CHECK(recorded().empty());
 }

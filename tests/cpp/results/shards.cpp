@@ -3,7 +3,7 @@
 #include "results/repeats.hpp"
 #include "results/sealed_lines.hpp"
 
-// Lines that workers leave, and what is read from them.
+// Lines that workers write, and how they are read.
 
 using namespace results_test;
 
@@ -13,8 +13,8 @@ ProcessRecord process_of(const char* commit, const char* device = "cpu", const c
   return {"0.1", commit, "single", device, isa, "", 0};
 }
 
-// One line for cell 0, in a file of its own whose name starts with `name`.
-void publish_as(const fs::path& dir, const std::string& name, const ProcessRecord& process, double error) {
+// Publishes one line for cell 0, in a separate file whose name starts with `name`.
+void publish_from(const fs::path& dir, const std::string& name, const ProcessRecord& process, double error) {
   Store(dir, {}, false, process, name).publish(cell_of(0), result_of(error));
 }
 
@@ -29,7 +29,7 @@ Repeats repeats_in(const fs::path& dir, const ProcessRecord& reader) {
 
 }  // namespace
 
-TEST_CASE("A sealed line gives its members back and one that was changed gives nothing") {
+TEST_CASE("A sealed line returns its members, and an altered one returns nothing") {
   const std::string members = R"("key":"k0","row":{"x":1.5})";
   const std::string line = sealed_line(members);
   CHECK(json::parse(line).at("row").at("x") == 1.5);
@@ -43,7 +43,7 @@ TEST_CASE("A sealed line gives its members back and one that was changed gives n
   }
 }
 
-TEST_CASE("A result line with one digit changed counts for nothing and its cell is missing") {
+TEST_CASE("A result line with one altered digit is ignored and its cell is missing") {
   const ScratchDir dir;
   publish_one(dir.path, 0);
   std::string text = text_of(only_shard(dir.path));
@@ -56,23 +56,23 @@ TEST_CASE("A result line with one digit changed counts for nothing and its cell 
   CHECK(folder.done().empty());
 }
 
-TEST_CASE("Of two lines of a cell the first by the name of its file stands") {
+TEST_CASE("If a cell has two lines, the first by the name of its file counts") {
   const ScratchDir dir;
-  publish_as(dir.path, "shard-1", process_of("old", "cpu", "avx512"), 0.25);
-  publish_as(dir.path, "shard-0", process_of("old"), 0.5);
+  publish_from(dir.path, "shard-1", process_of("old", "cpu", "avx512"), 0.25);
+  publish_from(dir.path, "shard-0", process_of("old"), 0.5);
   CHECK(error_column(dir.path, process_of("new")) == "0.5");
 }
 
-TEST_CASE("A line of this build stands before those of others") {
+TEST_CASE("A line of this build takes precedence over those of other builds") {
   const ScratchDir dir;
-  publish_as(dir.path, "shard-0", process_of("old"), 0.5);
-  publish_as(dir.path, "shard-1", process_of("new"), 0.25);
+  publish_from(dir.path, "shard-0", process_of("old"), 0.5);
+  publish_from(dir.path, "shard-1", process_of("new"), 0.25);
   CHECK(error_column(dir.path, process_of("new")) == "0.25");
   CHECK(error_column(dir.path, process_of("old")) == "0.5");
   CHECK(error_column(dir.path, process_of("third")) == "0.5");
 }
 
-TEST_CASE("Failures are counted over all processes and a success ends them") {
+TEST_CASE("Failures are counted over all processes, and a success clears them") {
   const ScratchDir dir;
   for (const char* name : {"shard-0", "shard-1"})
     Store(dir.path, {}, false, process_of("x"), name).publish(cell_of(0), failure());
@@ -86,18 +86,18 @@ TEST_CASE("Failures are counted over all processes and a success ends them") {
   CHECK(mended.shards().repeats.empty());
 }
 
-TEST_CASE("A file whose process took it along while the folder was read holds nothing") {
+TEST_CASE("A file that its process removes while the folder is read counts as empty") {
   const ScratchDir dir;
-  publish_as(dir.path, "a", process_of("new"), 0.5);
+  publish_from(dir.path, "a", process_of("new"), 0.5);
   fs::create_symlink("nowhere", dir.path / "shards" / "b.jsonl");
-  const fs::path itself = dir.path / "attempts" / "b.jsonl";  // there, and yet not to be opened
+  const fs::path itself = dir.path / "attempts" / "b.jsonl";  // exists, but cannot be opened
   fs::create_symlink("b.jsonl", itself);
   CHECK_THROWS_WITH(read_shards(dir.path, ""), Catch::Contains("cannot be read. Is it yours?"));
   fs::remove(itself);
   CHECK(read_shards(dir.path, "").cells.size() == 1);
 }
 
-TEST_CASE("Units that were begun are counted") {
+TEST_CASE("Started units are counted") {
   const ScratchDir dir;
   {
     Store store(dir.path, {}, false, process_of("x"), "shard-0");
@@ -106,47 +106,47 @@ TEST_CASE("Units that were begun are counted") {
   CHECK(ResultsFolder(dir.path, {}, "").shards().begun == std::map<int64_t, int32_t>{{3, 1}, {7, 2}});
 }
 
-TEST_CASE("Repeated cells with equal numbers are counted, whatever time they took") {
+TEST_CASE("Repeated cells with equal numbers are counted, whatever their times") {
   const ScratchDir dir;
   CellResult slow = result_of(0.5);
   slow.measures.attend_s = 100;
   Store(dir.path, {}, false, process_of("x"), "shard-0").publish(cell_of(0), slow);
-  publish_as(dir.path, "shard-1", process_of("x"), 0.5);
+  publish_from(dir.path, "shard-1", process_of("x"), 0.5);
   const Repeats repeats = repeats_in(dir.path, process_of("x"));
   CHECK(repeats.equal == 1);
   CHECK(repeats.elsewhere + repeats.replaced == 0);
 }
 
-TEST_CASE("One path that gave two results is an error that names the column and both files") {
+TEST_CASE("Two different results on one instruction set are an error that names the column and both files") {
   const ScratchDir dir;
-  publish_as(dir.path, "shard-0", process_of("x"), 0.5);
-  publish_as(dir.path, "shard-1", process_of("x"), 0.25);
+  publish_from(dir.path, "shard-0", process_of("x"), 0.5);
+  publish_from(dir.path, "shard-1", process_of("x"), 0.25);
   CHECK_THROWS_AS(repeats_in(dir.path, process_of("x")), InconsistentError);
   CHECK_THROWS_WITH(repeats_in(dir.path, process_of("x")),
                     Catch::Contains("rel_err_out_mean (0.5 and 0.25)") && Catch::Contains("shard-0.") &&
                         Catch::Contains("shard-1.") && Catch::Contains("cpu avx2 single"));
 }
 
-TEST_CASE("Other numbers on another path are counted and the first stands") {
+TEST_CASE("Different results on another instruction set are counted, and the first counts") {
   for (const ProcessRecord& other : {process_of("x", "cpu", "avx512"), process_of("x", "cuda")}) {
     const ScratchDir dir;
-    publish_as(dir.path, "shard-0", process_of("x"), 0.5);
+    publish_from(dir.path, "shard-0", process_of("x"), 0.5);
     CellResult result = result_of(0.25);
-    result.by_cores = other.device == "cpu";
+    result.on_cpu = other.device == "cpu";
     Store(dir.path, {}, false, other, "shard-1").publish(cell_of(0), result);
     CHECK(repeats_in(dir.path, process_of("x")).elsewhere == 1);
   }
 }
 
-TEST_CASE("Results of older builds are replaced by this one's, and two older builds contradict each other") {
+TEST_CASE("Results of older builds are replaced by this build's, and two older builds may contradict each other") {
   const ScratchDir dir;
-  publish_as(dir.path, "shard-0", process_of("old"), 0.5);
-  publish_as(dir.path, "shard-1", process_of("new"), 0.25);
+  publish_from(dir.path, "shard-0", process_of("old"), 0.5);
+  publish_from(dir.path, "shard-1", process_of("new"), 0.25);
   CHECK(repeats_in(dir.path, process_of("new")).replaced == 1);
   CHECK_THROWS_AS(repeats_in(dir.path, process_of("third")), InconsistentError);
 }
 
-TEST_CASE("The table says by what its cells were computed") {
+TEST_CASE("The table says which instruction sets and devices computed its cells") {
   const ScratchDir dir;
   Store store(dir.path, {}, false, process_of("x"));
   store.publish(cell_of(0), result_of(0.5));

@@ -7,7 +7,7 @@
 
 using namespace results_test;
 
-TEST_CASE("What one process published, the next one finds done") {
+TEST_CASE("Cells published by one process are done for the next one") {
   const ScratchDir dir;
   publish_one(dir.path, 0);
   publish_one(dir.path, 1);
@@ -22,14 +22,14 @@ TEST_CASE("A store that publishes nothing leaves no shard") {
   CHECK(fs::is_empty(dir.path / "shards"));
 }
 
-TEST_CASE("A torn last line does not exist and a corrupt line in the middle is counted") {
+TEST_CASE("A truncated last line is ignored and a corrupt line in the middle is counted") {
   const ScratchDir dir;
   publish_one(dir.path, 0);
   const fs::path shard = only_shard(dir.path);
   const std::string good = text_of(shard);
   publish_one(dir.path, 1);
 
-  std::ofstream(shard, std::ios::app) << good.substr(0, good.size() - 1);  // whole but for its end
+  std::ofstream(shard, std::ios::app) << good.substr(0, good.size() - 1);  // complete except for its end
   CHECK(Store(dir.path, {}, false).folder().shards().unreadable_lines == 0);
 
   std::ofstream(shard) << good.substr(0, 30) << "\n"
@@ -74,7 +74,7 @@ TEST_CASE("A cell is done only with the arrays that this run saves") {
   CHECK(Store(dir.path, kept, false).folder().done().empty());
 }
 
-TEST_CASE("Arrays of many cells are one file, and one that was changed is told with its name") {
+TEST_CASE("Arrays of many cells are one file, and an altered file is reported by name") {
   const ScratchDir dir;
   const SaveOptions kept{false, true, false};
   {
@@ -91,7 +91,7 @@ TEST_CASE("Arrays of many cells are one file, and one that was changed is told w
                     Catch::Contains(arrays.filename().string()) && Catch::Contains("were changed or damaged"));
 }
 
-TEST_CASE("Forcing forgets an earlier run and touches nothing else") {
+TEST_CASE("Forcing discards an earlier run and touches nothing else") {
   const ScratchDir dir;
   const SaveOptions kept{false, true, false};
   {
@@ -111,7 +111,7 @@ TEST_CASE("Forcing forgets an earlier run and touches nothing else") {
   for (const char* theirs : {"notes.txt", "shards/notes.txt", "cells/notes.txt"}) CHECK(fs::exists(dir.path / theirs));
 }
 
-TEST_CASE("Cells that a plan does not hold are told in the order of their shards") {
+TEST_CASE("Cells outside a plan are listed in the order of their shards") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   for (const int kv_head : {0, 1}) store.publish(cell_of(kv_head), result_of(0.5));
@@ -128,7 +128,7 @@ TEST_CASE("Two stores of one process write to one directory without harm") {
     b.publish(cell_of(0), result_of(0.5));
     b.publish(cell_of(1), result_of(0.5));
     a.finish(keys_of({cell_of(0), cell_of(1)}));
-    CHECK(lines_of(dir.path / "results.csv").size() == 3);  // what the other published is in the table too
+    CHECK(lines_of(dir.path / "results.csv").size() == 3);  // cells published by the other store are in the table too
   }
   const Store store(dir.path, {}, false);
   CHECK(store.folder().done().size() == 2);
@@ -164,7 +164,7 @@ TEST_CASE("A directory that vanishes during the run is an output error") {
   CHECK_THROWS_AS(store.finish(keys_of({cell_of(0)})), OutputError);
 }
 
-TEST_CASE("A full disk is an output error and spoils no other cell") {
+TEST_CASE("A full disk is an output error and damages no other cell") {
   const ScratchDir dir;
   {
     Store store(dir.path, {}, false);
@@ -207,6 +207,6 @@ TEST_CASE("Arrays that do not fit on the disk leave their cell undone") {
   CHECK(store.folder().done().empty());
   store.publish(cell_of(0), large);
   CHECK(store.folder().done().size() == 1);
-  store.finish(keys_of({cell_of(0)}));  // what the failed attempt has left is in nobody's way
+  store.finish(keys_of({cell_of(0)}));  // remains of the failed attempt do no harm
   CHECK(group_members(dir.path / "outputs.h5", "/") == std::vector<std::string>{cell_of(0).key});
 }

@@ -9,7 +9,7 @@ namespace {
 
 using Size = std::function<std::optional<double>(int32_t)>;
 
-// Answers what the search asks until it is done; how many budgets that took.
+// Answers the search's questions until it is done. Returns the number of budgets it tried.
 size_t tried(ShareSearch& search, const Size& size, double share, int32_t near = 0) {
   std::set<int32_t> all;
   for (auto budgets = search.next(share, near); !budgets.empty(); budgets = search.next(share, near))
@@ -36,27 +36,27 @@ TEST_CASE("A search for a share ends at the largest budget that fits") {
       [](int32_t b) { return (b / 16) * 16 / 1000.0; },             // in chunks
       [](int32_t b) { return b < 300 ? b / 3000.0 : b / 1000.0; },  // a step
       [](int32_t b) { return 0.3 + b * b / 2e6; },                  // a tail, and more than a line
-      [](int32_t b) { return std::min(0.5, b / 1000.0); },          // flat behind the prompt
+      [](int32_t b) { return std::min(0.5, b / 1000.0); },          // flat after the prompt
   };
   for (const Size& size : rising)
     for (const double share : {0.001, 0.05, 0.1, 0.29, 0.4, 0.5, 0.999, 1.0}) {
       ShareSearch search(1, 1000, 0);
       CHECK(tried(search, size, share) < 40);
       CHECK(search.answer(share) == largest(size, share, 1, 1000));
-      ShareSearch from_afar(1, 1000, 0);
-      (void)tried(from_afar, size, share, 137);
-      CHECK(from_afar.answer(share) == largest(size, share, 1, 1000));
+      ShareSearch distant_start(1, 1000, 0);
+      (void)tried(distant_start, size, share, 137);
+      CHECK(distant_start.answer(share) == largest(size, share, 1, 1000));
     }
 }
 
-TEST_CASE("A search that begins where another has ended tries two budgets") {
+TEST_CASE("A search that starts at another search's result tries two budgets") {
   ShareSearch search(1, 1000, 0);
   CHECK(tried(
             search, [](int32_t b) { return b / 1000.0; }, 0.25, 250) == 2);
   CHECK(search.answer(0.25) == 250);
 }
 
-TEST_CASE("Sizes that fall where a block closes are looked for two blocks ahead") {
+TEST_CASE("Sizes may fall where a block closes, so a search looks two blocks ahead") {
   const Size size = [](int32_t b) { return (b / 32 * 8 + b % 32) / 1000.0; };
   ShareSearch search(1, 400, 32);
   (void)tried(search, size, 0.05);
@@ -75,7 +75,7 @@ TEST_CASE("A share below every size has no answer and a floor") {
   CHECK(search.floor() == 0.34 + 8 / 1e5);
 }
 
-TEST_CASE("Budgets that cannot be replayed are passed over") {
+TEST_CASE("Budgets that cannot be replayed are skipped") {
   const Size size = [](int32_t b) { return b < 37 ? std::nullopt : std::optional(b / 1000.0); };
   for (const double share : {0.02, 0.036, 0.037, 0.05, 0.7}) {
     ShareSearch search(1, 1000, 0);

@@ -9,7 +9,7 @@ using namespace kvreplay::test;
 
 namespace {
 
-// One head whose query row t asks for token j with logit logits[t][j]: keys are unit vectors.
+// One head whose query row t has logit logits[t][j] for token j; keys are unit vectors.
 HeadStream<double> written(const std::vector<std::vector<double>>& logits, int32_t prompt) {
   const int32_t n = int32_t(logits.size());
   auto s = make_stream<double>({.tokens = n, .prompt = prompt, .dim = n, .v_dim = 1, .heads = 1});
@@ -28,12 +28,12 @@ const double kRare = std::log(0.005), kSome = std::log(0.5);
 }  // namespace
 
 // Rows as multiples of their largest entry: (1), (1, 0.005), (0.5, 1, 0.005).
-TEST_CASE("sparsity of a written 3 x 3 attention", "[survey]") {
+TEST_CASE("sparsity of a 3 x 3 attention by hand", "[survey]") {
   const AttentionShape a = survey_attention(written({{0}, {0, kRare}, {kSome, 0, kRare}}, 2));
   CHECK(a.rows == 3);
   CHECK(a.sparsity == std::vector<double>{2 / 5.0});          // 2 of the 2 + 3 entries of rows 1 and 2
-  CHECK(a.sparsity_no_sink == std::vector<double>{1 / 3.0});  // of (1), (1, 0.005)
-  CHECK(a.sparsity_masked == std::vector<double>{5 / 9.0});   // and the 3 above the diagonal
+  CHECK(a.sparsity_no_sink == std::vector<double>{1 / 3.0});  // 1 of the 3 entries (1), (1, 0.005)
+  CHECK(a.sparsity_masked == std::vector<double>{5 / 9.0});   // also counts the 3 above the diagonal
   CHECK(a.top1_is_sink == std::vector<double>{0.5});
   CHECK(a.sink_mass[0] == Approx((1 / 1.005 + 0.5 / 1.505) / 2));
   CHECK(a.accumulated[0] == Approx(1 + 1 / 1.005 + 0.5 / 1.505));
@@ -76,7 +76,7 @@ TEST_CASE("a sink logit takes mass and changes no ratio", "[survey]") {
   CHECK(a.sink_mass[0] == Approx((1 / 2.005 + 0.5 / 2.505) / 2));
 }
 
-TEST_CASE("strided query rows count as what they are", "[survey]") {
+TEST_CASE("strided query rows count at their positions", "[survey]") {
   auto s = written({{0}, {0, kRare}, {kSome, 0, kRare}}, 2);
   s.query_row = {-1, -1, 0};
   s.query_rows = 1;
@@ -84,7 +84,7 @@ TEST_CASE("strided query rows count as what they are", "[survey]") {
   const AttentionShape a = survey_attention(s);
   CHECK(a.rows == 1);
   CHECK(a.sparsity == std::vector<double>{1 / 3.0});
-  for (const auto& overlap : a.overlaps) CHECK(overlap.jaccard.empty());  // no row of the prompt
+  for (const auto& overlap : a.overlaps) CHECK(overlap.jaccard.empty());  // there is no row of the prompt
 }
 
 TEST_CASE("a single token has no sparsity, and nothing is divided by zero", "[survey]") {
@@ -126,7 +126,7 @@ TEST_CASE("uniform causal attention by hand, and its known shares", "[survey]") 
   CHECK(sums[0] == Approx(11 / 6.0));
   CHECK(sums[1] == Approx(5 / 6.0));
   CHECK(sums[2] == Approx(1 / 3.0));
-  // A share f of n tokens holds about f (1 - ln f): 0.20 of the top 5 %, 0.52 of the top 20 %.
+  // The top share f of n tokens holds about f (1 - ln f): 0.20 for the top 5 %, 0.52 for the top 20 %.
   const auto s = make_stream<double>({.tokens = 2000, .prompt = 100, .dim = 1, .v_dim = 1, .heads = 1});
   const std::vector<double> shares = top_shares(uniform_column_sums(s));
   CHECK(shares[1] == Approx(0.05 * (1 - std::log(0.05))).epsilon(0.01));
@@ -144,7 +144,7 @@ TEST_CASE("attention without preference has the shares of the null", "[survey]")
   }
 }
 
-TEST_CASE("a power law and an exponential are told apart", "[survey]") {
+TEST_CASE("a power law is distinguished from an exponential", "[survey]") {
   std::vector<double> power, exponential;
   for (int r = 1; r <= 50; ++r) {
     power.push_back(std::pow(r, -1.5));

@@ -31,7 +31,7 @@ double distance(const Points& points, int32_t dim, size_t i, size_t j) {
   return std::sqrt(s);
 }
 
-// SubGen's rule as the paper words it: the nearest representative within the radius, else a new one.
+// SubGen's rule as in the paper: a point joins the nearest representative within the radius, else becomes a new one.
 std::vector<int64_t> counts_by_hand(const Points& points, int32_t dim, double radius) {
   std::vector<size_t> representatives;
   std::vector<int64_t> counts;
@@ -44,7 +44,7 @@ std::vector<int64_t> counts_by_hand(const Points& points, int32_t dim, double ra
   return counts;
 }
 
-// The smallest radius with which k of the points cover all of them, by trying every choice.
+// The smallest radius with which k of the points cover all points, by trying every choice.
 double best_radius(const Points& points, int32_t dim, int32_t k) {
   const size_t n = points.size() / size_t(dim);
   double best = std::numeric_limits<double>::infinity();
@@ -64,7 +64,7 @@ double best_radius(const Points& points, int32_t dim, int32_t k) {
 
 }  // namespace
 
-// 0, 1, 2, 10: from 0 the farthest is 10, then 2 (distance 2), then 1.
+// Points 0, 1, 2, 10: from 0 the farthest is 10, then 2 (distance 2), then 1.
 TEST_CASE("farthest-first on a line takes the ends first", "[survey]") {
   const Points line = {0, 1, 2, 10};
   const KCenter c = farthest_first(line, 1, 256);
@@ -73,7 +73,7 @@ TEST_CASE("farthest-first on a line takes the ends first", "[survey]") {
   CHECK(c.mean_distance == std::vector<double>{13 / 4.0, 3 / 4.0, 1 / 4.0, 0});
 }
 
-TEST_CASE("of two farthest points the first becomes the centre", "[survey]") {
+TEST_CASE("if two points are farthest, the first becomes the centre", "[survey]") {
   const KCenter c = farthest_first(Points{0, 3, -3, 1}, 1, 3);
   CHECK(c.centers == std::vector<int32_t>{0, 1, 2});
   CHECK(c.radii == std::vector<double>{3, 3, 1});
@@ -177,7 +177,7 @@ TEST_CASE("shares count the 16 largest directions", "[survey]") {
   CHECK(*s.effective_rank == Approx(20));
 }
 
-TEST_CASE("un-rotated keys are what the rotary embedding was given", "[survey]") {
+TEST_CASE("un-rotated keys equal the keys before the rotary embedding", "[survey]") {
   for (const bool interleaved : {false, true}) {
     auto stream = make_stream<double>({.tokens = 20, .prompt = 10, .dim = 6}, 4);
     const Points before = stream.keys;
@@ -202,7 +202,7 @@ TEST_CASE("un-rotated keys are what the rotary embedding was given", "[survey]")
   }
 }
 
-TEST_CASE("without rotary embedding the un-rotated keys are the keys; unrecorded, there are none", "[survey]") {
+TEST_CASE("without rotary embedding un-rotated keys equal the keys; if it is unrecorded there are none", "[survey]") {
   const auto stream = make_stream<double>({.tokens = 20, .prompt = 10});
   REQUIRE(stream.inv_freq.empty());
   const std::vector<PointView> none = views_of(stream, false), held = views_of(stream, true);
@@ -236,8 +236,8 @@ TEST_CASE("a single token is a cluster without growth or spectrum", "[survey]") 
   CHECK_FALSE(c.effective_rank.has_value());
 }
 
-// tests/golden/README.md: a plain float64 implementation's k-center and cluster counts after every token.
-TEST_CASE("recorded k-centers and cluster counts are met", "[survey]") {
+// tests/golden/README.md: k-centers and cluster counts after every token, from a plain float64 implementation.
+TEST_CASE("k-centers and cluster counts equal the recorded ones", "[survey]") {
   const std::filesystem::path file = std::filesystem::path(KVREPLAY_SOURCE_DIR) / "tests/golden/oracle_dev.h5";
   for (const std::string name : {"L7h0n512", "synth256"}) {
     const std::string place = "cases/" + name + "/";

@@ -45,7 +45,7 @@ TEST_CASE("Each line of a manifest names one cell") {
   CHECK(json::parse(planned.manifest.cells.at(6)).at("seed") == 1);
 }
 
-TEST_CASE("A plan has the name of its cells, wherever its files lie and however it is run") {
+TEST_CASE("A plan's name depends only on its cells, not on paths or how it is run") {
   const Folder a, b;
   const std::string name = plan_of(a, kTwoBudgets).manifest.name;
   CHECK(plan_of(b, kTwoBudgets + std::string("run: {jobs: 3}\n")).manifest.name == name);
@@ -66,7 +66,7 @@ TEST_CASE("Units are kv heads, and layers where a method decides for a whole one
   CHECK(layers[1].cells == 4);
 }
 
-TEST_CASE("A manifest that was changed is refused") {
+TEST_CASE("An altered manifest is refused") {
   const Folder folder;
   const Planned planned = plan_of(folder, kTwoBudgets);
   const fs::path file = write_manifest(folder / "out", planned.manifest);
@@ -84,7 +84,7 @@ TEST_CASE("A manifest that was changed is refused") {
   CHECK(read_manifest(folder / "out").name == planned.manifest.name);
 }
 
-TEST_CASE("A directory holds one plan, and the same one may be written again") {
+TEST_CASE("A directory holds one plan, which may be written again") {
   const Folder folder;
   write_manifest(folder / "out", plan_of(folder, kTwoBudgets).manifest);
   write_manifest(folder / "out", plan_of(folder, kTwoBudgets).manifest);
@@ -93,9 +93,9 @@ TEST_CASE("A directory holds one plan, and the same one may be written again") {
   CHECK_THROWS_WITH(read_manifest(folder / "nothing"), Catch::Contains("holds no plan"));
 }
 
-TEST_CASE("Every method's cells come back from a manifest with their keys") {
+TEST_CASE("Every method's cells are restored from a manifest with their keys") {
   const Folder folder;
-  // They ask for the tokens' text; for a radius; for a file; for passes that are not recorded; for smaller sinks.
+  // In order, these need the tokens' text, a radius, a file, passes that are not recorded (two methods), smaller sinks.
   const std::set<std::string> apart = {"fastgen", "subgen_stream", "external", "kvzip", "kvzip_plus", "pqcache"};
   std::string methods =
       "{name: subgen_stream, delta_rel: 0.5, epsilon: [0.1, 0.2]}, "
@@ -110,14 +110,14 @@ TEST_CASE("Every method's cells come back from a manifest with their keys") {
   CHECK(work_keys(work) == keys_of(planned.cells));
 }
 
-TEST_CASE("A configuration without a budget comes back from a manifest") {
+TEST_CASE("A configuration without a budget is restored from a manifest") {
   const Folder folder;
   const Planned planned = plan_of(folder, "methods: [exact]\n");
   CHECK(work_keys(open_units(planned.manifest, everything(planned.manifest), registry(), {})) ==
         keys_of(planned.cells));
 }
 
-TEST_CASE("Units come back alone and in the order that was asked for") {
+TEST_CASE("Single units are restored in the requested order") {
   const Folder folder;
   const Planned planned = plan_of(folder, kTwoBudgets);
   ShardRequest request;
@@ -130,7 +130,7 @@ TEST_CASE("Units come back alone and in the order that was asked for") {
   CHECK(work.unit_of.at(work.cells.back().key) == 1);
 }
 
-TEST_CASE("Another trace under the planned path is a problem and no result") {
+TEST_CASE("Another trace at the planned path is a problem and gives no result") {
   const Folder folder;
   const Planned planned = plan_of(folder, kTwoBudgets);
   fs::remove(folder / "t.h5");
@@ -142,7 +142,7 @@ TEST_CASE("Another trace under the planned path is a problem and no result") {
   CHECK(work.exit_code == 3);
 }
 
-TEST_CASE("A file that the configuration names and that has changed is a problem") {
+TEST_CASE("A changed file of the configuration is a problem") {
   const Folder folder;
   write_bytes(folder / "b.csv", "40,40\n40,40\n");
   const Planned planned = plan_of(folder, "methods: [{name: h2o, allocator: 'file:b.csv'}]\nbudget: {tokens: [40]}\n");

@@ -16,7 +16,7 @@ std::vector<SweepUnit> units_with(const std::vector<double>& costs) {
   return units;
 }
 
-// A plan of cells 0, 1, 2, ... (results_fixture.hpp), one a unit.
+// A plan of cells 0, 1, 2, ... (results/fixture.hpp), one per unit.
 Manifest manifest_of(int cells) {
   Manifest m;
   for (int i = 0; i < cells; ++i) m.cells.push_back("{\"key\":\"" + results_test::cell_of(i).key + "\"}");
@@ -46,20 +46,20 @@ TEST_CASE("Every unit is in exactly one shard, whatever the number of shards") {
   }
 }
 
-TEST_CASE("A shard is written i/N") {
+TEST_CASE("The notation of a shard is i/N") {
   CHECK(parse_shard("3/20").index == 3);
   CHECK(parse_shard("3/20").count == 20);
   for (const char* wrong : {"", "3", "3/", "/3", "3/3", "-1/3", "0/0", "1/2/3", "a/b", "0/99999999999", "0 /2"})
     CHECK_THROWS_WITH(parse_shard(wrong), Catch::Contains("must be i/N"));
 }
 
-TEST_CASE("Ranges are written as job arrays take them") {
+TEST_CASE("Ranges have the notation of job arrays") {
   CHECK(ranges_text({}).empty());
   CHECK(ranges_text({4}) == "4");
   CHECK(ranges_text({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8");
 }
 
-TEST_CASE("A status counts what is done, failed, parked and missing") {
+TEST_CASE("A status counts done, failed, parked and missing cells") {
   const results_test::ScratchDir dir;
   Store store(dir.path, {}, false, ProcessRecord{"0.1", "old", "", "", "", "", 0});
   store.publish(results_test::cell_of(0), results_test::result_of(0.5));
@@ -88,7 +88,7 @@ TEST_CASE("A sweep is complete when every cell is done or has failed for good") 
   CHECK(missing_shards(manifest_of(2), store.folder(), 2).empty());
 }
 
-TEST_CASE("A job array's script has what the job was given") {
+TEST_CASE("A job array's script contains the job's settings") {
   SlurmJob job;
   job.name = "kvreplay-small", job.program = "/opt/kv replay/kvreplay", job.out = "/data/out";
   job.shards = 20, job.array = "0-3,7", job.at_once = 6, job.cpus = 8, job.memory_mb = 900, job.limit_s = 3600;
@@ -112,18 +112,18 @@ TEST_CASE("A job array's script has what the job was given") {
                                                       "[ $code -eq 75 ] && exec again\nexit $code\n"));
 }
 
-TEST_CASE("Odd names and paths are written as Slurm reads them, or refused") {
+TEST_CASE("Odd names and paths are escaped for Slurm, or refused") {
   SlurmJob job;
   job.name = "kvreplay-a b'c\n#d", job.out = "/data/50% done";
   CHECK_THAT(slurm_array_script(job), Catch::Contains("--job-name=kvreplay-a_b_c__d\n") &&
                                           Catch::Contains("--output=\"/data/50%% done/slurm/%A_%a.log\"\n") &&
                                           Catch::Contains("sweep work '/data/50% done' --shard"));
-  CHECK(slurm_cannot_take(job).empty());
+  CHECK(slurm_problem(job).empty());
   job.directives = {"--gres=gpu:1", "--partition=long"};
   CHECK_THAT(slurm_merge_script(job), !Catch::Contains("gres") && Catch::Contains("--partition=long"));
   for (const char* odd : {"/a\"b", "/a\nb", "/a\\b"}) {
     job.out = odd;
-    CHECK_THAT(slurm_cannot_take(job), Catch::Contains("cannot hold quotes"));
+    CHECK_THAT(slurm_problem(job), Catch::Contains("cannot hold quotes"));
   }
 }
 

@@ -2,7 +2,7 @@
 
 #include "theory/buzz.hpp"
 
-// BUZZ's sizes by hand. That the policy follows them for 20000 steps: methods_stream.cpp.
+// BUZZ's sizes by hand. methods/stream.cpp tests that the policy follows them for 20000 steps.
 
 using kvreplay::theory::Buzz;
 using kvreplay::theory::buzz_threshold_to_window;
@@ -50,10 +50,10 @@ TEST_CASE("BUZZ attends k + w + T + 1, its paper variant one less, and more afte
   CHECK(paper.peak_attended() == 179);
   CHECK(buzz.after_prompt(900) == 54 + 282);
   CHECK(buzz.peak_attended(900) == 337);
-  CHECK(buzz.after_prompt(179) == 179);  // a middle of 125 stays
+  CHECK(buzz.after_prompt(179) == 179);  // a middle of 125 is not thinned
   CHECK(buzz.after_prompt(180) == 54 + 42);
   CHECK(buzz.peak_attended(180) == 180);
-  CHECK(Buzz::of(4, 50, 3, 1, kReference).peak_kept() == 56);  // two that no pass makes fewer
+  CHECK(Buzz::of(4, 50, 3, 1, kReference).peak_kept() == 56);  // two tokens that no pass can thin
 }
 
 TEST_CASE("BUZZ's parameter rule, and strides that it cannot bound", "[theory]") {
@@ -75,7 +75,7 @@ TEST_CASE("BUZZ's limit stays near the fixed point for all strides and threshold
       const auto [low, high] = buzz.limit();
       CHECK(low <= high);
       CHECK(double(low) >= buzz.fixed_point());
-      // ceilings, and the one token more that `reference` waits for, add less than 2 + 1/s a pass
+      // ceilings, and the extra token that `reference` waits for, add less than 2 + 1/s per pass
       const double shrinks = 1 - 1.0 / double(buzz.old_step) + 1.0 / double(stride);
       CHECK(double(high) <= buzz.fixed_point() + (2 + 1.0 / double(stride)) / shrinks);
     }

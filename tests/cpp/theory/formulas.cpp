@@ -10,12 +10,12 @@
 #include "theory/walk.hpp"
 #include "trace/h5_file.hpp"
 
-// The papers' formulas against numbers by hand; long ones with 40 digits of decimal arithmetic.
+// The papers' formulas against numbers by hand; long ones were computed with 40 digits of decimal arithmetic.
 
 using namespace kvreplay;
 using theory::LogNumber;
 
-TEST_CASE("a number with its logarithm survives what a double does not", "[theory]") {
+TEST_CASE("a number stored by its logarithm exceeds the range of a double", "[theory]") {
   const LogNumber huge = LogNumber::exp(800) * LogNumber::exp(800), tiny = LogNumber(1) / huge;
   CHECK(huge.ln() == Approx(1600));
   CHECK_FALSE(huge.plain());
@@ -30,7 +30,7 @@ TEST_CASE("a number with its logarithm survives what a double does not", "[theor
   CHECK((LogNumber(0) + 3.0).plain() == 3);
 }
 
-TEST_CASE("a plain value is given below 10^15, and rounding up stops there", "[theory]") {
+TEST_CASE("a plain value exists below 10^15, and rounding up stops there", "[theory]") {
   CHECK(LogNumber(999999999999999.0).plain() == 999999999999999.0);
   CHECK_FALSE(LogNumber(1e15).plain());
   CHECK(LogNumber(18.42).ceil().plain() == 19);
@@ -39,7 +39,7 @@ TEST_CASE("a plain value is given below 10^15, and rounding up stops there", "[t
   CHECK(LogNumber(1000).log10() == 3);
 }
 
-// eps 1/2, delta r = 0: t = ceil(4 ln 100) = ceil(18.42), s = 4 * 8.
+// With eps 1/2 and delta r = 0: t = ceil(4 ln 100) = ceil(18.42), s = 4 * 8.
 TEST_CASE("SubGen's samples, slots, rows, numbers and time by hand", "[theory]") {
   const auto sizes = theory::SubGen::of(0.5, 0, 7, 100, 8);
   CHECK(sizes.t.plain() == 19);

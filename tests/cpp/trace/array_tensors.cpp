@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kTokens = 10, kWidth = 6;
 
-// [heads, rows, width] in C order over `numbers`, which outlive it.
+// A view [heads, rows, width] in C order over `numbers`, which must exist as long as the view.
 ArrayView view_of(const std::vector<float>& numbers, int64_t heads, int64_t rows, int64_t width) {
   return {DType::float32, {heads, rows, width}, numbers.data(), {rows * width, width, 1}, {}};
 }
@@ -56,7 +56,7 @@ std::vector<float> head_of(const std::vector<float>& all, int64_t head) {
 
 }  // namespace
 
-TEST_CASE("arrays say what a file of the same numbers would say", "[arrays]") {
+TEST_CASE("arrays give the description of a file with equal numbers", "[arrays]") {
   Arrays a;
   take_shapes(a.trace);
   const ArrayTensors tensors(a.trace);
@@ -73,7 +73,7 @@ TEST_CASE("arrays say what a file of the same numbers would say", "[arrays]") {
   CHECK_THROWS_WITH(tensors.layer("p0", 4), Contains("holds no layer 4. It holds 3"));
 }
 
-TEST_CASE("any order of the axes is read in place", "[arrays]") {
+TEST_CASE("any order of axes is read in place", "[arrays]") {
   Arrays a;
   std::vector<float> turned(a.k.size());  // [width, rows, heads]
   for (int64_t h = 0; h < 2; ++h)
@@ -85,7 +85,7 @@ TEST_CASE("any order of the axes is read in place", "[arrays]") {
   CHECK(a.keys(1) == head_of(a.k, 1));
 }
 
-TEST_CASE("halves are widened without rounding, wherever they are fetched from", "[arrays]") {
+TEST_CASE("halves are widened without rounding, from memory or by fetch", "[arrays]") {
   const DType type = GENERATE(DType::float16, DType::bfloat16);
   Arrays a;
   std::vector<uint16_t> bits;
@@ -101,16 +101,16 @@ TEST_CASE("halves are widened without rounding, wherever they are fetched from",
   CHECK(a.keys(1) == head_of(a.k, 1));
 }
 
-TEST_CASE("a number that no product survives is named with its place", "[arrays]") {
+TEST_CASE("a number that overflows in products is reported with its place", "[arrays]") {
   Arrays a;
   a.k[size_t((1 * kTokens + 4) * kWidth + 2)] = NAN;
   CHECK(a.keys(0) == head_of(a.k, 0));
   CHECK_THROWS_WITH(a.keys(1), Contains("prompt p0, layer 3: k holds NaN at head 1, token 4, coordinate 2"));
 }
 
-TEST_CASE("shapes that do not fit together are told with their remedy", "[arrays]") {
+TEST_CASE("shapes that do not fit together are reported with a remedy", "[arrays]") {
   Arrays a;
-  SECTION("as they should be") { CHECK(a.problem() == "no error"); }
+  SECTION("valid shapes") { CHECK(a.problem() == "no error"); }
   SECTION("values of other tokens") {
     a.layer().v.extents[1] = 9;
     CHECK_THAT(a.problem(), Contains("k is [2, 10, 6] and v is [2, 9, 5]: heads and tokens must agree"));

@@ -14,7 +14,7 @@ namespace {
 
 const std::string kLayer = "prompts/p0/layers/003";
 
-// The message of the TraceError that opening `file` and reading all of it ends in; empty if it is sound.
+// Opens `file` and reads all of it. Returns the message of the TraceError; empty if the file is sound.
 std::string error_of(const std::filesystem::path& file) {
   try {
     const Trace trace(file);
@@ -35,7 +35,7 @@ std::string error_of(const std::filesystem::path& file) {
     return "";
   } catch (const TraceError& error) {
     REQUIRE(error.exit_code() == 3);
-    REQUIRE_THAT(error.what(), Catch::Contains(on_one_line(file.filename().string())) || Catch::Contains("layer.h5"));
+    REQUIRE_THAT(error.what(), Catch::Contains(single_line(file.filename().string())) || Catch::Contains("layer.h5"));
     return error.what();
   }
 }
@@ -50,7 +50,7 @@ SmallTrace with(std::function<void(H5Output&)> more) { return SmallTrace{.more =
 struct Broken {
   std::string what;
   SmallTrace trace;
-  std::string message;  // a part of it
+  std::string message;  // a part of the message
 };
 
 TEST_CASE("The small trace of these tests is sound") { CHECK(error_of(SmallTrace{}) == ""); }
@@ -124,7 +124,7 @@ TEST_CASE("Every field of rope_json is checked") {
              Catch::Contains(message));
 }
 
-TEST_CASE("A number that attention cannot be computed with is an error that names head and token") {
+TEST_CASE("A number that attention cannot use is an error that names head and token") {
   const auto [name, bad, said] =
       GENERATE(table<std::string, float, std::string>({{"q", std::numeric_limits<float>::quiet_NaN(), ": NaN at"},
                                                        {"k", std::numeric_limits<float>::infinity(), ": infinity at"},
@@ -179,7 +179,7 @@ TEST_CASE("Tensors of other types are refused with their name") {
   CHECK_THAT(error_of(small), Catch::Contains(kLayer + "/v: holds an integer type of 8 bytes"));
 }
 
-TEST_CASE("What is no trace file at all is refused by name") {
+TEST_CASE("A file that is not a trace is refused by name") {
   const Folder folder;
   write_bytes(folder / "text.h5", "not a trace\n");
   write_bytes(folder / "empty.h5", "");
@@ -229,7 +229,7 @@ TEST_CASE("A flipped bit in a tensor with Fletcher-32 is found") {
   CHECK_THAT(problems[0], Catch::Contains(kLayer + "/k"));
 }
 
-TEST_CASE("A recorded sha256 that disagrees is what the deep check finds") {
+TEST_CASE("The deep check finds a wrong recorded sha256") {
   const Folder folder;
   const Trace trace(
       with([](H5Output& f) { f.attribute(kLayer + "/v", "sha256", std::string(64, '0')); }).write(folder / "t.h5"));
@@ -288,7 +288,7 @@ TEST_CASE("An index of external links reads like one file") {
   CHECK(keys[13] == marked(1, 2, 1));
 }
 
-TEST_CASE("External links that lead nowhere, outside, or in circles are errors") {
+TEST_CASE("External links to missing files, outside files, or in circles are errors") {
   const Folder folder;
   const std::filesystem::path index = SmallTrace{}.write(folder / "index.h5");
   SECTION("a missing file") {

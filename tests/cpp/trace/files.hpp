@@ -13,7 +13,7 @@
 
 namespace kvreplay {
 
-// A folder of its own that goes away with the test.
+// A folder that is removed at the end of the test.
 class Folder {
  public:
   Folder() {
@@ -41,7 +41,7 @@ inline void write_bytes(const std::filesystem::path& file, const std::string& by
   std::ofstream(file, std::ios::binary) << bytes;
 }
 
-// A float that tells where it stands and is exact in every dtype: small whole numbers.
+// A float that encodes its place and is exact in every dtype: a small whole number.
 inline float marked(int64_t head, int64_t row, int64_t column) {
   return static_cast<float>(head * 64 + row % 8 * 8 + column) * (row % 2 == 0 ? 1.0f : -1.0f);
 }
@@ -54,10 +54,10 @@ inline std::vector<float> marked_tensor(int64_t heads, int64_t rows, int64_t wid
   return x;
 }
 
-// The smallest trace, as a script would write it; tests leave out or replace what they are about.
+// The smallest trace, as a script would write it. Tests omit or replace single parts.
 struct SmallTrace {
   std::vector<int64_t> q = {4, 10, 6}, k = {2, 10, 6}, v = {2, 10, 5};
-  std::function<void(H5Output&)> more = [](H5Output&) {};  // the last word
+  std::function<void(H5Output&)> more = [](H5Output&) {};  // called last
   bool schema = true, scaling = true;
 
   std::filesystem::path write(const std::filesystem::path& path) const {

@@ -10,7 +10,7 @@
 namespace kvreplay {
 namespace {
 
-// The definition of IEEE 754 binary16, by arithmetic.
+// IEEE 754 binary16 by its definition, with arithmetic.
 double half_by_definition(uint16_t bits) {
   const double sign = bits & 0x8000 ? -1 : 1;
   const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
@@ -40,9 +40,9 @@ TEST_CASE("Narrowing undoes widening for every number of both 16-bit formats") {
 }
 
 TEST_CASE("Narrowing to float16 rounds to nearest, ties to even") {
-  CHECK(narrow_float16(1 + 0x1p-11f) == 0x3C00);  // half way between 1 and the next: even is 1
+  CHECK(narrow_float16(1 + 0x1p-11f) == 0x3C00);  // half way between 1 and the next number: 1 is even
   CHECK(narrow_float16(1 + 0x1p-11f + 0x1p-20f) == 0x3C01);
-  CHECK(narrow_float16(1 + 3 * 0x1p-11f) == 0x3C02);  // half way, even is above
+  CHECK(narrow_float16(1 + 3 * 0x1p-11f) == 0x3C02);  // half way: the number above is even
   CHECK(narrow_float16(0x1p-25f) == 0x0000);          // half of the smallest subnormal
   CHECK(narrow_float16(0x1.8p-25f) == 0x0001);
   CHECK(narrow_float16(0x1.ffep-15f) == 0x0400);  // rounds up into the normal numbers

@@ -10,7 +10,7 @@
 namespace kvreplay {
 namespace {
 
-// Behind a layer [4, 10, 6], [2, 10, 6]: three rows, generated behind its first eight tokens.
+// A layer [4, 10, 6], [2, 10, 6] with three rows that were generated after its first eight tokens.
 struct Ahead {
   std::vector<int64_t> q = {4, 3, 6};
   std::vector<int32_t> tokens = {5, 6, 7};
@@ -54,7 +54,7 @@ std::string refused(const Change& change) {
   return "";
 }
 
-TEST_CASE("Rows that were generated behind a cut prompt are told, and their names are known") {
+TEST_CASE("Rows generated after a cut prompt are reported, and their names are known") {
   const Folder folder;
   const Trace trace = ahead_trace(folder, {});
   const LookaheadInfo& ahead = trace.prompt("p0").lookahead;
@@ -78,7 +78,7 @@ TEST_CASE("A trace without generated rows says so, and how they are recorded") {
   CHECK(trace.prompt("p0").lookahead.rows == 0);
   CHECK_THAT(inspect_json(trace), Catch::Contains("\"lookahead\": null"));
   std::vector<float> rows(18);
-  CHECK_THROWS_WITH(trace.read_lookahead_queries("p0", 3, 0, rows), Catch::Contains("kvdump --lookahead"));
+  CHECK_THROWS_WITH(trace.read_lookahead_queries("p0", 3, 0, rows), Catch::Contains("kvreplay record --lookahead"));
 }
 
 TEST_CASE("Generated rows that do not fit layer or prompt are an error that names them") {
@@ -93,7 +93,7 @@ TEST_CASE("Generated rows that do not fit layer or prompt are an error that name
   CHECK_THAT(refused([](Ahead& a) { a.window = 5; }), Contains("003/lookahead_q") && Contains("sliding window of 5"));
 }
 
-TEST_CASE("The deep check reads generated rows, and a reader names the row that is no number") {
+TEST_CASE("The deep check reads generated rows, and a reader names the row that is NaN") {
   const Folder folder;
   Ahead ahead;
   ahead.number = std::numeric_limits<float>::quiet_NaN();

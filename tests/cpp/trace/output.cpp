@@ -8,7 +8,7 @@
 namespace kvreplay {
 namespace {
 
-TEST_CASE("Arrays of every type and rank come back as they were written") {
+TEST_CASE("Arrays of every type and rank are read as they were written") {
   const Folder folder;
   std::vector<double> big(64 * 1000);
   std::iota(big.begin(), big.end(), 0.25);
@@ -51,7 +51,7 @@ TEST_CASE("An output that is not closed leaves nothing behind") {
   CHECK(read_bytes(folder / "out.h5") == "old");
 }
 
-TEST_CASE("The same numbers make the same file") {
+TEST_CASE("Equal numbers make equal files") {
   const Folder folder;
   for (const char* name : {"a.h5", "b.h5"}) {
     H5Output file(folder / name);
@@ -85,7 +85,7 @@ TEST_CASE("An output that cannot be written is an error that names it") {
   CHECK_THROWS_WITH(H5Output(folder / "no folder/out.h5"), Catch::Contains("no folder/out.h5"));
 }
 
-TEST_CASE("Reading what a file does not hold is an error that names file and dataset") {
+TEST_CASE("Reading a missing dataset is an error that names file and dataset") {
   const Folder folder;
   const std::vector<double> numbers(100, 1.0);
   H5Output file(folder / "out.h5");

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kRows = 2500;  // more than two chunks of 1024 rows
 constexpr int64_t kDim = 6, kValueDim = 3;
 
-// Zeros, the smallest and the largest that a trace may hold.
+// Zeros, and the smallest and the largest numbers that a trace may hold.
 std::vector<float> special_values(DType type) {
   std::vector<float> x = {0.0f, -0.0f, 1.0f, -1.0f, 0x1p-24f, -0x3p-24f, 0x1p-14f, 65504.0f, 0.333251953125f, 1.5f};
   if (type == DType::bfloat16)
@@ -56,7 +56,7 @@ void check_head(std::span<const float> found, int64_t head, int64_t width, DType
     REQUIRE(std::bit_cast<uint32_t>(found[i]) == std::bit_cast<uint32_t>(expected[i]));
 }
 
-TEST_CASE("A trace of every dtype comes back bit for bit, head by head") {
+TEST_CASE("A trace of every dtype is read bit for bit, head by head") {
   const DType type = GENERATE(DType::float32, DType::float16, DType::bfloat16);
   const Folder folder;
   const Trace trace(write_trace(folder / "t.h5", type));
@@ -131,7 +131,7 @@ TEST_CASE("The computed trace_id follows the content, not the name or the layout
   CHECK(id("d.h5", SmallTrace{.v = {2, 10, 4}}) != id("a.h5", same));
 }
 
-TEST_CASE("What a layer records about itself is read") {
+TEST_CASE("The attributes of a layer are read") {
   const Folder folder;
   const std::string layer = "prompts/p0/layers/003";
   const std::vector<int32_t> rows = {0, 2, 4, 9}, tokens = {5, 4, 3, 2, 1, 0, 9, 8, 7, 6},
@@ -147,7 +147,7 @@ TEST_CASE("What a layer records about itself is read") {
     f.write("prompts/p0/token_class", std::span<const int32_t>(classes), {10});
     f.write("prompts/p0/position_ids", std::span<const int32_t>(positions), {10});
     f.attribute("prompts/p0", "n_prompt", int64_t{7});
-    f.attribute("/", "n_layers", 30.0);  // a float where an int is usual
+    f.attribute("/", "n_layers", 30.0);  // a float instead of the usual int
     f.attribute("/", "model", std::string("tiny"));
     f.attribute("/", "trace_id", std::string("abc"));
     f.attribute(layer, "sliding_window", int64_t{8});
@@ -243,7 +243,7 @@ TEST_CASE("The recorded gradient is read sample by sample and head by head") {
   CHECK_FALSE(layer.gradient_recorded);
 }
 
-TEST_CASE("The gradient of the recorded tokens is read behind the samples") {
+TEST_CASE("The gradient of the recorded tokens is read after the samples") {
   const Folder folder;
   SmallTrace small;
   std::vector<int64_t> shape = {4, 3, 5};
@@ -315,10 +315,10 @@ TEST_CASE("A layer without a gradient says how to record one") {
   const Trace trace(SmallTrace().write(folder / "t.h5"));
   CHECK(trace.gradient_rows("p0", 3).empty());
   std::vector<float> one;
-  CHECK_THROWS_WITH(trace.read_gradient("p0", 3, 0, 0, one), Catch::Contains("kvdump --with-gradient"));
+  CHECK_THROWS_WITH(trace.read_gradient("p0", 3, 0, 0, one), Catch::Contains("kvreplay record --with-gradient"));
 }
 
-TEST_CASE("A prompt or layer that the trace does not hold is an error that lists what it holds") {
+TEST_CASE("A prompt or layer that the trace lacks is an error that lists those it has") {
   const Folder folder;
   const Trace trace(SmallTrace{}.write(folder / "t.h5"));
   CHECK_THROWS_WITH(trace.layer("p0", 5), Catch::Contains("no layer 5. It holds 3"));

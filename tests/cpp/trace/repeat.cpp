@@ -10,7 +10,7 @@
 namespace kvreplay {
 namespace {
 
-// Of a layer [4, 10, 6], [2, 10, 6]: tokens 0..3 and 4..7 repeated by rows 0..4 and 5..11.
+// A layer [4, 10, 6], [2, 10, 6] whose tokens 0..3 and 4..7 are repeated by rows 0..4 and 5..11.
 struct Repeated {
   std::vector<int32_t> rows = {0, 5, 12}, ctx = {0, 4, 8}, tokens = std::vector<int32_t>(12, 1);
   std::vector<int64_t> q = {4, 12, 6}, k = {2, 12, 6}, norm = {12};
@@ -65,7 +65,7 @@ Repeated with(const Change& change) {
   return repeated;
 }
 
-TEST_CASE("A repeated context is told with its chunks, and its names are known") {
+TEST_CASE("A repeated context is reported with its chunks, and its names are known") {
   const Folder folder;
   const Trace trace = opened(folder, {});
   const RepeatInfo& repeat = trace.prompt("p0").repeat;
@@ -89,7 +89,7 @@ TEST_CASE("A trace that repeats nothing says so") {
   CHECK_THAT(inspect_json(trace), Catch::Contains("\"repeat\": null"));
 }
 
-TEST_CASE("The context is the prompt where the attribute is missing") {
+TEST_CASE("The context is the prompt if the attribute is missing") {
   const Repeated whole = with([](Repeated& r) {
     r.context_tokens = 0;
     r.ctx = {0, 4, 10};

@@ -9,7 +9,7 @@
 #include "sweep/staging.hpp"
 #include "trace/trace_files.hpp"
 
-// Large traces: one file per layer and an index of links. Who needs a layer opens that one.
+// Large traces: one file per layer and an index of links. A reader opens only the layers it needs.
 
 using namespace sweep_test;
 
@@ -17,7 +17,7 @@ namespace {
 
 const std::string kLayer = "prompts/p0/layers/003";
 
-// Makes `at` in a finished file a link to the layer of another.
+// Makes `at` in a finished file a link to a layer of another file.
 void link(const fs::path& file, const std::string& at, const std::string& target) {
   const hid_t h5 = H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), groups = H5Pcreate(H5P_LINK_CREATE);
   H5Pset_create_intermediate_group(groups, 1);
@@ -26,7 +26,7 @@ void link(const fs::path& file, const std::string& at, const std::string& target
   H5Fclose(h5);
 }
 
-// Layers 3, 4 and 5 of prompt p0; 4 and 5 lie in files of their own.
+// Layers 3, 4 and 5 of prompt p0; 4 and 5 are in separate files.
 fs::path linked_trace(const Folder& folder) {
   fs::create_directories(folder / "p0");
   for (const char* name : {"four.h5", "five.h5"}) SmallTrace{}.write(folder / "p0" / name);
@@ -69,7 +69,7 @@ TEST_CASE("A prompt out of scope is not opened and keeps its place among the pro
   CHECK(trace.info().n_layers == 8);
 }
 
-TEST_CASE("A computed trace id covers all of a trace, whatever is opened of it") {
+TEST_CASE("A computed trace id covers the whole trace, whatever parts are opened") {
   const Folder folder;
   small_trace(folder / "t.h5");
   SmallTrace{}.write(folder / "s.h5");
@@ -77,7 +77,7 @@ TEST_CASE("A computed trace id covers all of a trace, whatever is opened of it")
     CHECK(Trace(folder / name, layers({0})).info().trace_id == Trace(folder / name).info().trace_id);
 }
 
-TEST_CASE("The files of a scope are the index and what its links lead to") {
+TEST_CASE("The files of a scope are the index and the targets of its links") {
   const Folder folder;
   const fs::path index = linked_trace(folder);
   const auto names = [&](const TraceScope& scope) {
@@ -89,7 +89,7 @@ TEST_CASE("The files of a scope are the index and what its links lead to") {
   CHECK(names(layers({3, 5})) == std::vector<std::string>{"index.h5", "five.h5"});
 }
 
-TEST_CASE("A staged trace is read from the copy and goes away with its worker") {
+TEST_CASE("A staged trace is read from the copy, which is removed with its worker") {
   const Folder folder, node;
   const fs::path index = linked_trace(folder);
   std::vector<std::string> told;
@@ -106,12 +106,12 @@ TEST_CASE("A staged trace is read from the copy and goes away with its worker") 
   CHECK(fs::is_empty(node / "tmp"));
 }
 
-TEST_CASE("A trace for which the node has no room is read where it is") {
+TEST_CASE("A trace that does not fit on the node is read in place") {
   const Folder folder, node;
   const fs::path trace = SmallTrace{}.write(folder / "t.h5");
   std::error_code too_large;
   fs::resize_file(trace, fs::space(node / "").available + (uintmax_t{1} << 30), too_large);  // a hole
-  if (too_large) return;  // than this file system lets a file be
+  if (too_large) return;  // larger than this file system allows
   std::vector<std::string> told;
   Staging staging(node / "tmp", [&](const std::string& line) { told.push_back(line); });
   CHECK(staging.copy(trace, {}) == trace);
@@ -119,7 +119,7 @@ TEST_CASE("A trace for which the node has no room is read where it is") {
   CHECK_THAT(told[0], Catch::Contains("do not fit"));
 }
 
-TEST_CASE("A trace without an id of its own is staged whole") {
+TEST_CASE("A trace without a recorded id is staged whole") {
   const Folder folder, node;
   fs::create_directories(folder / "p0");
   SmallTrace{}.write(folder / "p0" / "four.h5");
@@ -130,7 +130,7 @@ TEST_CASE("A trace without an id of its own is staged whole") {
   CHECK(Trace(copy, layers({3})).info().trace_id == Trace(index).info().trace_id);
 }
 
-TEST_CASE("A trace that is a symbolic link is staged under the name that it leads to") {
+TEST_CASE("A trace that is a symbolic link is staged under the name of its target") {
   const Folder folder, node;
   SmallTrace{}.write(folder / "real.h5");
   fs::create_symlink(folder / "real.h5", folder / "link.h5");
@@ -150,7 +150,7 @@ TEST_CASE("A folder for copies may be given relative to where the worker runs") 
   fs::current_path(here);
 }
 
-TEST_CASE("What a killed worker has staged is removed by the next, and what a living one has is not") {
+TEST_CASE("The next worker removes the staged files of a killed worker, but not those of a living one") {
   const Folder folder, node;
   const auto quiet = [](const std::string&) {};
   fs::create_directories(node / "tmp/kvreplay-stage.elsewhere.1/0");
@@ -159,7 +159,7 @@ TEST_CASE("What a killed worker has staged is removed by the next, and what a li
   Staging living(node / "tmp", quiet);
   CHECK_FALSE(fs::exists(node / "tmp/kvreplay-stage.elsewhere.1"));
   const fs::path copy = living.copy(linked_trace(folder), {});
-  // To a worker on another machine this one's process is as unknown as the dead one's.
+  // A worker on another machine cannot see this process, nor the dead one.
   const pid_t child = ::fork();
   if (child == 0) {
     { const Staging next(node / "tmp", quiet); }
@@ -172,7 +172,7 @@ TEST_CASE("What a killed worker has staged is removed by the next, and what a li
   CHECK(fs::exists(node / "tmp/notes.txt"));
 }
 
-TEST_CASE("A folder for copies that cannot be made is told with the option") {
+TEST_CASE("A folder for copies that cannot be made is reported with the option") {
   const Folder folder;
   write_bytes(folder / "file", "x");
   CHECK_THROWS_WITH(Staging(folder / "file" / "tmp", [](const std::string&) {}), Catch::Contains("--stage"));

@@ -64,7 +64,7 @@ double distance(std::span<const float> a, std::span<const float> b) {
   return std::sqrt(sum);
 }
 
-TEST_CASE("A synthetic trace holds what was asked for and passes the deep check") {
+TEST_CASE("A synthetic trace has the requested shape and passes the deep check") {
   const Folder folder;
   SynthOptions options = small_options();
   options.layers = 2;
@@ -104,7 +104,7 @@ TEST_CASE("The seed decides every number, and a shorter trace is the beginning o
   CHECK(keys_of(make(options, folder, "d.h5")) != fewer);
 }
 
-TEST_CASE("Sinks have exactly their advantage in logits over what else they hold") {
+TEST_CASE("The logits of sinks have exactly their advantage") {
   const Folder folder;
   SynthOptions options = small_options();
   options.sinks = 2;
@@ -161,7 +161,7 @@ TEST_CASE("Without spread, keys take as many values as there are topics") {
   CHECK(firsts.size() == 3);
 }
 
-TEST_CASE("Every so many tokens one repeats an earlier key and value") {
+TEST_CASE("At a fixed interval a token repeats an earlier key and value") {
   const Folder folder;
   SynthOptions options = small_options();
   options.duplicates = 5;
@@ -176,7 +176,7 @@ TEST_CASE("Every so many tokens one repeats an earlier key and value") {
   }
 }
 
-TEST_CASE("Large keys leave the attention as it is") {
+TEST_CASE("Large keys leave the attention unchanged") {
   const Folder folder;
   SynthOptions options = small_options();
   options.with_out = true;

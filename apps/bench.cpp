@@ -9,8 +9,8 @@
 #include "apps/exit_codes.hpp"
 #include "base/errors.hpp"
 
-// `kvreplay bench`: starts kvreplay_bench, the program of tests/bench/rates that has this command's options
-// and does its work.
+// `kvreplay bench`: starts kvreplay_bench, the program of tests/bench/rates, which has this command's options and does
+// its work.
 
 namespace kvreplay::app {
 namespace {
@@ -20,14 +20,14 @@ namespace fs = std::filesystem;
 constexpr const char* kHelp = "the engine's own rates beside the machine's limits, as ratios";
 constexpr const char* kHowToBuild = "cmake --preset test && cmake --build build/release --target kvreplay_bench";
 
-// Beside the running program.
+// kvreplay_bench in the folder of the running program.
 fs::path bench_program() {
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
   return error ? fs::path() : self.parent_path() / "kvreplay_bench";
 }
 
-// Becomes that program with the same command line, so that signals reach what does the work.
+// Replaces this process by that program with the same command line, so that signals reach the process that works.
 void become(const fs::path& program, std::vector<std::string> words) {
   std::fflush(nullptr);
   std::vector<char*> arguments;
@@ -42,9 +42,9 @@ bool asks_for_help(const std::vector<std::string>& words) {
 
 int bench(const Context& context) {
   const fs::path program = bench_program();
-  become(program, context.words);  // returns where it cannot be started
+  become(program, context.words);  // returns only if it cannot be started
   if (!asks_for_help(context.words))
-    throw UserError(kUsage, fmt::format("{} is not there, or cannot be started: it is what measures. Build it: {}",
+    throw UserError(kUsage, fmt::format("{} does the measuring, but is missing or cannot be started. Build it: {}",
                                         program.string(), kHowToBuild));
   print(
       fmt::format("{}\nUsage: kvreplay bench [OPTIONS]\n\nOptions are those of kvreplay_bench, the program that "
@@ -55,6 +55,6 @@ int bench(const Context& context) {
 
 }  // namespace
 
-void add_bench(Command& program) { program.command("bench", kHelp).leaves_the_rest().runs(bench); }
+void add_bench(Command& program) { program.command("bench", kHelp).keep_rest().runs(bench); }
 
 }  // namespace kvreplay::app

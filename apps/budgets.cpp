@@ -17,7 +17,7 @@
 #include "results/output_files.hpp"
 #include "trace/trace.hpp"
 
-// `kvreplay budgets CONFIG --out FILE`: what an allocator gives each head, as `allocator: file:FILE` reads it.
+// `kvreplay budgets CONFIG --out FILE`: writes an allocator's budget for each head, for `allocator: file:FILE`.
 
 namespace kvreplay::app {
 namespace {
@@ -92,7 +92,7 @@ int budgets(const BudgetsChoices& choices, Console& console) {
 void add_budgets(Command& app) {
   const auto choices = std::make_shared<BudgetsChoices>();
   Command command = app.command(
-      "budgets", "what an allocator gives each head, as a file for `allocator: file:FILE`; replays nothing");
+      "budgets", "write an allocator's budget for each head as a file for `allocator: file:FILE`; replays nothing");
   add_config_options(command, choices->config, "a configuration (YAML) of one method, budget and prompt");
   command.option("-o,--out", choices->out, "the CSV to write: layer,kv_head,tokens").required().type("FILE");
   command.option("-j,--jobs", choices->jobs, "threads; the numbers do not depend on it (default: all cores)").type("N");

@@ -10,7 +10,7 @@
 #include "calibration/calibrate.hpp"
 #include "trace/trace.hpp"
 
-// `kvreplay calibrate`: what methods may know of a model's queries, from a trace.
+// `kvreplay calibrate`: writes the query statistics of a model, from a trace, for methods that need them.
 
 namespace kvreplay::app {
 namespace {
@@ -53,7 +53,7 @@ void add_calibrate(Command& app) {
       "statistics of a trace's queries, for methods with calibration: file:FILE on other text of the model");
   command.option("trace", choices->trace, "the trace").required().type("TRACE");
   command.option("-o,--out", choices->out, "the file to write").required().type("FILE");
-  command.option("--prompts", choices->prompts, "whose queries, ids between commas (default: all prompts)").type("IDS");
+  command.option("--prompts", choices->prompts, "prompts by id, separated by commas (default: all)").type("IDS");
   command.flag("--force", choices->force, "overwrite FILE (default: it is kept, exit code 2)");
   command.footer(
       "examples:\n"

@@ -3,13 +3,15 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
 #include "apps/exit_codes.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 
-// The one file that knows the parser.
+// The only file that includes the parser.
 
 namespace kvreplay::app {
 
@@ -20,12 +22,14 @@ struct Command::Program {
     std::function<int(Context&)> work;
   };
   std::vector<Known> commands;
+  std::vector<std::pair<std::string, std::string>> old_names;  // and the new ones
+  std::vector<std::string> python_verbs;
   Program(const std::string& name, const std::string& help) : parser(help, name) {}
 };
 
 namespace {
 
-// The innermost command that was named.
+// The innermost command on the command line.
 const CLI::App& chosen_of(const CLI::App& parser) {
   const auto named = parser.get_subcommands();
   return named.empty() ? parser : chosen_of(*named.front());
@@ -35,9 +39,10 @@ std::vector<const CLI::App*> commands_below(const CLI::App& parser) {
   return parser.get_subcommands([](const CLI::App*) { return true; });
 }
 
-// What may follow the name of a command.
-std::vector<std::string> words_known_to(const CLI::App& parser) {
+// Words that may follow the name of a command.
+std::vector<std::string> known_words(const CLI::App& parser, const std::vector<std::string>& python_verbs) {
   std::vector<std::string> known;
+  if (parser.get_parent() == nullptr) known = python_verbs;
   for (const CLI::App* below : commands_below(parser)) known.push_back(below->get_name());
   for (const CLI::App* place = &parser; place != nullptr; place = place->get_parent())
     for (const CLI::Option* option : place->get_options())
@@ -45,17 +50,24 @@ std::vector<std::string> words_known_to(const CLI::App& parser) {
   return known;
 }
 
-// The parser names what it did not expect; this says what was probably meant.
-std::string guess(const CLI::App& parser, int argc, char** argv) {
+// Suggests a word for the one that the parser did not expect.
+std::string guess(const CLI::App& parser, const std::vector<std::string>& python_verbs,
+                  const std::vector<std::string>& words) {
   const CLI::App& chosen = chosen_of(parser);
-  const std::vector<std::string> known = words_known_to(chosen);
+  const std::vector<std::string> known = known_words(chosen, python_verbs);
   const bool takes_commands = !commands_below(chosen).empty();
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+  for (const std::string& full : words) {
+    const std::string word = full.substr(0, full.find('='));
     if (word.empty() || word == chosen.get_name() || (!takes_commands && !word.starts_with("--"))) continue;
     if (std::find(known.begin(), known.end(), word) == known.end()) return did_you_mean(word, known);
   }
   return "";
+}
+
+// Place of the first word that is no option: a command's name, if it is one. words.size() if there is none.
+size_t command_at(const std::vector<std::string>& words) {
+  const auto found = std::find_if(words.begin(), words.end(), [](const auto& word) { return !word.starts_with('-'); });
+  return size_t(found - words.begin());
 }
 
 // "kvreplay sweep work"
@@ -116,8 +128,17 @@ Option Command::count(const std::string& names, int& value, const std::string& h
   return Option(parser_->add_flag(names, value, help));
 }
 Command& Command::footer(const std::string& text) { return parser_->footer(text), *this; }
-Command& Command::leaves_the_rest() {
+Command& Command::keep_rest() {
   parser_->fallthrough(false)->allow_extras()->set_help_flag();
+  return *this;
+}
+Command& Command::formerly(const std::string& name) {
+  program_->old_names.emplace_back(name, parser_->get_name());
+  return *this;
+}
+Command& Command::python_verbs(const std::vector<std::string>& names) {
+  program_->python_verbs = names;
+  parser_->footer(fmt::format("With the Python package: {}\n\n{}", join(names, ", "), parser_->get_footer()));
   return *this;
 }
 Command& Command::runs(std::function<int(Context&)> work) {
@@ -126,17 +147,37 @@ Command& Command::runs(std::function<int(Context&)> work) {
 }
 std::string Command::help() const { return parser_->help(); }
 
+void Command::refuse_python_verb(const std::string& word) const {
+  const auto& names = program_->python_verbs;
+  if (std::find(names.begin(), names.end(), word) == names.end()) return;
+  throw UserError(kUsage, fmt::format("{} is a verb of the Python package, and this is the engine's program: run "
+                                      "kvreplay {} of a wheel, or build/venv/bin/kvreplay {} in a checkout (bash "
+                                      "apps/python_env.sh analysis makes it)",
+                                      word, word, word));
+}
+
 int Command::run(int argc, char** argv, const std::string& version, Context& context,
                  const std::function<void()>& before) const {
   CLI::App& parser = program_->parser;
   parser.set_version_flag("--version", version);
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const size_t at = command_at(words);
+  if (at < words.size()) {
+    refuse_python_verb(words[at]);
+    for (const auto& [old_name, name] : program_->old_names)
+      if (words[at] == old_name) {
+        context.console.note(fmt::format("`{}` is now `{}`; the next release drops the old name", old_name, name));
+        words[at] = name;
+      }
+  }
   try {
-    parser.parse(argc, argv);
+    std::vector<std::string> reversed(words.rbegin(), words.rend());  // as the parser wants them
+    parser.parse(reversed);
   } catch (const CLI::Success& asked) {  // --help, --version
     return parser.exit(asked);
   } catch (const CLI::ParseError& error) {
-    Console().error(
-        fmt::format("{}{}. See {} --help", error.what(), guess(parser, argc, argv), full_name(chosen_of(parser))));
+    Console().error(fmt::format("{}{}. See {} --help", error.what(), guess(parser, program_->python_verbs, words),
+                                full_name(chosen_of(parser))));
     return kUsage;
   }
   before();

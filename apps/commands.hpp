@@ -1,7 +1,7 @@
 #pragma once
 #include "apps/command_line.hpp"
 
-// One function a command of the program: declares it and what it runs.
+// One function for each command of the program: declares the command and what it runs.
 
 namespace kvreplay::app {
 
@@ -11,10 +11,7 @@ void add_list(Command& program);
 void add_inspect(Command& program);
 void add_synth(Command& program);
 void add_calibrate(Command& program);
-void add_cluster(Command& program);
-void add_report(Command& program);
-void add_compare(Command& program);
-void add_python_commands(Command& program);
+void add_clusterability(Command& program);
 void add_bounds(Command& program);
 void add_bench(Command& program);
 void add_budgets(Command& program);

@@ -39,7 +39,7 @@ bool Console::paints() const {
   return stderr_is_terminal() && std::getenv("NO_COLOR") == nullptr;
 }
 
-// Each line of `text` names its severity, or gets it in front.
+// Each line of `text` names its severity, or gets it as a prefix.
 void Console::say(const std::string& text, const char* severity, const char* paint) {
   const std::lock_guard lock(mutex_);
   if (!redrawn_.empty()) std::fputs("\r\x1b[K", stderr);

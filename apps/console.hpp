@@ -6,7 +6,7 @@
 
 namespace kvreplay::app {
 
-// Data goes to stdout, everything said about the work to stderr (and to --log FILE).
+// Results go to stdout, all messages about the work to stderr (and to --log FILE).
 class Console {
  public:
   enum class Color { automatic, always, never };
@@ -16,13 +16,13 @@ class Console {
   void open_log(const std::string& file);  // throws OutputError
   bool has_log() const { return log_ != nullptr; }
 
-  void note(const std::string& text);     // what is being done
+  void note(const std::string& text);     // progress of the work
   void detail(const std::string& text);   // with -v
   void warning(const std::string& text);  // complete lines `...: warning: ...` are coloured, others get the prefix
   void error(const std::string& text);
   void log_only(const std::string& text);
 
-  // A line that the next one replaces, and its end. Other messages stand above it.
+  // Writes a line that the next call replaces; end_redraw() ends it. Other messages appear above it.
   void redraw(const std::string& line);
   void end_redraw();
 
@@ -35,7 +35,7 @@ class Console {
   std::string redrawn_;
 };
 
-// Writes to stdout; a full disk or a closed pipe is found by finish_output().
+// Writes to stdout; finish_output() reports a full disk or a closed pipe.
 void print(const std::string& text);
 void finish_output();  // throws OutputError
 

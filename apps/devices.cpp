@@ -30,9 +30,9 @@ void require_device(const RunConfig& config) {
         at, "error", fmt::format("there is no device {} here. Devices: {} ({})", name, join(names), why_not(name))));
   if (config.run.double_precision)
     throw ConfigError(config.at(at, "error",
-                                fmt::format("run.precision is double, which device {} does not "
-                                            "compute; use device cpu, or precision single",
-                                            name)));
+                                fmt::format("{} is double, which device {} does not compute; use device cpu, or "
+                                            "precision single",
+                                            config.words->key("run.precision"), name)));
 }
 
 }  // namespace kvreplay::app

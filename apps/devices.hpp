@@ -7,10 +7,10 @@
 
 namespace kvreplay::app {
 
-// The machine's cores, and every device beside them.
+// The CPU and all other devices.
 std::vector<DeviceInfo> all_devices();
 
-// Throws DeviceError when the machine or this build does not have what the configuration asks for.
+// Throws DeviceError if the machine or this build lacks what the configuration asks for.
 void require_device(const RunConfig& config);
 
 int default_jobs();

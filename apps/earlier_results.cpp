@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr const char* kRemedy = "Choose another directory with -o, or forget them with --force";
 
-// results.meta.json; null where there is none that can be read.
+// results.meta.json; null if it is missing or cannot be read.
 json meta_of(const fs::path& dir) {
   std::ifstream in(dir / kMetaFile);
   json meta = in ? json::parse(in, nullptr, false) : json();
@@ -44,11 +44,11 @@ std::set<std::string> ids_of(const json& traces) {
   return ids;
 }
 
-bool one_holds_the_other(const std::set<std::string>& a, const std::set<std::string>& b) {
+bool is_subset_either_way(const std::set<std::string>& a, const std::set<std::string>& b) {
   return std::includes(a.begin(), a.end(), b.begin(), b.end()) || std::includes(b.begin(), b.end(), a.begin(), a.end());
 }
 
-// What cells of two runs may not differ in if one table is to hold both.
+// Differences between two runs that forbid one table for both.
 std::vector<std::string> differences(const json& meta, const Asked& asked) {
   std::vector<std::string> all;
   const json &before = meta["config"], now = json::parse(asked.config);
@@ -59,12 +59,12 @@ std::vector<std::string> differences(const json& meta, const Asked& asked) {
   if (!ways[0].is_null() && !ways[1].is_null()) add_difference(all, "budget.of", ways[0], ways[1]);
   add_difference(all, "metrics", before.value("metrics", json()), now.value("metrics", json()));
   add_difference(all, "engine_schema", meta.value("engine_schema", json()), kEngineSchema);
-  if (!one_holds_the_other(ids_of(meta.value("traces", json::array())), ids_of(json::parse(asked.traces))))
+  if (!is_subset_either_way(ids_of(meta.value("traces", json::array())), ids_of(json::parse(asked.traces))))
     all.emplace_back("they are of another trace");
   return all;
 }
 
-// What a reader of a table takes for one cell.
+// The columns that identify a cell for a reader of a table.
 using Name = std::vector<std::string>;
 
 Name name_of(const Fields& row) {
@@ -104,7 +104,7 @@ void refuse_same_names(const ResultsFolder& folder, const std::vector<Cell>& pla
                     folder.dir().string(), count, method, kRemedy));
 }
 
-bool is_table_of_ours(const std::string& first_line) {
+bool is_own_table(const std::string& first_line) {
   return first_line.starts_with("key,trace_id,") && first_line.find(",rel_err_out_mean,") != std::string::npos;
 }
 
@@ -114,7 +114,7 @@ std::string united(const std::string& own, const std::string& earlier) {
   for (const std::string& text : {own, earlier})
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find(';', at), text.size());
-      if (const auto share = number_in<double>(std::string_view(text).substr(at, end - at))) all.insert(*share);
+      if (const auto share = parse_number<double>(std::string_view(text).substr(at, end - at))) all.insert(*share);
       at = end + 1;
     }
   return shares_text({all.begin(), all.end()});
@@ -145,7 +145,7 @@ void refuse_foreign_table(const fs::path& out, bool force) {
   std::ifstream in(out / kTableFile);
   std::string head, row;
   if (!in || !std::getline(in, head)) return;
-  const bool ours = is_table_of_ours(head);
+  const bool ours = is_own_table(head);
   if (ours && (force || !std::getline(in, row))) return;
   if (ours && !read_shards(out, "").cells.empty()) return;
   throw ConfigError(
@@ -159,7 +159,7 @@ std::string with_earlier_records(const std::string& record, const ResultsFolder&
   json all = json::parse(record), earlier = json::array();
   const json meta = meta_of(folder.dir());
   if (meta.is_null() || folder.others(plan).empty()) return record;
-  std::set<json> told = {all["config"]};  // a run that is continued, or repeated, is told once
+  std::set<json> told = {all["config"]};  // configurations already added; a continued or repeated run adds none
   const auto add = [&](const json& one) {
     if (one.is_object() && told.insert(one.value("config", json())).second) earlier.push_back(one);
   };
@@ -176,7 +176,7 @@ SharesOfCells with_earlier_shares(SharesOfCells own, const ResultsFolder& folder
   std::ifstream rows(folder.dir() / kTableFile);
   std::string line;
   if (!std::getline(rows, line) || !line.starts_with("key,") || !line.ends_with(std::string(",") + kShareColumn))
-    return own;  // there is none, or one of an older version
+    return own;  // no table, or one of an older version
   const std::set<std::string> shown(table.begin(), table.end());
   while (std::getline(rows, line)) {
     const std::string key = line.substr(0, line.find(',')), asked = line.substr(line.rfind(',') + 1);

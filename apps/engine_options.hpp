@@ -4,8 +4,8 @@
 
 namespace kvreplay::app {
 
-// What a configuration asks of the engine. Jobs and what is saved are the caller's; `every_row`: does the
-// whole plan observe every decode row (plan.hpp)?
+// Options of the engine from a configuration. The caller sets the jobs and what is saved. `every_row`: whether the
+// whole plan observes every decode row (plan.hpp).
 RunOptions engine_options(const RunConfig& config, bool every_row, OpenTensors tensors);
 
 }  // namespace kvreplay::app

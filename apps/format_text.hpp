@@ -3,7 +3,7 @@
 
 #include "formats/registry.hpp"
 
-// What the lines of a row format say of it, for people, for programs and for the documentation.
+// Describes a row format for people, for programs and for the documentation.
 
 namespace kvreplay::app {
 

@@ -18,7 +18,7 @@
 #include "trace/suspicious_facts.hpp"
 #include "trace/unknown_names.hpp"
 
-// `kvreplay inspect TRACE` and `kvreplay validate FILE`: look at files without running anything.
+// `kvreplay inspect TRACE` and `kvreplay validate FILE`: check files without running anything.
 
 namespace kvreplay::app {
 namespace {
@@ -41,7 +41,7 @@ struct ValidateChoices {
   bool deep = false;
 };
 
-// What is wrong is an error, what is seldom meant so a warning.
+// Wrong content is an error, content that is rarely intended a warning.
 void check_deep(const Trace& trace, const std::string& file, Console& console) {
   std::vector<std::string> problems = deep_check(trace);
   for (std::string& problem : problems)
@@ -67,7 +67,7 @@ int validate_config(const ValidateChoices& choices, Console& console) {
   require_device(loaded.config);
   if (choices.deep)
     for (const fs::path& path : loaded.config.traces) check_deep(Trace(path), path.string(), console);
-  if (loaded.config.budget.has_shares())  // how many cells that makes, replaying tells
+  if (loaded.config.budget.has_shares())  // the number of cells is known only after replaying
     print(fmt::format("{}: a sound configuration, with budgets that are shares of the cache\n", choices.config.file));
   else print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file, plan_cells(loaded).size()));
   return 0;

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are named, those that are missing only. Root or sudo.
+# Installs the missing Debian packages of one purpose. Needs root or sudo.
 #   bash apps/install_packages.sh build|test|wheel
 set -euo pipefail
 
 build=(g++ cmake ninja-build git ca-certificates libhdf5-dev libaec-dev zlib1g-dev libeigen3-dev libcli11-dev libfmt-dev libyaml-cpp-dev
-       nlohmann-json3-dev python3 python3-venv)
-test=("${build[@]}" python3-dev catch2 libboost-context-dev clang-format clang libclang-rt-dev binutils chromium)
-wheel=("${build[@]}" python3-dev binutils)
+       nlohmann-json3-dev python3 python3-dev python3-venv)
+test=("${build[@]}" catch2 libboost-context-dev clang-format clang libclang-rt-dev binutils chromium)
+wheel=("${build[@]}" binutils)
 
 case "${1:-build}" in
   build) wanted=("${build[@]}") ;;

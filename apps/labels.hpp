@@ -5,7 +5,7 @@
 
 namespace kvreplay::app {
 
-// "snapkv window=16 phase=stream": the name and what differs from the defaults.
+// "snapkv window=16 phase=stream": the name and the parameters that are not defaults.
 std::string instance_text(const MethodInstance& instance);
 
 }  // namespace kvreplay::app

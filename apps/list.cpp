@@ -87,7 +87,7 @@ void describe(const ListChoices& choices) {
 
 void add_list(Command& app) {
   const auto choices = std::make_shared<ListChoices>();
-  Command list = app.command("list", "what there is: methods, formats, metrics or devices");
+  Command list = app.command("list", "list methods, formats, metrics or devices");
   list.option("what", choices->what, "methods, formats, metrics or devices")
       .one_of({"methods", "formats", "metrics", "devices"});
   Command one = app.command("describe", "a method or a row format: parameters, defaults, ranges, source, deviations");

@@ -26,7 +26,12 @@ constexpr const char* kExamples =
     "examples:\n"
     "  kvreplay run configs/quickstart.yaml\n"
     "  kvreplay run TRACE.h5 --method h2o,snapkv --budget 64,256 -o out/first\n"
-    "  kvreplay compare TRACE.h5 --at 20%\n";
+    "  kvreplay sweep plan configs/quickstart.yaml -o out/s\n";
+
+// Verbs of the Python package, whose command finds this program for all others.
+const std::vector<std::string> kPythonVerbs = {"record",   "import", "tasks",       "compare",    "report",  "figures",
+                                               "table",    "export", "leaderboard", "quickstart", "confirm", "predict",
+                                               "allocate", "refine", "study",       "claims"};
 
 struct General {
   bool quiet = false;
@@ -65,14 +70,12 @@ int dispatch(int argc, char** argv, Context& context) {
   add_inspect(program);
   add_synth(program);
   add_calibrate(program);
-  add_cluster(program);
+  add_clusterability(program);
   add_list(program);
-  add_report(program);
-  add_compare(program);
   add_budgets(program);
   add_bounds(program);
   add_bench(program);
-  add_python_commands(program);
+  program.python_verbs(kPythonVerbs);
   return program.run(argc, argv, version_text(), context, [&] {
     apply(general, context.console);
     isa_path();  // an impossible KVREPLAY_ISA is an error of every command, before any work
@@ -81,7 +84,7 @@ int dispatch(int argc, char** argv, Context& context) {
 
 int guarded(int argc, char** argv) {
   ::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error like a full disk
-  leave_hdf5_out_of_exit();
+  disable_hdf5_exit_handler();
   Context context;
   context.command_line = command_line(argc, argv);
   try {

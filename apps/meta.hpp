@@ -7,15 +7,15 @@
 
 namespace kvreplay::app {
 
-// What names this build of the program.
+// Identifies this build of the program.
 ProcessRecord build_record();
-// What every published cell carries besides its measures. `precision`: single or double.
+// Facts that every published cell carries besides its measures. `precision`: single or double.
 ProcessRecord process_record(const std::string& precision, const std::string& device);
 
-// What results.meta.json says of the making of a table: `config`, resolved, and `traces`, made by trace_records, are
+// The part of results.meta.json about how a table was made. `config`, resolved, and `traces`, from trace_records(), are
 // JSON.
 JsonObject run_record(const std::string& config, const std::string& traces, const std::string& command_line);
-// Of a list of what has path, trace_id and model.
+// JSON list of traces; each element needs path, trace_id and model.
 template <class Traces>
 std::string trace_records(const Traces& traces) {
   std::string records;

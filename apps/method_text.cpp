@@ -32,7 +32,7 @@ std::string positions_text(const MethodInfo& info) {
   return fmt::format("{} (default), {}", word(info.default_positions), cache ? "original" : "cache");
 }
 
-// What is said of a method, in one order everywhere; empty lines are left out.
+// Facts about a method, in one order for all output; empty lines are left out.
 Lines facts(const Method& method) {
   const MethodInfo& info = method.info;
   const bool told = !method.lists_in.empty();
@@ -103,11 +103,9 @@ std::string methods_markdown_table(const Registry& methods) {
 
 std::string methods_markdown_page(const Registry& methods) {
   std::string text = fmt::format(
-      "# Methods\n\nWhat every method keeps, its parameters and what it is charged for, from the lines of "
-      "its "
-      "own file (`kvreplay describe all --markdown`). Tier 1: the seed papers and what their figures need; "
-      "tier "
-      "2: the field's standard; tier 3: the frontier.\n\n{}\n",
+      "# Methods\n\nThis page says what every method keeps, which parameters it has and what it is charged for. "
+      "`kvreplay describe all --markdown` prints it from the methods' own files. Tiers: 1 are the seed papers and "
+      "what their figures need, 2 the field's standard, 3 the frontier.\n\n{}\n",
       kAxes);
   for (const Method& m : methods) text += "\n" + method_markdown(m);
   return text;

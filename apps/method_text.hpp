@@ -3,7 +3,7 @@
 
 #include "catalog/method.hpp"
 
-// What a method's lines say of it, for people, for programs and for the documentation.
+// Describes a method for people, for programs and for the documentation.
 
 namespace kvreplay::app {
 
@@ -11,11 +11,11 @@ std::string phases_text(const MethodInfo& info);  // the first is the default
 std::string method_json(const Method& method);
 std::string method_text(const Method& method);
 std::string method_markdown(const Method& method);
-// The README's table, and the page with a section a method.
+// The README's table, and the page with one section for each method.
 std::string methods_markdown_table(const Registry& methods);
 std::string methods_markdown_page(const Registry& methods);
 
-// Throws ConfigError with what is near.
+// Throws ConfigError that suggests similar names.
 const Method& method_named(const Registry& methods, const std::string& name);
 
 }  // namespace kvreplay::app

@@ -19,7 +19,7 @@ bool holds_gradient(const TraceInfo& trace) {
 
 }  // namespace
 
-void tell_notes(const Notes& notes, Console& console) {
+void print_notes(const Notes& notes, Console& console) {
   constexpr size_t kTold = 5;
   for (size_t i = 0; i < std::min(notes.size(), kTold); ++i) console.warning(notes[i].text);
   if (notes.size() > kTold)
@@ -28,7 +28,8 @@ void tell_notes(const Notes& notes, Console& console) {
 
 std::vector<GradientUse> uses_of_gradients(const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces,
                                            const OpenTensors& open) {
-  std::map<std::pair<size_t, std::string>, const Cell*> first_of;  // of each prompt; its layers were recorded alike
+  std::map<std::pair<size_t, std::string>, const Cell*> first_of;  // first cell of each prompt; its layers were
+                                                                   // recorded alike
   for (const Cell& cell : plan) first_of.try_emplace({cell.place.trace, cell.place.prompt}, &cell);
   std::vector<GradientUse> uses;
   for (const auto& [prompt, cell] : first_of) {
@@ -40,12 +41,12 @@ std::vector<GradientUse> uses_of_gradients(const std::vector<Cell>& plan, const 
       rows = trace->gradient_rows(place.prompt, place.layer);
     }
     uses.push_back(
-        {place.prompt, !rows.empty(), rows.empty() ? "" : why_not_projected(*trace, place, rows, cell->extent)});
+        {place.prompt, !rows.empty(), rows.empty() ? "" : projection_obstacle(*trace, place, rows, cell->extent)});
   }
   return uses;
 }
 
-void tell_unused_gradients(const std::vector<GradientUse>& uses, Console& console) {
+void warn_unused_gradients(const std::vector<GradientUse>& uses, Console& console) {
   for (const GradientUse& use : uses)
     if (!use.why_not.empty())
       console.warning(fmt::format("prompt {}: kl_head_mean stays empty: {}", use.prompt, use.why_not));

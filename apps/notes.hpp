@@ -9,18 +9,18 @@
 
 namespace kvreplay::app {
 
-// The first notes as warnings, and how many more there are.
-void tell_notes(const Notes& notes, Console& console);
-// Whether a prompt's trace holds a gradient, and why the planned replay cannot use it: "" where it can, or has none.
+// Prints the first notes as warnings, and how many more there are.
+void print_notes(const Notes& notes, Console& console);
+// Whether a prompt's trace holds a gradient, and why the planned replay cannot use it: "" if it can, or has none.
 struct GradientUse {
   std::string prompt;
   bool recorded = false;
   std::string why_not;
 };
-// A use for each prompt of the plan; prompts of traces without a gradient are not opened.
+// One entry for each prompt of the plan. Prompts of traces without a gradient are not opened.
 std::vector<GradientUse> uses_of_gradients(const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces,
                                            const OpenTensors& open);
-void tell_unused_gradients(const std::vector<GradientUse>& uses, Console& console);
+void warn_unused_gradients(const std::vector<GradientUse>& uses, Console& console);
 bool all_use_gradients(const std::vector<GradientUse>& uses);
 
 }  // namespace kvreplay::app

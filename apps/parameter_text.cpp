@@ -36,7 +36,7 @@ std::string values_text(const ParameterSpec& spec) {
   return "";
 }
 
-// A pipe inside a cell would end it.
+// Escapes pipes, which would end a cell.
 std::string cell(const std::string& text) {
   std::string escaped;
   for (const char c : text) {

@@ -93,20 +93,20 @@ void Progress::end() {
   if (mode_ == Mode::bar || mode_ == Mode::none) console_.log_only(line());
 }
 
-// Time passes without finished cells too.
+// Updates the display regularly, even if no cell finishes.
 void Progress::tick() {
   std::unique_lock lock(mutex_);
   while (!ended_) {
     wake_.wait_for(lock, kRedraw);
-    tell_signal();
+    report_signal();
     if (!ended_) report_if_due();
   }
 }
 
-void Progress::tell_signal() {
-  if (!StopSignals::drain() || std::exchange(signal_told_, true)) return;
-  console_.note(StopSignals::stop() ? "interrupted: what is in work is left; once more ends at once"
-                                    : "stopping: kv heads in work are finished first; once more ends at once");
+void Progress::report_signal() {
+  if (!StopSignals::drain() || std::exchange(signal_reported_, true)) return;
+  console_.note(StopSignals::stop() ? "interrupted: heads in work are abandoned; another signal ends at once"
+                                    : "stopping: kv heads in work are finished first; another signal ends at once");
 }
 
 void Progress::report_if_due() {
@@ -115,7 +115,7 @@ void Progress::report_if_due() {
   const bool due = mode_ == Mode::bar    ? since >= kRedraw
                    : mode_ == Mode::json ? since >= kJsonEvery || share
                                          : since >= kPlainEvery || (share && since >= kPlainApart);
-  if (due && now_ + done_before_ < total_) report();  // the last line is end()'s
+  if (due && now_ + done_before_ < total_) report();  // end() writes the last line
 }
 
 void Progress::report() {

@@ -17,20 +17,20 @@ std::string duration_text(double seconds);
 // "L15 h3 subgen B=256"
 std::string cell_text(const Cell& cell);
 
-// How far a run is: one redrawn line on a terminal, elsewhere a line every 30 s or 5 %. The time that is
-// left weighs cells by their estimated cost.
+// Shows the progress of a run: one redrawn line on a terminal, elsewhere a line every 30 s or 5 %. The remaining time
+// weighs cells by their estimated cost.
 class Progress {
  public:
   enum class Mode { none, bar, plain, json };
   static Mode mode_of(const std::string& word, bool quiet);  // auto, bar, plain, json, none
 
-  // `todo` will be replayed, `done` cells were there before; cost[i] belongs to todo[i].
+  // `todo` will be replayed, `done` cells are already there; cost[i] belongs to todo[i].
   Progress(Console& console, Mode mode, size_t done, const std::vector<Cell>& todo, const std::vector<double>& cost);
   ~Progress();
 
   void started(const Cell& cell);
   void finished(const Cell& cell, bool ok);
-  void end();  // the last line; later calls do nothing
+  void end();  // writes the last line; later calls do nothing
 
   size_t finished_now() const { return now_; }
   size_t failed() const { return failed_; }
@@ -38,7 +38,7 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   void tick();
-  void tell_signal();
+  void report_signal();
   void report_if_due();
   void report();
   std::string line() const;
@@ -55,7 +55,7 @@ class Progress {
   std::string current_;
   Clock::time_point start_ = Clock::now(), reported_ = start_;
   size_t reported_cells_ = 0;
-  bool signal_told_ = false;
+  bool signal_reported_ = false;
 
   std::mutex mutex_;
   std::condition_variable wake_;

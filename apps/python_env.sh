@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes build/venv with this repository's Python packages, as they lie here, and the extras that are named, and prints
-# its python. Compiles nothing: the program and the extension module are those that cmake builds in build/release.
-# Does nothing when the environment already has them.
+# Makes build/venv with this repository's Python packages (editable) and the named extras, and prints the path of its
+# python. Compiles nothing: cmake builds the program and the extension module in build/release. Does nothing if the
+# environment already has everything.
 #   bash apps/python_env.sh [analysis[,test...]]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -31,7 +31,7 @@ void replay_missing(const std::vector<Cell>& todo, Replaying replaying) {
     if (started) started(cell);
   };
   options.on_cell = [&](const Cell& cell, const CellResult& result) {
-    if (missing.count(cell.key) == 0 || (!result.ok && replaying.forgives(cell, result))) return;
+    if (missing.count(cell.key) == 0 || (!result.ok && replaying.is_environment_failure(cell, result))) return;
     const bool ok = replaying.store.publish(cell, result);
     replaying.progress.finished(cell, ok);
     if (!ok) replaying.console.detail(fmt::format("failed: {}: {}", cell_text(cell), result.error));

@@ -91,7 +91,7 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
 // What a run says of its table.
 class TableTold {
  public:
-  TableTold(const Work& work, bool prints_table) : prints_table_(prints_table) {
+  explicit TableTold(const Work& work) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
     for (const Cell& cell : work.plan) {
@@ -101,19 +101,18 @@ class TableTold {
     for (const NotReached& one : not_reached(work.config, work.shares))
       if (!one.anywhere) summary_.expect_none(one.label, one.share, one.floor);
   }
-  void add(const Fields& row) {  // of earlier runs' cells nothing is told again
+  void add(const Fields& row) {  // cells of earlier runs are not reported again
     if (!planned_.count(row[column_index("key")])) return;
     summary_.add(row);
     failures_.add(row);
   }
   void tell(const Notes& notes, Console& console) const {
-    if (prints_table_) print(summary_.text(notes));
+    print(summary_.text(notes));
     failures_.tell(console);
-    tell_notes(notes, console);
+    print_notes(notes, console);
   }
 
  private:
-  bool prints_table_;
   std::unordered_set<std::string> planned_;
   Summary summary_;
   Failures failures_;
@@ -158,9 +157,9 @@ int run(const RunChoices& choices, Context& context) {
   const std::vector<Cell> todo = missing_cells(work.plan, store.folder());
   const StopSignals signals;  // before anything is said: who waits for a word may send one
   tell_start(work, todo.size(), table.size() - work.plan.size(), console);
-  tell_damaged_lines(store.folder(), console);
-  tell_unused_gradients(gradients_of(todo), console);
-  TableTold told(work, choices.prints_table);
+  warn_damaged_lines(store.folder(), console);
+  warn_unused_gradients(gradients_of(todo), console);
+  TableTold told(work);
   const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), table);
   const auto finish = [&] {
     return store.finish(

@@ -5,6 +5,7 @@
 #include "apps/devices.hpp"
 #include "apps/engine_options.hpp"
 #include "apps/offered/registry.hpp"
+#include "apps/option_wording.hpp"
 #include "apps/shares.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -41,7 +42,7 @@ void add_plan_options(Command& command, RunChoices& choices) {
   command.option("-j,--jobs", choices.jobs, "threads; the numbers do not depend on it (default: all cores)").type("N");
   command.option("--device", choices.device, "cpu or cuda[:N]").type("DEVICE");
   command.flag("-n,--dry-run", choices.dry_run, "only show cells, memory and estimated time");
-  command.flag("--force", choices.force, "forget what an earlier run left in the output directory");
+  command.flag("--force", choices.force, "remove the results of earlier runs from the output directory");
   const std::string group = "Instead of a configuration, or over it";
   const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
     command.option(name, value, help).type(type).group(group);
@@ -50,10 +51,14 @@ void add_plan_options(Command& command, RunChoices& choices) {
   add("--budget", choices.budget, "tokens per kv head: 64,256; or shares of the full cache's bytes: 10%,20%", "LIST");
   add("--prefill", choices.prefill, kPrefillHelp, "N|SHARE");
   add("--tokens", choices.tokens, "use the first N tokens (default: all)", "N");
-  add("--layers", choices.layers, "layers: 0,7,15 (default: all)", "LIST");
+  add("--layers", choices.layers, kLayersHelp, "LIST");
   add("--kv-heads", choices.kv_heads, "kv heads: 0,2 (default: all)", "LIST");
   add("--prompts", choices.prompts, "prompts by id (default: all)", "LIST");
   add("--seeds", choices.seeds, "seeds of the random methods: how many from 0, or FIRST:COUNT (default: 5)", "N");
+  command
+      .flag("--predict", choices.predicts,
+            "save projections, from which losses are predicted, if every prompt of the trace has a gradient")
+      .group(group);
   add("--save", choices.save, "curves,kept,outputs,projections: arrays that go to HDF5 (default: none)", "LIST");
   add("--precision", choices.precision, "single (default) or double", "WORD");
   add("--only", choices.only, "only cells that a row of this CSV names (prompt, layer, method, budget_tokens, ...)",
@@ -61,7 +66,16 @@ void add_plan_options(Command& command, RunChoices& choices) {
 }
 
 LoadedRun load_run(const RunChoices& choices, Console& console) {
-  LoadedRun loaded = kvreplay::load_run(config_file(choices), overrides_of(choices), known_methods(), metric_names());
+  const std::filesystem::path config = config_file(choices);
+  const std::vector<std::string> overrides = overrides_of(choices);
+  LoadedRun loaded = [&] {
+    try {
+      return kvreplay::load_run(config, overrides, known_methods(), metric_names(),
+                                config.empty() ? option_wording() : file_wording());
+    } catch (const ConfigError& e) {
+      throw ConfigError(with_offered_hint(e.what()));
+    }
+  }();
   for (const std::string& warning : loaded.config.warnings) console.warning(warning);
   return loaded;
 }
@@ -95,10 +109,11 @@ std::filesystem::path config_file(const RunChoices& choices) {
 
 namespace {
 
-// "0.2" of "20%"; `else_told` without a number.
-std::string share_of(const std::string& percent, const std::string& else_told) {
-  const auto number = number_in<double>(percent.substr(0, percent.size() - 1) + "e-2");  // as if written by hand
-  if (!number) throw ConfigError(else_told);
+// "20%" -> "0.2"; throws ConfigError(problem_text) if it is not a number.
+std::string share_of(const std::string& percent, const std::string& problem_text) {
+  const auto number =
+      parse_number<double>(percent.substr(0, percent.size() - 1) + "e-2");  // rounded as if written by hand
+  if (!number) throw ConfigError(problem_text);
   return fmt::format("{}", *number);
 }
 
@@ -145,7 +160,7 @@ std::vector<std::string> overrides_of(const RunChoices& choices) {
   };
   list("methods", choices.methods, true);
   if (!choices.budget.empty()) all.push_back(budget_override(choices.budget));
-  list("select.layers", choices.layers, false);
+  list("select.layers", layer_list(choices.layers, names_a_trace(choices) ? choices.config.file : ""), false);
   list("select.kv_heads", choices.kv_heads, false);
   list("select.prompts", choices.prompts, true);
   plain("replay.prefill", prefill_of(choices.prefill));

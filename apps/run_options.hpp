@@ -10,8 +10,8 @@
 
 namespace kvreplay::app {
 
-// The command line of `run`. Everything that a configuration can say becomes an override of it, so a
-// TRACE on the command line is a configuration without a file.
+// The command line of `run`. Each option becomes an override of the configuration, so a TRACE on the command line is a
+// configuration without a file.
 constexpr const char* kPrefillHelp =
     "tokens that arrive in the one prompt call, or a share of them: 768 or 75% (default: as recorded)";
 
@@ -21,31 +21,30 @@ struct RunChoices {
   std::string methods, budget, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision, only;
   bool dry_run = false, force = false, plan_only = false, fail_fast = false, keep_going = false;
   std::string progress = "auto";
-  bool prints_table = true;
-  bool predicts = false;  // save projections where all prompts have a gradient, so that nats can be predicted
+  bool predicts = false;  // save projections if all prompts have a gradient, so that losses in nats can be predicted
 };
 
 void add_run_options(Command& command, RunChoices& choices);
-// Those of them that say what is to be replayed.
+// Adds the options that select what is replayed.
 void add_plan_options(Command& command, RunChoices& choices);
 void add_progress_option(Command& command, std::string& progress);
 
 // Whether a trace was named instead of a configuration.
 bool names_a_trace(const RunChoices& choices);
-// Empty when a trace was named instead of a configuration. Throws ConfigError when nothing was named.
+// Empty if a trace was named instead of a configuration. Throws ConfigError if nothing was named.
 std::filesystem::path config_file(const RunChoices& choices);
 std::vector<std::string> overrides_of(const RunChoices& choices);
-// The configuration with its traces, and what they select. Warnings are told.
+// Loads the configuration, its traces and their selected parts. Prints warnings.
 LoadedRun load_run(const RunChoices& choices, Console& console);
-// Solves budgets that are shares of the cache, by replaying, and tells what there is to say. Nothing happens where none
-// was asked for.
+// Solves budgets that are shares of the cache, by replaying, and prints remarks. Does nothing if no shares were asked
+// for.
 SolvedShares solve_shares(LoadedRun& loaded, Console& console);
-// Its cells, or those that --only names.
+// The run's cells, or those that --only names.
 std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded);
 // output.dir, else out/NAME.
 std::filesystem::path output_of(const RunConfig& config);
 
-// "64,256" -> tokens, "5%,10%" -> share_of_cache; as an override. Throws ConfigError on anything else.
+// Override for "64,256" (tokens) or "5%,10%" (share_of_cache). Throws ConfigError on anything else.
 std::string budget_override(const std::string& text);
 
 }  // namespace kvreplay::app

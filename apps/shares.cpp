@@ -10,7 +10,7 @@
 
 namespace kvreplay::app {
 
-// A line for all instances of which the same is to be said.
+// One line for all instances that share a remark.
 std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares& solved) {
   const std::string cache = cache_text(config.budget.of);
   std::vector<std::pair<std::string, std::vector<std::string>>> said;

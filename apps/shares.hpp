@@ -6,11 +6,11 @@
 
 namespace kvreplay::app {
 
-// What is worth saying of shares of the cache, once they are solved: a line for each method and share that is not
-// reached, or that holds everything.
+// Remarks on solved shares of the cache: a line for each method and share that is not reached, or that holds
+// everything.
 std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares& solved);
 
-// A share that an instance does not reach in some or all heads, for whoever shows it.
+// A share that an instance does not reach in some or all heads.
 struct NotReached {
   std::string label;
   double share = 0, floor = 0;

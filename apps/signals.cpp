@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
 
-// Some ask twice: `timeout` tells a process and then its group, to which it belongs.
+// Some programs ask twice: `timeout` signals a process and then its group, which includes the process.
 constexpr int64_t kOneRequestNs = 500'000'000;
 
 std::atomic<int> received{0};

@@ -11,7 +11,7 @@
 namespace kvreplay::app {
 namespace {
 
-constexpr double kWholeBelow = 1e6;  // numbers that are no size have an exponent from here on
+constexpr double kWholeBelow = 1e6;  // from here on, numbers that are not sizes get an exponent
 
 }  // namespace
 
@@ -33,7 +33,7 @@ std::string Summary::Group::budget_text() const {
   return least == most ? std::to_string(most) : fmt::format("{}-{}", least, most);
 }
 
-// The ratio of the sums: what the cells take together of what full caches would.
+// The ratio of sums: total bytes of the cells over total bytes of full caches.
 std::string Summary::Group::of_full() const {
   if (floor > 0) return fmt::format("needs {:.1f}", floor * 100);
   constexpr size_t kTotal = std::size(kMeans) - 1;
@@ -75,7 +75,7 @@ void Summary::add(const Fields& row) {
   }
 }
 
-// Heads that were asked for a share have budgets of their own; a note on the least of them is one on the row.
+// With shares, each head has its own budget; a note on the smallest budget counts for the row.
 std::string Summary::notes_of(const GroupKey& key, const Group& group, const Notes& notes) const {
   const std::string& label = labels_[std::get<size_t>(key)];
   const int32_t budget = std::get<double>(key) > 0 ? group.least : std::get<int32_t>(key);
@@ -85,7 +85,7 @@ std::string Summary::notes_of(const GroupKey& key, const Group& group, const Not
   return join(said, "; ");
 }
 
-// The last column, from the left; without a note there is none.
+// Adds the last column, left-aligned; nothing if there are no notes.
 void Summary::add_notes(const Notes& notes, std::vector<std::vector<std::string>>& rows) const {
   std::vector<std::string> column = {"notes"};
   for (const auto& [key, group] : groups_) column.push_back(notes_of(key, group, notes));
@@ -133,7 +133,7 @@ void Failures::tell(Console& console) const {
     console.error(fmt::format("and {} other reasons, see the column `error`", reasons_.size() - kTold));
 }
 
-void tell_damaged_lines(const ResultsFolder& folder, Console& console) {
+void warn_damaged_lines(const ResultsFolder& folder, Console& console) {
   if (folder.shards().unreadable_lines == 0) return;
   console.warning(fmt::format("{}: {} damaged lines in shards/ and attempts/ are left out; their cells are replayed",
                               folder.dir().string(), folder.shards().unreadable_lines));

@@ -15,14 +15,14 @@
 
 namespace kvreplay::app {
 
-// The table that `run` and `sweep merge` print: one row per (method instance, budget) or per (method instance, share
-// of the cache), means over its cells.
+// The table that `run` and `sweep merge` print: one row per (method instance, budget) or per (method instance, share of
+// the cache), means over its cells.
 class Summary {
  public:
-  // A cell of the plan; instances are shown in the order in which they come first. budget 0: none; shares: those for
-  // which it was asked.
+  // Adds a cell of the plan; instances are shown in order of appearance. budget 0: none; shares: those that the budget
+  // was asked for.
   void expect(const std::string& key, const std::string& label, int32_t budget, const std::vector<double>& shares);
-  // A share that an instance does not reach anywhere; floor: the smallest that it can.
+  // A share that an instance reaches nowhere; floor: the smallest share that it can reach.
   void expect_none(const std::string& label, double share, double floor);
   void add(const Fields& row);
   std::string text(const Notes& notes) const;
@@ -32,7 +32,7 @@ class Summary {
     double sum = 0;
     int64_t count = 0;
     void add(const std::string& field);
-    std::string text(bool whole) const;  // whole: a size, whose digits count
+    std::string text(bool whole) const;  // whole: a size, printed with all digits
   };
   static constexpr const char* kMeans[] = {"rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
                                            "peak_kept_tokens", "total_bytes"};
@@ -40,24 +40,24 @@ class Summary {
   struct Group {
     std::array<Mean, std::size(kMeans)> means;
     Mean full_bytes;
-    int32_t least = 0, most = 0;  // budgets of its cells
+    int32_t least = 0, most = 0;  // range of its cells' budgets
     int64_t planned = 0, ok = 0, failed = 0;
     double floor = 0;  // not 0: no cell reaches the share
     std::string budget_text() const;
     std::string of_full() const;
   };
-  using GroupKey = std::tuple<size_t, double, int32_t>;  // place of the label, share (0: none), budget (0: by share)
+  using GroupKey = std::tuple<size_t, double, int32_t>;  // index of the label, share (0: none), budget (0: by share)
   size_t rank_of(const std::string& label);
   std::string notes_of(const GroupKey& key, const Group& group, const Notes& notes) const;
   void add_notes(const Notes& notes, std::vector<std::vector<std::string>>& rows) const;
 
-  std::map<std::string, size_t> rank_;  // of a label
+  std::map<std::string, size_t> rank_;  // rank of each label
   std::vector<std::string> labels_;     // by rank
   std::map<GroupKey, Group> groups_;
   std::unordered_map<std::string, std::vector<GroupKey>> groups_of_;  // by a cell's key
 };
 
-// What went wrong, by frequency.
+// Counts cells by reason of failure.
 class Failures {
  public:
   void add(const Fields& row);
@@ -67,6 +67,6 @@ class Failures {
   std::map<std::string, size_t> reasons_;
 };
 
-void tell_damaged_lines(const ResultsFolder& folder, Console& console);
+void warn_damaged_lines(const ResultsFolder& folder, Console& console);
 
 }  // namespace kvreplay::app

@@ -8,7 +8,7 @@
 #include "base/errors.hpp"
 #include "trace/synth.hpp"
 
-// `kvreplay synth`: a trace with planted structure.
+// `kvreplay synth`: writes a trace with planted structure.
 
 namespace kvreplay::app {
 namespace {

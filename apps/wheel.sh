@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes self-contained wheels in build/wheels, one for each Python that is named (default: python3), and says for which
-# systems they are. Needs what `apps/install_packages.sh wheel` installs. The C++ is compiled once, in build/wheel: a
-# second Python costs its extension module only. From 3.12 on one wheel serves every later Python.
+# Makes self-contained wheels in build/wheels, one for each named Python (default: python3), and prints the systems that
+# they run on. Needs the packages that `apps/install_packages.sh wheel` installs. The C++ is compiled once, in
+# build/wheel: a second Python costs only its extension module. From 3.12 on, one wheel serves every later Python.
 #   bash apps/wheel.sh [PYTHON...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$PWD/build
 raw=$here/wheel/unrepaired
 
-tools_of() {  # tools_of PYTHON: an environment with what builds and repairs wheels; prints its folder
+tools_of() {  # tools_of PYTHON: an environment with the tools that build and repair wheels; prints its folder
   local version folder
   version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   folder=$here/wheel_tools/$version
@@ -27,7 +27,7 @@ make_wheel() {  # make_wheel PYTHON
   export PATH=$tools/bin:$PATH
   rm -rf "$raw"
   python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$raw" . >&2
-  # Names the wheel after the oldest systems that it runs on, and refuses one that needs a library of this one.
+  # Names the wheel after the oldest systems that it runs on, and refuses one that needs a library of this system.
   auditwheel repair --wheel-dir "$here/wheels" "$raw"/*.whl 2>"$raw/repair.log" || { cat "$raw/repair.log" >&2; exit 1; }
 }
 

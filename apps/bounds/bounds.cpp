@@ -10,7 +10,7 @@
 #include "base/text.hpp"
 #include "results/columns.hpp"
 
-// `kvreplay bounds [PAPER...]`: what the papers' theorems ask for and promise, as a table, CSV or JSON.
+// `kvreplay bounds [PAPER...]`: what the papers' theorems require and promise, as a table, CSV or JSON.
 
 namespace kvreplay::app {
 namespace {
@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kExamples =
-    "Theorems give orders: their constants are 1 unless set, and sizes are shown as log10.\n"
+    "Theorems state orders: their constants are 1 unless set, and sizes are shown as log10.\n"
     "examples:\n"
     "  kvreplay bounds                                             # every paper, default inputs\n"
     "  kvreplay bounds subgen --n 1024,4096 --delta 2 --r 6 --constant c_t=2\n"
@@ -44,7 +44,7 @@ std::vector<std::vector<Computed>> computed(const BoundChoices& choices) {
   return all;
 }
 
-// A whole number has no point, as everywhere.
+// A whole number is written without a point, as in all output.
 json number(double x) { return json::parse(number_text(x)); }
 json or_null(const std::optional<double>& x) { return x ? number(*x) : json(nullptr); }
 
@@ -94,7 +94,7 @@ std::string as_csv(const std::vector<std::vector<Computed>>& all) {
   return text;
 }
 
-// Inputs that are the same in all cases of a paper stand above its table, the others are columns.
+// Inputs that are equal in all cases of a paper are shown above its table, the others are columns.
 bool varies(const std::vector<Computed>& cases, const std::string& name) {
   return std::any_of(cases.begin(), cases.end(),
                      [&](const Computed& c) { return c.of.inputs.at(name) != cases[0].of.inputs.at(name); });

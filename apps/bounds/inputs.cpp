@@ -22,9 +22,9 @@ struct Input {
   const char* name;
   double low, high;
   bool whole;
-  const char* usual;  // a number, or what the default follows from
+  const char* usual;  // default: a number, or the input that it follows from
   const char* help;
-  bool measured = false;  // a trace says it
+  bool measured = false;  // a trace can supply it
 };
 constexpr double kCount = 1 << 30, kHuge = 1e100, kTiny = 1e-100, kMost = 1e150;
 constexpr Input kInputs[] = {
@@ -33,17 +33,17 @@ constexpr Input kInputs[] = {
     {"v_dim", 1, kCount, true, "d", "numbers of a value", true},
     {"r", 0, kHuge, false, "1", "largest norm; subgen: of scale*q, balancekv: of k and q, walk: of the vectors", true},
     {"delta", 0, kHuge, false, "1", "subgen: radius of a cluster"},
-    {"epsilon", kTiny, 1, false, "0.1", "error that the theorem is asked for"},
+    {"epsilon", kTiny, 1, false, "0.1", "error that the theorem must guarantee"},
     {"clusters", 1, kMost, true, "16", "subgen: m, clusters of the keys", true},
     {"failure", 1e-300, 1, false, "1/n^2", "probability that the theorem may fail"},
     {"query_norm", 0, kHuge, false, "r", "balancekv: largest norm of a query", true},
     {"key_norm", 0, kHuge, false, "r", "balancekv: largest norm of a key", true},
     {"value_norm", 0, kHuge, false, "1", "balancekv: largest norm of a value", true},
-    {"variant", 0, 1, true, "reference,paper", "buzz: fires above the threshold, or at it"},
+    {"variant", 0, 1, true, "reference,paper", "buzz: triggers a pass above the threshold, or at it"},
     {"sinks", 0, kCount, true, "4", "buzz: k, first tokens that always stay"},
     {"window", 1, kCount, true, "160", "buzz: w, recent tokens"},
     {"stride", 1, 1 << 15, true, "5", "buzz: s, length of a segment"},
-    {"threshold", 1, kCount, true, "400", "buzz: T, size of the middle that fires"},
+    {"threshold", 1, kCount, true, "400", "buzz: T, size of the middle that triggers a pass"},
     {"prompt_tokens", 1, kCount, true, "900", "buzz: P, tokens of the prompt", true},
     {"budget", 1, kCount, true, "256", "h2o, streaming_llm: tokens that stay"},
     {"n_layers", 1, kCount, true, "1", "layers of the model, for bytes", true},
@@ -87,7 +87,7 @@ double variant_of(const std::string& text) {
 
 double value_of(const Input& input, const std::string& text) {
   if (std::string_view(input.name) == "variant") return variant_of(text);
-  const auto x = number_in<double>(text);
+  const auto x = parse_number<double>(text);
   const bool whole = x && (!input.whole || *x == std::floor(*x));
   if (x && whole && *x >= input.low && *x <= input.high) return *x;
   throw ConfigError(fmt::format("{} {}: must be {} from {} to {}, or several with commas ({})", option_of(input.name),
@@ -101,7 +101,7 @@ std::vector<double> values_of(const Input& input, const std::string& list) {
   return values;
 }
 
-// A default may follow from inputs that stand before it.
+// Values of a default, which may follow from inputs before it.
 std::vector<double> usual_values(const Input& input, const BoundInputs& before) {
   const std::string usual = input.usual;
   if (const auto same = before.find(usual); same != before.end()) return {same->second};
@@ -119,7 +119,7 @@ BoundInputs constants_of(const BoundChoices& choices) {
     if (!constants.contains(name))
       throw ConfigError(fmt::format("--constant {}: there is no constant {}{}. There are {}", text, name,
                                     did_you_mean(name, known), join(known)));
-    const auto x = at == std::string::npos ? std::nullopt : number_in<double>(text.substr(at + 1));
+    const auto x = at == std::string::npos ? std::nullopt : parse_number<double>(text.substr(at + 1));
     if (!x || !(*x >= kTiny && *x <= kHuge))
       throw ConfigError(fmt::format("--constant {}: give NAME=VALUE with a value from {} to {}, such as {}=2", text,
                                     number_text(kTiny), number_text(kHuge), name));
@@ -128,7 +128,7 @@ BoundInputs constants_of(const BoundChoices& choices) {
   return constants;
 }
 
-// Every combination of what is left of a paper's inputs, the last one fastest.
+// Every combination of a paper's inputs that are not known yet; the last input varies fastest.
 std::vector<BoundInputs> combinations(const BoundPaper& paper, const BoundChoices& choices,
                                       const BoundInputs& constants, const BoundInputs& known) {
   std::vector<BoundInputs> all = {known};
@@ -195,7 +195,7 @@ void check_options(const BoundChoices& choices, const std::vector<const BoundPap
 
 constexpr Input kDeltaRel = {"delta_rel", 0, kHuge, false, "0.5", "radius over the median key distance"};
 
-// "0,7,15" of --layers and --kv-heads.
+// Reads "0,7,15" of --layers and --kv-heads.
 std::vector<int32_t> integers(const Input& input, const std::string& list) {
   std::vector<int32_t> out;
   for (const double x : list.empty() ? std::vector<double>() : values_of(input, list)) out.push_back(int32_t(x));
@@ -223,7 +223,7 @@ double norm_of(BoundNorm norm, const MeasuredHead& head) {
   return norm == BoundNorm::key ? key : std::max(key, head.inputs.at("query_norm"));
 }
 
-// What a head says to a paper: one set, or one for each radius.
+// The inputs of a paper that a head supplies: one set, or one for each radius.
 std::vector<BoundInputs> known_of(const BoundPaper& paper, const MeasuredHead& head) {
   BoundInputs known;
   for (const std::string& name : paper.inputs)

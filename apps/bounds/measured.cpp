@@ -14,7 +14,7 @@
 namespace kvreplay::app {
 namespace {
 
-// The first prompt, or the one that is named.
+// The prompt with this id; without an id the first.
 const PromptInfo& selected_prompt(const TraceInfo& trace, const std::string& id) {
   std::vector<std::string> held;
   for (const PromptInfo& p : trace.prompts) {
@@ -57,7 +57,7 @@ MeasuredHead measured_head(const Trace& trace, const Measured& place, int32_t kv
                  {"value_norm", stream.max_value_norm}};
   for (const double delta : request.deltas) head.clusters.push_back({{}, delta, clusters_of(stream, delta)});
   if (request.deltas_rel.empty()) return head;
-  // The pairs of seed 0 of subgen_stream, so that its radius is this one.
+  // Uses the pairs of subgen_stream's seed 0, so that the radius equals subgen_stream's.
   const Rng rng{0, place.prompt_rank, uint32_t(layer.layer), uint32_t(kv_head), {}};
   head.median_key_distance = median_key_distance(stream, rng);
   for (const double f : request.deltas_rel) {

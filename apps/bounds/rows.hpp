@@ -4,23 +4,23 @@
 #include <string>
 #include <vector>
 
-// What `kvreplay bounds` says of each paper: one row a quantity, from the functions of lib/theory.
+// The results of `kvreplay bounds` for each paper: one row a quantity, computed by the functions of lib/theory.
 
 namespace kvreplay::app {
 
-// What a paper's formulas are given, by name: "n", "epsilon", ... (bound_inputs.hpp); constants as "c_t".
+// Inputs of a paper's formulas by name: "n", "epsilon", ... (inputs.hpp); constants as "c_t".
 using BoundInputs = std::map<std::string, double>;
 
 struct BoundRow {
   std::string quantity;
-  // log10 of the value: none for 0, and where the quantity does not exist. The value itself only below 10^15.
+  // log10 of the value: empty for 0, and if the quantity does not exist. `value` is set only below 10^15.
   std::optional<double> log10, value;
   std::string unit;
-  std::optional<double> probability;  // with which the theorem holds, where it says so
+  std::optional<double> probability;  // with which the theorem holds, if it states one
   std::string note;
 };
 
-// Which norm a paper calls r, where a trace is measured.
+// The norm that a paper calls r, for measured traces.
 enum class BoundNorm { none, scaled_query, key_and_query, key };
 
 struct BoundPaper {

@@ -3,12 +3,11 @@
     import kvreplay as kv
 
     run = kv.replay(q, k, v, prefill=768, methods=["h2o", "snapkv"], budgets=[64, 256, "10%"])
-    run.summary()                                   # means with intervals
-    run.compare("20%")                              # who loses least at equal bytes
-    kv.plot.error_vs_budget(run)                    # a matplotlib Axes
+    run.summary()                  # mean errors with confidence intervals
+    run.compare("20%")             # which method has the lowest error at equal bytes
+    kv.plot.error_vs_budget(run)   # a matplotlib Axes
 
-`help(kvreplay.replay)` says what it takes. What is not used is not imported: a name is loaded when it is
-first asked for.
+`help(kvreplay.replay)` lists all arguments. Importing kvreplay is cheap: each name is loaded on first use.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __version__ = "0.1.0"
 if __path__[0].endswith("/apps/kvreplay"):
     __path__.append(__path__[0].removesuffix("apps/kvreplay") + "build/release/python/kvreplay")
 
-# Where each name is defined.
+# {name: module that defines it}
 _HOMES = {
     **dict.fromkeys(("replay",), "replaying"),
     **dict.fromkeys(("Run",), "run"),
@@ -32,11 +31,14 @@ _HOMES = {
     **dict.fromkeys(("methods", "formats", "describe", "columns"), "method_list"),
     **dict.fromkeys(("Trace", "Layer", "open"), "trace"),
     **dict.fromkeys(("read_back", "ReadBack"), "reading_back"),
-    **dict.fromkeys(("record",), "recording"),
+    **dict.fromkeys(("record", "recorder"), "recording"),
     **dict.fromkeys(("data_folder", "sample"), "places"),
     **dict.fromkeys(
-        ("KvreplayError", "KvreplayWarning", "ConfigError", "TraceError", "DeviceError", "OutputError"),
-        "errors",
+        (
+            *("KvreplayError", "KvreplayWarning", "ConfigError", "TraceError", "ResultsError", "DeviceError"),
+            "OutputError",
+        ),
+        "kvbase.errors",
     ),
 }
 _MODULES = ("plot", "importing")
@@ -52,6 +54,7 @@ __all__ = [
     "Policy",
     "Prompt",
     "ReadBack",
+    "ResultsError",
     "Run",
     "Tokens",
     "Trace",
@@ -69,24 +72,34 @@ __all__ = [
     "predict",
     "read_back",
     "record",
+    "recorder",
     "replay",
     "sample",
     "scorer",
 ]
 
-TYPE_CHECKING = False  # not of `typing`: the command line loads this module, and little else
+TYPE_CHECKING = False  # not imported from `typing`: the command line loads this module and must start fast
 if TYPE_CHECKING:
     from typing import Any
 
+    from kvbase.errors import (
+        ConfigError,
+        DeviceError,
+        KvreplayError,
+        KvreplayWarning,
+        OutputError,
+        ResultsError,
+        TraceError,
+    )
+
     from . import importing, plot
     from .comparing import Answer, compare
-    from .errors import ConfigError, DeviceError, KvreplayError, OutputError, TraceError
     from .method_list import columns, describe, formats, methods
     from .own_methods import Policy, scorer
     from .places import data_folder, sample
     from .predicting import predict
     from .reading_back import ReadBack, read_back
-    from .recording import record
+    from .recording import record, recorder
     from .replaying import replay
     from .run import Run
     from .shown import Prompt, Tokens
@@ -96,8 +109,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f".{name}", __name__)
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    if home := _HOMES.get(name):
+        return getattr(import_module(home if "." in home else f".{home}", __name__), name)
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
 

@@ -1,4 +1,4 @@
-"""Keyword arguments that a function does not have are told with the one that was probably meant."""
+"""Suggests the nearest keyword argument when a function is called with an unknown one."""
 
 import functools
 import inspect
@@ -11,13 +11,13 @@ Given = TypeVar("Given")
 
 
 def guess(word: str, known: Iterable[str]) -> str:
-    """The words " (did you mean budgets?)", or "" where nothing known is near."""
+    """A hint such as " (did you mean budgets?)", or "" if no known word is near."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def suggests_arguments(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
-    """The function, whose TypeError for an unknown keyword names the nearest one that it takes."""
+def suggest_arguments(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
+    """Decorator: TypeError for an unknown keyword names the nearest one that the function has."""
     known = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)

@@ -1,17 +1,16 @@
-"""Arrays of numpy, torch, jax and cupy as the engine reads them: in place where they lie in main memory."""
+"""Arrays of numpy, torch, jax and cupy for the engine, which reads arrays in main memory in place."""
 
 from typing import Any
 
 import numpy as np
-
-from .errors import TraceError
+from kvbase.errors import TraceError
 
 FLOATS = {np.dtype("f4"): "float32", np.dtype("f2"): "float16"}
 
 
 class OnDevice:
-    """A tensor [heads, rows, width] on a device: the engine asks for rows of one head at a time, and only
-    those are copied to main memory."""
+    """A tensor [heads, rows, width] on a GPU. The engine asks for rows of one head at a time; only those are
+    copied to main memory."""
 
     def __init__(self, tensor: Any, dtype: str, where: str):
         self.tensor = tensor
@@ -20,21 +19,21 @@ class OnDevice:
         self.shape = [int(extent) for extent in tensor.shape]
 
     def rows(self, head: int, first: int, count: int) -> np.ndarray:
-        """Rows first..first+count-1 of a head, [count, width], as they are stored."""
+        """Rows first..first+count-1 of a head, [count, width], in their stored type."""
         try:
             return np.ascontiguousarray(_in_memory(self.tensor[head, first : first + count]))
-        except Exception as error:  # of a library that is not ours
+        except Exception as error:  # torch and cupy raise errors of many types
             raise TraceError(
                 f"{self.where} cannot be fetched from its device: {type(error).__name__}: {error}"
             ) from error
 
 
 def described(given: Any, where: str) -> dict[str, Any]:
-    """{"dtype": "float32", "float16" or "bfloat16", "data": a numpy array [heads, rows, width] or an
-    OnDevice}.
+    """Description of an array [heads, rows, width], for the engine: {"dtype": name, "data": array}.
 
-    Nothing is copied: strides are kept, bfloat16 is its bits (uint16). `where` names the array in messages.
-    Raises TraceError where it is no such array.
+    "dtype" is "float32", "float16" or "bfloat16"; "data" is a numpy array or an OnDevice. Nothing is copied:
+    strides are kept, and bfloat16 appears as its bits (uint16). `where` names the array in messages. Raises
+    TraceError for anything else.
     """
     library = type(given).__module__.partition(".")[0]
     if library == "torch" and given.device.type != "cpu":
@@ -43,8 +42,8 @@ def described(given: Any, where: str) -> dict[str, Any]:
         return _on_device(given, str(given.dtype), where)
     try:
         array = _in_memory(given)
-    except Exception as error:  # whatever the object's own conversion raises
-        raise TraceError(f"{where} is no array of numbers that can be read in place: {error}") from error
+    except Exception as error:  # the object's conversion may raise any type of error
+        raise TraceError(f"{where} is not an array of numbers that can be read in place: {error}") from error
     bits = _dtype_name(given) == "bfloat16"
     name = "bfloat16" if bits else FLOATS.get(array.dtype.newbyteorder("="))
     if name is None:
@@ -54,20 +53,20 @@ def described(given: Any, where: str) -> dict[str, Any]:
     if not array.dtype.isnative:
         raise TraceError(f"{where} is in the byte order of another machine: use .astype(np.float32)")
     if any(stride % array.itemsize for stride in array.strides):
-        raise TraceError(f"{where} has strides that are no whole numbers: copy it with np.ascontiguousarray")
+        raise TraceError(f"{where} has strides between two numbers: copy it with np.ascontiguousarray")
     return {"dtype": name, "data": array}
 
 
 def as_floats(given: Any, where: str) -> np.ndarray:
-    """A float32 array in main memory of numbers of any of these libraries; TraceError where they are none."""
+    """A floating-point array of any of these libraries as float32 in main memory; TraceError for others."""
     try:
         array = _in_memory(given)
-    except Exception as error:  # whatever the object's own conversion raises
-        raise TraceError(f"{where} is no array of numbers: {error}") from error
+    except Exception as error:  # the object's conversion may raise any type of error
+        raise TraceError(f"{where} is not an array of numbers: {error}") from error
     if _dtype_name(given) == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     if array.dtype.kind != "f":
-        raise TraceError(f"{where} holds {array.dtype}; floating-point numbers are read")
+        raise TraceError(f"{where} holds {array.dtype}; give floating-point numbers")
     return array.astype(np.float32, copy=False)
 
 
@@ -90,14 +89,14 @@ def _dtype_name(given: Any) -> str:
 
 
 def _in_memory(given: Any) -> np.ndarray:
-    """A numpy array over the same memory; bfloat16 as uint16. What lies on a device is copied."""
+    """A numpy array over the same memory; bfloat16 as uint16. An array on a device is copied."""
     library = type(given).__module__.partition(".")[0]
     if library == "torch":
         given = given.detach()
         if given.device.type != "cpu":
             given = given.cpu()
         if _dtype_name(given) == "bfloat16":
-            import torch  # loaded already: a tensor of its was given
+            import torch  # already loaded, since `given` is its tensor
 
             return given.view(torch.int16).numpy().view(np.uint16)
         return given.numpy()
@@ -106,7 +105,7 @@ def _in_memory(given: Any) -> np.ndarray:
     if isinstance(given, np.ma.MaskedArray):
         raise TypeError("it is masked: say what masked numbers are with .filled(value)")
     array = np.asarray(given)
-    if array.dtype.name == "bfloat16":  # of ml_dtypes, which jax uses
+    if array.dtype.name == "bfloat16":  # the type from ml_dtypes, which jax uses
         return array.view(np.uint16)
     if array.dtype == object:
         raise TypeError(f"it is a {type(given).__name__} of objects")

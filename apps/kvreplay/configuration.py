@@ -1,4 +1,4 @@
-"""The arguments of kvreplay.replay as a configuration of the engine, which is that of `kvreplay run` without
+"""Turns the arguments of kvreplay.replay into the engine's configuration: that of `kvreplay run`, without
 traces."""
 
 import copy
@@ -8,17 +8,20 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
+from kvbase.errors import ConfigError
 
-from .errors import ConfigError
 from .hosting import Hosted, checked_name, printable
 from .own_methods import hosted
 
-ENTRY_POINTS = "kvreplay.methods"  # by which installed packages offer methods
+ENTRY_POINTS = "kvreplay.methods"  # group of entry points in which installed packages offer methods
 SAVES = ("curves", "kept", "outputs")
 
 
 def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hosted]]:
-    """(entries of `methods:`, the methods of them that Python hosts)."""
+    """(entries of the configuration's `methods:`, those of the methods that are written in Python).
+
+    given: a method or several; built_in: names of the engine's methods. Raises ConfigError.
+    """
     entries: list[Any] = []
     own: dict[str, Hosted] = {}
     known = set(built_in)
@@ -33,7 +36,7 @@ def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hos
             if method is None:
                 raise ConfigError(
                     f"methods: {named!r} is no method: give a name, a dict with `name`, a scorer or a Policy"
-                    + _not_derived(named)
+                    + _derive_hint(named)
                 )
         if method is not None:
             name = method.facts["name"]
@@ -47,21 +50,22 @@ def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hos
     return [plain(entry, "methods") for entry in entries], list(own.values())
 
 
-def _not_derived(named: Any) -> str:
+def _derive_hint(named: Any) -> str:
     kind = named if isinstance(named, type) else type(named)
     return f". Derive it: class {kind.__name__}(kvreplay.Policy)" if hasattr(kind, "evict") else ""
 
 
 def installed_method(name: str) -> Hosted | None:
-    """What an installed package offers under this name; None where none does."""
+    """The method that an installed package offers under this name, or None. Raises ConfigError if it cannot
+    be loaded."""
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             method = hosted(_loaded(point))
             if method is None:
                 raise ConfigError(
-                    f"{point.value} is no method: {ENTRY_POINTS} must name a scorer or a Policy"
+                    f"{point.value} is not a method: {ENTRY_POINTS} must name a scorer or a Policy"
                 )
-            offered = copy.copy(method)  # the package's own keeps its name
+            offered = copy.copy(method)  # the package's object keeps its name
             offered.facts = {**method.facts, "name": checked_name(name)}
             return offered
     return None
@@ -78,8 +82,8 @@ def _loaded(point: EntryPoint) -> Any:
 
 
 def budget_of(given: Any) -> dict[str, Any] | None:
-    """`budget:` of tokens (64) and shares of the full cache's bytes ("20%"), or a dict as the configuration
-    has it. Raises ConfigError."""
+    """The configuration's `budget:` from tokens (64) and shares of the full cache's bytes ("20%"), or from a
+    dict that already has its form. Raises ConfigError."""
     if given is None:
         return None
     if isinstance(given, Mapping):
@@ -88,11 +92,11 @@ def budget_of(given: Any) -> dict[str, Any] | None:
     shares = [value for value in values if isinstance(value, float)]
     tokens = [value for value in values if not isinstance(value, float)]
     kinds = {"tokens": tokens, "share_of_cache": shares}
-    return {kind: own for kind, own in kinds.items() if own} or {"tokens": []}
+    return {kind: plain(own, "budgets") for kind, own in kinds.items() if own} or {"tokens": []}
 
 
 def _budget(value: Any) -> int | float:
-    """Tokens, or a share as a float."""
+    """Tokens as an int, or a share as a float."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value, re.ASCII)
         if match is None and value.strip().isdecimal():
@@ -112,7 +116,7 @@ def _budget(value: Any) -> int | float:
 
 
 def seeds_of(given: Any) -> Any:
-    """`seeds:` of a number of seeds, (first, count), or a dict."""
+    """The configuration's `seeds:` from a count, from (first, count), or from a dict."""
     if isinstance(given, Mapping):
         return plain(dict(given), "seeds")
     if isinstance(given, tuple | list) and len(given) == 2:
@@ -121,21 +125,22 @@ def seeds_of(given: Any) -> Any:
 
 
 def saves_of(given: Any) -> list[str]:
-    """`output.save:` of a word or several."""
+    """The configuration's `output.save:` from one word or several. Raises ConfigError."""
     words = [] if given is None else _listed(given)
     for word in words:
         if word not in SAVES:
-            raise ConfigError(f"save: {word!r} is none of {', '.join(SAVES)}")
+            raise ConfigError(f"save: {word!r} is unknown: known are {', '.join(SAVES)}")
     return list(words)
 
 
 def without_none(**values: Any) -> dict[str, Any]:
-    """The arguments that were given."""
-    return {name: value for name, value in values.items() if value is not None}
+    """The arguments that are not None, as JSON types."""
+    return {name: plain(value, name) for name, value in values.items() if value is not None}
 
 
 def plain(value: Any, where: str) -> Any:
-    """A value as JSON has it; numbers of numpy are numbers."""
+    """A value as JSON types; numpy's numbers and arrays become numbers and lists. `where` names its argument
+    in ConfigError."""
     if isinstance(value, Mapping):
         return {
             plain(str(name), where): plain(item, f"{where}.{name}" if where else str(name))
@@ -146,44 +151,20 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, np.generic):
         return plain(value.item(), where)
     if isinstance(value, float) and not np.isfinite(value):
-        raise ConfigError(f"{in_words_of_python(where)}: {value} is no number that can be used")
+        raise ConfigError(f"{where}: {value} is not a finite number")
     if isinstance(value, int) and abs(value) >= 2**1000:
-        raise ConfigError(f"{in_words_of_python(where)}: a number of {value.bit_length()} bits is too large")
+        raise ConfigError(f"{where}: a number of {value.bit_length()} bits is too large")
     if isinstance(value, str) and printable(value) != value:
-        raise ConfigError(f"{in_words_of_python(where)}: {value!r} is no text that can be written")
+        raise ConfigError(f"{where}: {value!r} cannot be encoded as UTF-8")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
-        f"{in_words_of_python(where)}: {value!r} cannot stand in a configuration: give numbers, words, lists "
-        "or dicts"
+        f"{where}: {value!r} is not allowed in a configuration: give numbers, words, lists or dicts"
     )
 
 
-# What the engine calls by the words of its command line and files, and how Python says it.
-IN_PYTHON = {
-    r"\b(?:replay|select|run|output)\.([a-z_]+)": r"\1",
-    r"add budget: \{tokens: \[64, 128\]\}": "add budgets=[64, 128]",
-    r"\b(?:budget\.(?:tokens|fraction_kept|bytes)|fraction_kept|share_of_cache)\b": "budgets",
-    r"kvreplay list methods": "kvreplay.methods()",
-    r"kvreplay list formats": "kvreplay.formats()",
-    r"kvreplay list metrics": "kvreplay.columns()",
-    r"kvreplay describe (\w+)": r'kvreplay.describe("\1")',
-    r"\{name: (\w+), (\w+): (\w+)\}": r'{"name": "\1", "\2": "\3"}',
-    r"the trace (?=records no rotary)": "the trace (of arrays: rope=...) ",
-}
-
-
-def in_words_of_python(message: str) -> str:
-    """What the engine says of a configuration, in the words of `replay`'s arguments."""
-    problems = re.split(r"(?:^|\n|\s)command line: (?:error|warning): ", message)
-    text = "; ".join(problem.strip() for problem in problems if problem.strip())
-    for said, meant in IN_PYTHON.items():
-        text = re.sub(said, meant, text)
-    return text
-
-
 def listed(given: Any) -> Any:
-    """An iterable as a list; words, numbers and None as they are."""
+    """An iterable as a list; words, numbers and None unchanged."""
     return (
         given if given is None or isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     )

@@ -1,13 +1,17 @@
-"""`python -m kvreplay.host`: hosts the methods of installed packages for the program, over the socket that it
-started this process with (file descriptor 3).
+"""`python -m kvreplay.host`: hosts the methods of installed packages for the engine's program.
+
+kvreplay.offering starts it with a socket that listens. Each connection gets a process of its own, a fork of
+this one, so that threads of the program do not wait for one interpreter.
 
 A message is two lengths (uint64), a JSON object and numbers. The program asks ("call"); while an answer is
 worked out this side may ask for arrays of what it is shown ("show"), and at last it answers, or says what was
 raised.
 """
 
+import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -15,7 +19,7 @@ import sys
 import traceback
 from contextlib import closing
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +27,7 @@ from .configuration import ENTRY_POINTS, installed_method
 from .hosting import Hosted
 from .identity import printable
 
-SOCKET = 3
+PR_SET_PDEATHSIG = 1  # an option of prctl
 LENGTHS = struct.Struct("<QQ")
 
 
@@ -58,7 +62,7 @@ class Connection:
 
 
 class View:
-    """What a call is about; good while it lasts."""
+    """Arrays of the present call. They can be read until it returns."""
 
     def __init__(self, line: Connection):
         self._line: Connection | None = line
@@ -194,16 +198,46 @@ def warn(text: str) -> None:
 
 
 def main() -> None:
-    """Answers until the program hangs up."""
+    """Accepts connections until the program has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides what ^C means
-    end = socket.socket(fileno=SOCKET)
-    os.register_at_fork(after_in_child=lambda: os.close(SOCKET))  # children do not keep the program waiting
+    server, folder, program = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets children that ended
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        while os.getppid() == program:
+            end, _ = server.accept()
+            if os.fork() == 0:
+                _serve_and_exit(server, end)
+            end.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve_and_exit(server: socket.socket, end: socket.socket) -> NoReturn:
+    """What the fork does. It leaves nothing behind and runs nothing that the host has for its own end."""
+    try:
+        server.close()
+        _serve(end)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _serve(end: socket.socket) -> None:
+    """Answers until the program hangs up."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # methods may start processes
+    os.register_at_fork(after_in_child=end.close)  # children do not keep the program waiting
     line = Connection(end)
     host = Host(line)
     while True:
         try:
             said, numbers = line.receive()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             host.answer(said, numbers)

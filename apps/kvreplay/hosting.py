@@ -1,4 +1,4 @@
-"""Methods in Python as the engine takes them: what is told of each, and what decides one cache of it."""
+"""Adapters through which the engine runs methods in Python: one object per method, one per cache."""
 
 import inspect
 import json
@@ -9,45 +9,46 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from kvbase.errors import ConfigError
 
-from .errors import ConfigError
 from .identity import printable
 from .shown import Prompt, Tokens, generator
 
 KINDS = {bool: "bool", int: "int", float: "float"}
 KIND_OF = {name: kind for kind, name in KINDS.items()}
 ENGINES = ("sinks", "recent")  # parameters that the engine enforces itself
-# What an entry of `methods` says of any method; a parameter of the same name could never be set.
+# Options that an entry of `methods` has for every method; a parameter of that name could never be set.
 TAKEN = (
     "gqa",
     *("name", "phase", "positions", "order", "prompt", "row_format", "reweight", "wrapper", "merge"),
     *("allocator", "uniforms", "budget", "rng"),
 )
-LARGEST = 1 << 30  # of whole numbers
+LARGEST = 1 << 30  # whole numbers must be below this
 
 
 class Hosted:
-    """A method as the engine takes it: `facts` of it, and `open(place)` for each cache."""
+    """A method in the form that the engine calls: `facts` describe it, `open(place)` makes an object for one
+    cache."""
 
     facts: dict[str, Any]
 
     @property
     def facts_json(self) -> str:
-        """The facts as the engine reads them."""
+        """The facts as JSON, for the engine."""
         names = ("name", "kind", "default", "help")
         parameters = [dict(zip(names, parameter, strict=True)) for parameter in self.facts["parameters"]]
         return json.dumps({**self.facts, "parameters": parameters})
 
     def open(self, place: str) -> Any:
-        """What decides the cache at a place of a run, which is JSON."""
+        """Object that decides one cache. place: JSON with the layer, heads, seed, budget and parameters."""
         return self.cache(json.loads(place))
 
     def cache(self, place: dict[str, Any]) -> Any:
-        """What decides one cache."""
+        """`open` with the place as a dict."""
         raise NotImplementedError
 
     def same_as(self, other: "Hosted") -> bool:
-        """Whether the two are one method, given twice."""
+        """Whether both are the same method."""
         return self is other
 
     def __repr__(self) -> str:
@@ -55,7 +56,7 @@ class Hosted:
 
 
 class Scorer(Hosted):
-    """A function that scores a prompt; it may still be called as what it is."""
+    """A one-shot method: a function that scores a prompt. It can still be called as that function."""
 
     def __init__(self, function: Callable[..., Any], facts: dict[str, Any]):
         self.function, self.facts = function, facts
@@ -72,24 +73,25 @@ class Scorer(Hosted):
 
 
 class _Cache:
-    """One cache. In an audit the arrays that the method was handed lose what has been evicted: it becomes
-    NaN."""
+    """One cache. In an audit, entries of evicted tokens become NaN in every array that the method received,
+    so a method that still reads them is caught."""
 
     def __init__(self, place: dict[str, Any], parameters: list[tuple]):
         self.place = place
         self.params = dict(place["params"])
-        # JSON has one kind of number: 1.0 comes as 1.
+        # JSON has one type of number: 1.0 arrives as 1.
         self.params.update({name: KIND_OF[kind](self.params[name]) for name, kind, *_ in parameters})
         self._handed: list[tuple[Any, np.ndarray, int]] = []
 
     def hand_out(self, array: np.ndarray, tokens: np.ndarray, axis: int) -> np.ndarray:
-        """An array that goes to the method, of which `axis` counts `tokens`."""
+        """Returns `array`, which goes to the method, and remembers it for audits. Its axis `axis` runs over
+        `tokens`."""
         if self.place["audit"]:
             self._handed.append((weakref.ref(array), tokens.copy(), axis))
         return array
 
-    def forget_evicted(self, held: np.ndarray) -> None:
-        """What the method may no longer look at."""
+    def hide_evicted(self, held: np.ndarray) -> None:
+        """Sets the entries of tokens that are not in `held` to NaN in all arrays handed out."""
         alive = []
         for reference, tokens, axis in self._handed:
             array = reference()
@@ -137,17 +139,17 @@ class StreamedCache(_Cache):
             self.policy.observe(tokens, p)
         else:
             self.policy.observe(p)  # type: ignore[call-arg, arg-type]
-        self._put_back(tokens, view)
+        self._store_scores(tokens, view)
 
     def evict(self, view: Any) -> np.ndarray:
         tokens = self._tokens(view)
         leaving = self.policy.evict(tokens)
-        self._put_back(tokens, view)
+        self._store_scores(tokens, view)
         found = np.atleast_1d(np.asarray([] if leaving is None else leaving))
         if found.size and found.dtype.kind not in "iu":
             raise TypeError(
-                f"evict() returned {type(leaving).__name__} of {found.dtype}: return some of the tokens that "
-                "it was given, an array or a list of whole numbers"
+                f"evict() returned {type(leaving).__name__} of {found.dtype}: return some of its `tokens`, "
+                "an array or a list of whole numbers"
             )
         if found.ndim > 1:
             raise ValueError(f"evict() returned an array {list(found.shape)}: return a list of tokens, [n]")
@@ -156,17 +158,17 @@ class StreamedCache(_Cache):
         return np.ascontiguousarray(found, np.int32)
 
     def _tokens(self, view: Any) -> Tokens:
-        if not self.started:  # the prompt comes token by token
+        if not self.started:  # the prompt is streamed token by token
             self.started = True
             self.policy.start(None, self.policy.budget)
         tokens = view.tokens().view(Tokens)
         tokens._view, tokens._hand_out = view, self.hand_out
         if self._handed:
-            self.forget_evicted(np.asarray(tokens))
+            self.hide_evicted(np.asarray(tokens))
         return tokens
 
     @staticmethod
-    def _put_back(tokens: Tokens, view: Any) -> None:
+    def _store_scores(tokens: Tokens, view: Any) -> None:
         scores, tokens._view = tokens._scores, None
         if scores is None:
             return
@@ -188,7 +190,7 @@ def _scores(given: Any, size: int, where: str) -> np.ndarray:
             f"{where} returned {type(given).__name__} instead of scores, an array [{size}] of numbers"
         )
     if scores.shape not in ((size,), (1, size)):
-        raise ValueError(f"{where} returned {list(scores.shape)} scores: there must be [{size}], one a token")
+        raise ValueError(f"{where} returned {list(scores.shape)} scores: return [{size}], one per token")
     return np.ascontiguousarray(scores.reshape(-1), np.float64)
 
 
@@ -231,7 +233,8 @@ def parameters_of_function(function: Callable[..., Any]) -> list[tuple]:
 
 
 def parameters_of_class(kind: type, base: type, told: Any) -> list[tuple]:
-    """Annotated attributes of a class that its base does not have."""
+    """Annotated int, float and bool attributes of a class that `base` does not have, with the defaults in
+    `told`."""
     known = set(vars(base)) | set(base.__annotations__)
     names = [
         n for base in reversed(kind.__mro__) for n in getattr(base, "__annotations__", {}) if n not in known
@@ -249,10 +252,10 @@ def _parameter(name: str, value: Any, where: str) -> tuple[str, str, float, str]
             f"{where}: the parameter {name} is {value!r} by default: it must be int, float or bool"
         )
     if name in (*TAKEN, *ENGINES):
-        raise ConfigError(f"{where}: {name} is a word that every method has: give the parameter another name")
+        raise ConfigError(f"{where}: {name} is an option of every method: give the parameter another name")
     if not math.isfinite(value) or (kind == "int" and abs(value) >= LARGEST):
         raise ConfigError(
-            f"{where}: the parameter {name} is {value} by default: it must be a finite number, a whole one "
+            f"{where}: the parameter {name} is {value} by default: it must be finite, a whole number also "
             f"below {LARGEST}"
         )
     return name, kind, float(value), "a parameter of the method"
@@ -261,7 +264,7 @@ def _parameter(name: str, value: Any, where: str) -> tuple[str, str, float, str]
 def checked_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         raise ConfigError(
-            f"{name!r} is no name of a method: small letters, digits and _, for example my_scores"
+            f"{name!r} cannot name a method: use small letters, digits and _, for example my_scores"
         )
     return name
 

@@ -1,7 +1,7 @@
-"""What tells a method in Python from another of the same name: its text, and what it was made with.
+"""Identity of a method in Python: a hash of its source text and of the values that it was made with.
 
-It goes into the keys of cells, so that a run that is continued replays what another text would decide
-otherwise. What a method calls elsewhere is not part of it.
+Keys of cells contain it: a resumed run replays the cells of a method whose text has changed. Functions that
+the method calls elsewhere do not count.
 """
 
 import functools
@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-DEEPEST = 8  # of values inside of values
+MAX_DEPTH = 8  # levels of nested values that are hashed
 
 
 def identity_of(thing: Any, facts: Mapping[str, Any], base: type) -> str:
-    """16 hex digits of a function, a callable, or a class derived from `base` or an instance of one, with
-    what it says of itself."""
+    """16 hex digits that identify a function, a callable, a class derived from `base` or an instance of one,
+    together with its `facts`."""
     said = json.dumps({name: facts[name] for name in sorted(facts) if name not in ("title", "source")})
-    text = printable(_content(thing, base, DEEPEST) + said)
+    text = printable(_content(thing, base, MAX_DEPTH) + said)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def printable(text: str) -> str:
-    """Text as UTF-8 can hold it: what cannot be encoded is written as an escape."""
+    """Text that UTF-8 can encode: other characters are written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -70,7 +70,7 @@ def _leaf(value: Any, inside: Any) -> str:
 
 
 def _class(kind: type, base: type, inside: Any) -> str:
-    """A class with those that it inherits from, down to `base`."""
+    """A class and its parents, down to `base`."""
     if kind.__module__ in ("builtins", "numpy"):
         return kind.__qualname__
     below = [c for c in kind.__mro__ if c not in base.__mro__ and c.__module__ != "builtins"]
@@ -79,7 +79,7 @@ def _class(kind: type, base: type, inside: Any) -> str:
 
 
 def _source(thing: Any) -> str:
-    """Its source, or its code where there is none."""
+    """Source text, or compiled code if there is no source."""
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
@@ -87,7 +87,7 @@ def _source(thing: Any) -> str:
 
 
 def _code(thing: Any) -> str:
-    """The code of a function, or of all functions of a class, whatever process it is in."""
+    """Compiled code of a function or of all functions of a class; equal in every process."""
     if isinstance(thing, type):
         return repr([(name, _code(value)) for name, value in sorted(vars(thing).items()) if callable(value)])
     code = getattr(thing, "__code__", thing)
@@ -98,7 +98,7 @@ def _code(thing: Any) -> str:
 
 
 def _enclosed(function: Any) -> list[tuple[str, Any]]:
-    """Values of the names that a function has from the one around it."""
+    """Names and values that a function captures from its enclosing function."""
     names = function.__code__.co_freevars
     return [
         (name, _of_cell(cell))

@@ -1,20 +1,19 @@
-"""Methods that are written in Python, and run by the engine beside its own.
+"""Methods written in Python, which the engine runs like its built-in ones.
 
-One shot, as a function that scores the prompt's tokens, of which the larger stay:
+One-shot: a function that scores the prompt's tokens; the tokens with the highest scores are kept.
 
     @kvreplay.scorer(window=32)
     def votes(prompt, kernel=7):
         return prompt.attention(last=32).sum(axis=(0, 1))
 
-Streaming, as a class that says who leaves when the cache is full:
+Streaming: a class that chooses which tokens are evicted when the cache is full.
 
     class Oldest(kvreplay.Policy):
         def evict(self, tokens):
             return tokens[: len(tokens) - self.budget]
 
-Both are given to `replay(methods=[votes, Oldest, "h2o"])`. The engine keeps to itself what it keeps for its
-own
-methods: budgets, protected tokens, the account of bytes, audits, tables. Every kv head is decided on its own.
+Pass both to `replay(methods=[votes, Oldest, "h2o"])`. As for its built-in methods, the engine handles
+budgets, protected tokens, byte counts, audits and tables. Each kv head is decided separately.
 """
 
 import copy
@@ -23,9 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from kvbase.errors import ConfigError
 
-from .arguments import guess, suggests_arguments
-from .errors import ConfigError
+from .arguments import guess, suggest_arguments
 from .hosting import (
     Hosted,
     Scorer,
@@ -41,17 +40,41 @@ from .shown import Prompt, Tokens
 
 
 class Policy:
-    """A streaming method: derive from it, and say who leaves. One copy of it decides one cache: a class is
-    called for each, an instance is copied (copy.deepcopy).
+    """Base class of a streaming method: derive from it and write `evict`.
 
-    Class attributes: `name` (default: the class's, in snake case), `title`, `source`; `sinks` and `recent`,
-    tokens that always stay; `window`, last rows of the prompt whose queries and attention start() may ask
-    for; `row_bytes`, bytes that the policy remembers of a held token besides its score; `random`, whether it
-    draws (it is then repeated over seeds). Other annotated attributes of type int, float or bool are its
-    parameters, which `{"name": Mine, "decay": [0.9, 1.0]}` sweeps.
+        class Decayed(kv.Policy):
+            '''Evicts the tokens with the smallest decayed sum of attention.'''
+            window = 32             # start() may ask for the last 32 rows of the prompt
+            recent = 32             # the newest 32 tokens are never evicted
+            decay: float = 0.9      # a parameter
 
-    A step costs two calls of Python: H2O written so takes some 25 microseconds more a step than the built-in
-    one. docs/python.md shows how that was measured.
+            def start(self, prompt, budget):
+                return None if prompt is None else prompt.attention().sum(axis=(0, 1))
+
+            def observe(self, tokens, p):
+                tokens.scores *= self.decay
+                tokens.scores += p.sum(axis=0)
+
+            def evict(self, tokens):
+                surplus = len(tokens) - self.budget
+                order = np.argsort(tokens.scores[: -self.recent])
+                return tokens[order[:surplus]]
+
+        kv.replay(q, k, v, prefill=768, methods=[Decayed, "h2o"], budgets=[64])
+
+    One object decides one cache: a class is instantiated for each cache, an instance is copied
+    (copy.deepcopy). Class attributes:
+        name: in tables and configurations; default: the class's name in snake case. title, source: texts.
+        sinks, recent: how many first and last tokens are protected.
+        window: how many last rows of the prompt start() may ask for (queries and attention).
+        row_bytes: bytes per held token that the policy stores besides its score; the engine charges them.
+        random: True if it draws from `self.rng`; it is then repeated over seeds.
+        Other annotated attributes of type int, float or bool are parameters, which
+        `{"name": Decayed, "decay": [0.9, 1.0]}` sweeps.
+    The engine sets `self.budget`: how many tokens the cache may hold.
+
+    A step costs two calls into Python: H2O written this way takes about 25 microseconds per step more than
+    the built-in one (measured in docs/python.md).
     """
 
     name: str = ""
@@ -66,21 +89,33 @@ class Policy:
     rng: np.random.Generator
 
     def start(self, prompt: Prompt | None, budget: int) -> Any:
-        """The prompt is there (None: it comes token by token, as steps). `self.budget` is set already.
+        """Called once, before any step.
 
-        May return scores [P] that the tokens start with."""
+        prompt: the complete Prompt, P tokens; None if the prompt is streamed token by token. budget: tokens
+        that the cache may hold; also in `self.budget`.
+        Returns the initial scores [P] of the prompt's tokens, or None for zeros.
+        """
 
     def observe(self, tokens: Tokens, p: np.ndarray) -> None:
-        """After each step: the probabilities p [query heads, rows] with which it attended to `tokens`."""
+        """Called after each step with its attention probabilities.
+
+        tokens: Tokens [rows], the tokens that the cache holds. p: [query heads, rows], the probability with
+        which each query head attended to each of them.
+        """
 
     def evict(self, tokens: Tokens) -> Any:
-        """Tokens that leave, of those that are held; asked when there are more than the budget allows. As
-        many must leave as are too many; more may. A protected token, or one that has left, fails the cell."""
+        """Called when the cache holds more tokens than its budget. Every policy needs it.
+
+        tokens: Tokens [rows], the tokens that the cache holds.
+        Returns the tokens to evict, integers [n]: at least len(tokens) - self.budget of them. The cell fails
+        if one of them is protected or not held, or if the method raises.
+        """
         raise NotImplementedError(f"{type(self).__name__}.evict(tokens) is missing")
 
 
 class PolicyMethod(Hosted):
-    """A class derived from Policy, or an instance whose attributes are the defaults."""
+    """A class derived from Policy, or an instance of one; an instance's attributes are the parameters'
+    defaults."""
 
     def __init__(self, given: type[Policy] | Policy):
         self.given = given
@@ -99,7 +134,7 @@ class PolicyMethod(Hosted):
             own = [word for word in vars(self.type) if not word.startswith("_") and word != "evict"]
             raise ConfigError(
                 f"{name}: {self.type.__name__}.evict(tokens) is missing{_misspelt('evict', own)}: "
-                "it says which of the held tokens leave"
+                "it returns the tokens to evict"
             )
         if isinstance(given, type) and _needs_arguments(given):
             raise ConfigError(
@@ -124,7 +159,7 @@ def _needs_arguments(kind: type[Policy]) -> bool:
     return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
-@suggests_arguments
+@suggest_arguments
 def scorer(
     function: Callable[..., Any] | None = None,
     *,
@@ -138,18 +173,29 @@ def scorer(
     title: str = "",
     source: str = "Python",
 ) -> Any:
-    """Makes a one-shot method of `score(prompt, **parameters) -> [P]` or [1, P], of which the larger scores
-    stay.
+    """Decorator that makes a one-shot method of a function `score(prompt, **parameters)`.
 
-    name: in tables and configurations; default: the function's.
-    window: last rows of the prompt whose queries and attention the function asks for.
-    window_stays: whether the tokens of the window always stay, as SnapKV's do.
-    sinks, recent: first and last tokens that always stay.
-    random: the function draws from prompt.rng, and is repeated over seeds.
-    uses_budget: its scores are others at another budget; otherwise it is asked once for all budgets.
+        @kv.scorer(window=32)
+        def votes(prompt, power=1.0):
+            return (prompt.attention(last=32) ** power).sum(axis=(0, 1))
 
-    Keyword arguments of the function with a default (int, float, bool) are parameters of the method. What it
-    raises fails its cells, with the traceback, and no other.
+        kv.replay(q, k, v, prefill=768, methods=[votes, "snapkv"], budgets=[64])
+
+    The function receives a Prompt of P tokens and returns finite scores [P] or [1, P]. The tokens
+    with the highest scores are kept, as many as the budget allows. Keyword arguments with a default (int,
+    float, bool) are parameters of the method; `{"name": votes, "power": [0.5, 1.0]}` sweeps them.
+
+    name: in tables and configurations; default: the function's name.
+    window: how many last rows of the prompt the function may ask for (queries and attention).
+    window_stays: whether the tokens of the window are protected, as SnapKV protects them.
+    sinks, recent: how many first and last tokens are protected.
+    random: the function draws from prompt.rng; it is repeated over seeds.
+    uses_budget: the scores depend on prompt.budget; otherwise the function is called once for all budgets.
+    title, source: texts for tables; the title's default is the first line of the function's docstring.
+
+    Returns a method for `replay(methods=[...])`, which can still be called as a function. If the function
+    raises, only its own cells fail; run.failed shows the traceback. Raises ConfigError if a name or a
+    parameter is not allowed.
     """
     if function is None:
         return lambda f: scorer(
@@ -177,7 +223,7 @@ def scorer(
 
 
 def hosted(given: Any) -> Hosted | None:
-    """What the engine can host of an object: a scorer, a Policy; None where it is neither."""
+    """The Hosted method of a scorer, a function or a Policy; None for any other object."""
     if isinstance(given, Hosted):
         return given
     if isinstance(given, Policy) or (isinstance(given, type) and issubclass(given, Policy)):

@@ -1,15 +1,15 @@
-"""Figures of a run on a matplotlib Axes: what the pages of `kvreplay report` draw, for notebooks and papers.
+"""The figures of `kvreplay report` on a matplotlib Axes, for notebooks and papers.
 
-    kvreplay.plot.error_vs_budget(run)                      # a new figure
-    kvreplay.plot.error_vs_bytes(run, ax)                   # on an Axes that you have
+    kv.plot.error_vs_budget(run)                      # a new figure
+    kv.plot.error_vs_bytes(run, ax)                   # on your Axes
 
-Each takes results and an Axes, and returns the Axes. Results are a Run, its table or rows of it
-(`run.table.query("layer == 7")`), the table of `kvanalysis.load`, or the folder that `kvreplay run` wrote.
-Without an Axes a figure is made with pyplot; with one, nothing but this Axes is touched (a map's colour scale
-takes its room from it). Sizes of letters are those of your matplotlib.
+Each function takes results and an Axes and returns the Axes. Results are a Run, its table or rows of it
+(`run.table.query("layer == 7")`), or the folder that `kvreplay run` wrote. Without an Axes, pyplot makes a
+figure. With an Axes, only this Axes is changed; a map's colour scale takes its space from it. Font sizes are
+matplotlib's settings.
 
-All raise ConfigError where the results do not say what to draw (two traces, an unknown method or budget): it
-names what there is.
+All functions raise ConfigError if the results are ambiguous (two traces) or lack the method or budget; the
+message lists what they hold.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvanalysis.drawing import head_maps
 from kvanalysis.drawing.budget_axes import drawable, handle, set_error_axis
-from kvanalysis.drawing.panel_grid import say_nothing_to_draw
+from kvanalysis.drawing.panel_grid import draw_empty_note
 from kvanalysis.drawing.style import RC
 from kvanalysis.errors import ResultsError
 from kvanalysis.plots.run.error_over_position import position_curve, set_position_axis
@@ -26,10 +26,13 @@ from kvanalysis.plots.run.error_vs_bytes import (
     MEAN,
     NAMES,
     PEAK,
+    PROMPT_SHARE,
+    WHOLE,
     bytes_legend,
     bytes_panel,
     bytes_points,
     loss_words,
+    main_size,
     share_axis,
     sizes_of,
 )
@@ -40,11 +43,11 @@ from kvanalysis.plots.timeline.kept_timeline import MAP, RED, mass_norm, timelin
 from kvanalysis.plots.timeline.residence import kept_timeline as timeline_of_lists
 from kvanalysis.stats.families import at_budget, budgets_of, head_table, middle_budget
 from kvanalysis.stats.intervals import used_rows
+from kvbase.errors import ConfigError
 from matplotlib.cm import ScalarMappable
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .errors import ConfigError
 from .results import rows_of
 from .run import Run
 
@@ -56,22 +59,24 @@ if TYPE_CHECKING:
 
 __all__ = ["error_over_position", "error_vs_budget", "error_vs_bytes", "kept_timeline", "layer_head_map"]
 
-MOST_INSIDE = 8  # entries of a legend that stands among the curves; a longer one stands beside them
-SIZES = {"peak": PEAK, "mean": MEAN}
+MAX_ENTRIES_INSIDE = 8  # a legend with more entries is drawn beside the axes
+SIZES = {"prompt": PROMPT_SHARE, "peak": PEAK, "mean": MEAN}
 ONE_SHOT = "one shot"
 ERROR_SCALE = "mean relative output error [1]"
 MASS_SCALE = "attention of later queries [rows]"
 
 
 def error_vs_budget(results: "Results", ax: "Axes | None" = None, *, legend: bool = True) -> "Axes":
-    """Mean relative output error against the budget, a curve for each method, with the 95 % interval over
-    heads.
+    """Mean relative error of the attention output against the budget in tokens, a curve per method.
 
-    Dashed black or grey: oracles. A dotted level: a method without budgets. One-shot methods also keep every
-    token behind the prompt: the legend names them, and error_vs_bytes compares them fairly. Hollow: some
-    cells failed. Not drawn: no error beyond rounding, or no result.
+        ax = kv.plot.error_vs_budget(run)
+
+    Bands are 95 % confidence intervals over heads. Dashed black or grey curves are oracles; a dotted line is
+    a method without budgets; hollow points have failed cells. Methods without a result or with no error
+    beyond rounding are not drawn; the legend lists them. One-shot methods also keep every token after the
+    prompt: the legend marks them, and error_vs_bytes compares them fairly.
     """
-    run, axes = _of_one_trace(results), _axes(ax)
+    run, axes = _single_trace(results), _axes(ax)
     budget_panel(axes, run.summary, run.summary, _width(axes))
     axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
     if legend:
@@ -80,23 +85,31 @@ def error_vs_budget(results: "Results", ax: "Axes | None" = None, *, legend: boo
 
 
 def error_vs_bytes(
-    results: "Results", ax: "Axes | None" = None, *, size: str = "peak", legend: bool = True
+    results: "Results", ax: "Axes | None" = None, *, size: str | None = None, legend: bool = True
 ) -> "Axes":
-    """Squared cosine distance of the output (of tables that lack it the mean relative error) against total
-    bytes in per cent of the full cache at the last token, with the Pareto front: nothing has less error with
-    fewer bytes. Points of a curve are budgets.
+    """Error of the attention output against total bytes in percent of the full cache at the last token.
 
-    size: "peak" of the bytes, or their "mean" over steps.
+        ax = kv.plot.error_vs_bytes(run, size="mean")
+
+    The error is the squared cosine distance, or the mean relative error if the table lacks it. Each point of
+    a curve is a budget. The staircase is the Pareto front: no point has both lower error and fewer bytes.
+
+    size: "prompt", the bytes after the prompt is cut, as a share of the prompt's full cache (the default if
+    the results are compared by it); "peak" of the bytes (else the default); or their "mean" over steps.
     """
-    run = _of_one_trace(results)
+    run = _single_trace(results)
     points = bytes_points(run)
     known = [name for name, column in SIZES.items() if column in sizes_of(points)]
+    if size is None:
+        size = "prompt" if main_size(points) == PROMPT_SHARE else "peak"
     if len(points) and size not in known:
         raise ConfigError(f"size is {size!r}: the results have {' and '.join(known) or 'no bytes'}")
     axes = _axes(ax)
-    axes.set(xlabel=f"total bytes {NAMES[SIZES[size]]} [% of the full cache]", ylabel=loss_words(points))
+    axes.set(
+        xlabel=f"total bytes {NAMES[SIZES[size]]} [% of {WHOLE[SIZES[size]]}]", ylabel=loss_words(points)
+    )
     if points.empty:
-        say_nothing_to_draw(axes)
+        draw_empty_note(axes)
         return axes
     column = SIZES[size]
     bytes_panel(axes, points, column, run.styles)
@@ -109,12 +122,16 @@ def error_vs_bytes(
 def error_over_position(
     results: "Results", ax: "Axes | None" = None, *, budget: int | None = None, legend: bool = True
 ) -> "Axes":
-    """Mean relative output error along the scored rows at one budget, with the 95 % interval over heads.
+    """Mean relative error of the attention output along the scored rows, at one budget.
 
-    budget: in tokens; default: the middle one. Curves are rolling means where the run saved them
-    (`save="curves"`), else means of the four quarters of the rows.
+        ax = kv.plot.error_over_position(run, budget=64)
+
+    Bands are 95 % confidence intervals over heads. Curves are rolling means if the run has them
+    (`replay(save="curves")`), otherwise means of the four quarters of the rows.
+
+    budget: in tokens; default: the middle one.
     """
-    run = _of_one_trace(results)
+    run = _single_trace(results)
     used = used_rows(run.rows)
     rows = at_budget(used, _known_budget(used, budget))
     saved = {cell.row["key"]: cell.arrays for cell in _cells(results) if "rel_err" in cell.arrays}
@@ -122,7 +139,7 @@ def error_over_position(
     axes = _axes(ax)
     axes.set_ylabel(ERROR_AXIS)
     if table.empty:
-        say_nothing_to_draw(axes)
+        draw_empty_note(axes)
         return axes
     worst_first = table.groupby("label")["rel_err_mean"].mean().sort_values(ascending=False).index
     worst_first = [label for label in worst_first if label in run.styles]
@@ -144,12 +161,15 @@ def layer_head_map(
     budget: int | None = None,
     scale: bool = True,
 ) -> "Axes":
-    """Mean relative output error of each layer and kv head, as colours and, where they fit, numbers.
+    """Mean relative error of the attention output for each layer and kv head, as a map of colours. Numbers
+    are added if they fit.
 
-    method: its label in the table (or its name, where it has one instance); may be left out where the results
-    hold one. budget: in tokens; default: the middle one. scale: whether a colour scale stands beside the map.
+        ax = kv.plot.layer_head_map(run, method="h2o", budget=64)
+
+    method: its label in the table, or its name if it has one instance; optional if the results hold one
+        method. budget: in tokens; default: the middle one. scale: draw a colour scale beside the map.
     """
-    run = _of_one_trace(results)
+    run = _single_trace(results)
     rows = _of_method(used_rows(run.rows), method)
     if rows["budget_tokens"].notna().any():
         rows = at_budget(rows, _known_budget(rows, budget))
@@ -179,16 +199,20 @@ def kept_timeline(
     legend: bool = True,
     **place: Any,
 ) -> "Axes":
-    """Which tokens one cache holds after each step (x), by their position (y), coloured by the exact
-    attention that queries behind the prompt put on them, in rows: 1 is the whole attention of one query.
+    """Tokens that one cache holds, by step (x) and position (y).
 
-    method, budget, place: the cell, as `Run.kept` takes them: layer, head, prompt, seed, params. marked: dots
-    at so many of the evictions that later queries would have minded most. What `save="kept"` did not keep is
-    replayed. Takes a Run alone: a table holds no kept tokens. Queries must not be strided, and query heads
-    must share a cache.
+        ax = kv.plot.kept_timeline(run, method="h2o", budget=64, layer=15, head=1)
+
+    Colours are the exact attention that a token receives from queries after the prompt, in rows: 1 is the
+    whole attention of one query.
+
+    run: a Run; tables and folders do not hold the tokens. If `replay(save="kept")` did not keep them, the
+        cell is replayed. Queries must not be strided, and query heads must share a cache.
+    method, budget, place: which cell, as for `Run.kept` (layer, head, prompt, seed, params).
+    marked: how many evictions to mark with dots: those of the tokens with most attention afterwards.
     """
     if not isinstance(run, Run):
-        raise ConfigError("kept_timeline draws a Run: a table or a folder does not hold the tokens")
+        raise ConfigError("kept_timeline draws a Run: a table or a folder does not hold the kept tokens")
     row, lists = run.row(method, budget, **place), run.kept(method, budget, **place)
     try:
         table = _timeline(run, row, lists)
@@ -214,7 +238,7 @@ def _timeline(run: Run, row: Mapping[str, Any], lists: list[Any]) -> "pd.DataFra
 # ---- results
 
 
-def _of_one_trace(results: "Results") -> OneTrace:
+def _single_trace(results: "Results") -> OneTrace:
     rows = rows_of(results)
     if rows.empty:
         raise ConfigError("there are no results to draw: the table has no rows")
@@ -269,19 +293,19 @@ def _axes(ax: "Axes | None") -> "Axes":
 
 def _extent(axes: "Axes") -> tuple[float, float]:
     """Width and height in inches."""
-    figure = axes.figure.figure  # of a subfigure the whole
-    figure.draw_without_rendering()  # a layout that is computed has not been yet
+    figure = axes.figure.figure  # the whole figure, also for axes in a subfigure
+    figure.draw_without_rendering()  # applies a computed layout, which is pending before the first drawing
     box = axes.get_window_extent()
     return box.width / figure.dpi, box.height / figure.dpi
 
 
 def _width(axes: "Axes") -> float:
-    """Inches that ticks have room in, if their letters had the size of the pages'."""
+    """Width in inches, scaled as if tick labels had the font size of the report's pages."""
     return _extent(axes)[0] * RC["xtick.labelsize"] / _tick_points(axes)
 
 
 def _tick_points(axes: "Axes") -> float:
-    """The size of the letters at ticks."""
+    """Font size of tick labels in points."""
     return axes.xaxis.get_major_ticks(1)[0].label1.get_size()
 
 
@@ -291,7 +315,7 @@ def _add_scale(axes: "Axes", norm: Any, colours: Any, label: str, **more: Any) -
 
 
 def _add_legend(axes: "Axes", run: OneTrace, handles: list[Any], texts: list[str]) -> None:
-    """The legend, which says of the one-shot methods what they keep, and what is not drawn."""
+    """Adds the legend. It marks one-shot methods and lists methods that are not drawn."""
     oneshot = {
         label for label, params in zip(run.rows["label"], run.rows["params"], strict=True)
         if isinstance(params, Mapping) and params.get("phase") == "oneshot"
@@ -300,7 +324,7 @@ def _add_legend(axes: "Axes", run: OneTrace, handles: list[Any], texts: list[str
     missing = sorted(set(run.rows["label"]) - set(drawable(run.summary)["label"]))
     handles = [*handles, *(Line2D([], [], linestyle="") for _ in missing)]
     texts = [*texts, *(f"not drawn: {label}" for label in missing)]
-    beside = len(texts) > MOST_INSIDE
+    beside = len(texts) > MAX_ENTRIES_INSIDE
     place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {}
     if texts:
         axes.legend(handles, texts, fontsize="small", frameon=False if beside else None, **place)

@@ -1,13 +1,10 @@
-"""kvreplay.predict: what compressed caches cost the model, in nats a token, from a trace with a gradient."""
+"""kvreplay.predict: a model's loss with a compressed cache in nats per token, predicted from a gradient."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvanalysis.data.load import load
-from kvanalysis.errors import ResultsError
 from kvanalysis.loss.predicted import predicted
-
-from .errors import KvreplayError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,17 +13,22 @@ __all__ = ["predict"]
 
 
 def predict(folder: str | Path) -> "pd.DataFrame":
-    """What each method is predicted to cost the model, and what it cost where kvconfirm ran it (`kl_mean`).
+    """Predict the loss that each method causes in the model, without running the model.
 
-    folder: what `kvreplay run --save projections` wrote of a trace that was recorded with a gradient
-    (`kvreplay.record(gradient=8)`, `kvdump --with-gradient`). A row for each method, its parameters, budget
-    and prompt: `kl`, the divergence of the model's predictions in nats a token, with its 95 % interval
-    `kl_low`, `kl_high`; `loss_first_order`, by which the loss of the recorded tokens departs from that;
-    `kl_row`, `kl_block`, `kl_full`, `kl_head`, the second order with some of its pairs left out;
-    `layers`, how many the trace holds: the loss is of their errors alone. Raises KvreplayError where the
-    folder holds no projections.
+        table = kv.predict("out/sweep")
+        table.sort_values("kl")[["method", "budget_tokens", "kl", "kl_low", "kl_high"]]
+
+    folder: results of `kvreplay run --save projections` on a trace that was recorded with a gradient
+        (`kvreplay.record(gradient=8)` or `kvreplay record --with-gradient`).
+
+    Returns a row for each method with its parameters, budget and prompt:
+        kl: divergence of the model's next-token predictions, in nats per token; kl_low, kl_high: its 95 %
+            confidence interval.
+        kl_mean: the divergence that `kvreplay confirm` measured, if it ran this method.
+        loss_first_order: first-order change of the loss of the recorded tokens, of either sign.
+        kl_row, kl_block, kl_full, kl_head: the second order, each with other pairs of errors left out.
+        layers: how many layers the trace holds. The prediction counts the errors of these layers only, so it
+            is a lower bound if the model has more.
+    Raises KvreplayError if the folder holds no projections.
     """
-    try:
-        return predicted(load(folder))
-    except ResultsError as error:
-        raise KvreplayError(str(error)) from None
+    return predicted(load(folder))

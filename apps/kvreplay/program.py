@@ -1,4 +1,4 @@
-"""The command `kvreplay`: the program that the package holds, and the commands that Python adds to it.
+"""The command `kvreplay`: verbs of Python here, and all others in the engine's program.
 
 Most calls end in the program, so nothing is imported here before it is needed.
 """
@@ -6,57 +6,137 @@ Most calls end in the program, so nothing is imported here before it is needed.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
-from .places import program_path
+from kvbase.program import become_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
 
-NAME_METHODS = ("run", "compare", "sweep", "list", "describe", "validate")  # commands that look methods up
+# Verbs of the engine. It is asked about all others that Python has not.
+ENGINE = ("run", "sweep", "inspect", "validate", "list", "describe", "budgets", "bounds", "synth", "bench")
+# Verbs that look methods up, those of installed packages included.
+LOOK_UP = (
+    *("run", "sweep", "list", "describe", "validate", "budgets"),
+    *("compare", "refine", "figures", "leaderboard", "study"),
+)
+WITH_VALUE = ("--log", "--color")  # general options that take a value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line `arguments`, without the program's name (default: those of this process).
+    """Runs the command line `arguments`, without the command's name (default: those of this process).
 
-    Returns the exit code of a command that Python adds. Every other call becomes the program, and does not
-    return.
+    Returns the exit code of a verb of Python. A verb of the engine replaces this process by the program.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    offer_this_python()
-    if any(word in NAME_METHODS for word in words):
-        offer_methods()
-    if words and words[0] == "quickstart":
-        from kvreplay.quickstart import main as command
-    elif words and words[0] == "import":
-        from kvreplay.importing.cli import main as command
-    else:
+    at = _verb_at(words)
+    name = words[at] if at < len(words) else None
+    try:
+        if name in LOOK_UP:
+            _offer_methods()
+        if name is None and "--version" not in words:
+            return _help()
+        return _run(name, [*words[:at], *words[at + 1 :]], words)
+    except BrokenPipeError:
+        # `kvreplay --help | head`: the reader has enough. The interpreter must not flush again at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as problem:
+        from kvbase.errors import KvreplayError
+
+        if not isinstance(problem, KvreplayError):
+            raise
+        from kvbase.command import fail
+
+        return fail(problem, problem.exit_code)
+
+
+def _run(name: str | None, rest: list[str], words: list[str]) -> int:
+    if name is None or name in ENGINE:
         become_program(words)
-    return command(words[1:])
+    from kvreplay.verbs import VERBS
+
+    if name not in VERBS:
+        become_program(words)  # it says what is wrong
+    from kvbase.command import run_verb
+
+    return run_verb(VERBS[name], rest)
 
 
-def offer_this_python() -> None:
-    """Names this Python in KVREPLAY_PYTHON, unless the user named one: the program draws figures with it."""
-    if sys.executable:
-        os.environ.setdefault("KVREPLAY_PYTHON", sys.executable)
-
-
-def offer_methods() -> None:
-    """Names this Python in KVREPLAY_HOST, where an installed package offers methods: the program asks it for
-    them."""
+def _offer_methods() -> None:
+    """Starts the host of methods of installed packages, if there are any."""
     from importlib.metadata import entry_points
 
     if entry_points(group="kvreplay.methods"):
-        os.environ.setdefault("KVREPLAY_HOST", sys.executable)
+        from kvreplay.offering import offer_methods
+
+        offer_methods()
 
 
-def become_program(words: Sequence[str]) -> NoReturn:
-    """Replaces this process, so that signals and the exit code are the program's own."""
-    path = program_path()
-    # Python ignores these two, and what is ignored stays so in the program.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    os.execv(path, ["kvreplay", *words])
+def _verb_at(words: Sequence[str]) -> int:
+    """Where the verb stands, behind general options."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in WITH_VALUE else 1
+    return at
+
+
+def _help() -> int:
+    """All verbs, those of the engine as its program lists them."""
+    from kvbase.program import call
+
+    from kvreplay.verbs import GROUPS
+
+    _, text = call(["--help"])
+    head, _, rest = text.partition("\n\nexamples:")
+    head = head.partition("\nWith the Python package")[0].rstrip()
+    width = max(len(verb.name) for verbs in GROUPS.values() for verb in verbs) + 2
+    print(head)
+    for group, verbs in GROUPS.items():
+        print(f"\n{group}:")
+        for verb in verbs:
+            print(f"  {verb.name:{width}}{verb.summary}")
+    print(f"\nexamples:{rest.rstrip()}", flush=True)
+    return 0
+
+
+def _renamed(old: str, verb: str, words: Sequence[str]) -> int:
+    """Runs an old command's new verb, and says its name."""
+    print(
+        f"kvreplay: note: `{old}` is now `kvreplay {verb}`; the next release drops the old name",
+        file=sys.stderr,
+    )
+    return main([verb, *words])
+
+
+def kvdump() -> int:
+    """The old name of `kvreplay record`."""
+    return _renamed("kvdump", "record", sys.argv[1:])
+
+
+def kvconfirm() -> int:
+    """The old name of `kvreplay confirm`, and of `kvreplay tasks lines`."""
+    words = sys.argv[1:]
+    if words[:1] == ["lines"]:
+        return _renamed("kvconfirm lines", "tasks", words)
+    if words and not any(word.startswith(("--model", "--gguf-file", "-h", "--help")) for word in words):
+        words = [*words, "--model", "recorded"]
+    return _renamed("kvconfirm", "confirm", words)
+
+
+OLD_ANALYSIS = {"figure": "figures", "parquet": "export", "epsilon": "export", "sweep": "refine"}
+
+
+def kvanalysis() -> int:
+    """The old name of `kvreplay report`, `compare`, ..."""
+    words = sys.argv[1:]
+    at = _verb_at(words)
+    if at == len(words):
+        return _renamed("kvanalysis", "--help", [])
+    old = words[at]
+    return _renamed(f"kvanalysis {old}", OLD_ANALYSIS.get(old, old), [*words[:at], *words[at + 1 :]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What a row format makes of keys and values."""
+"""kvreplay.read_back: keys and values after one round trip through a row format."""
 
 import json
 from collections.abc import Sequence
@@ -6,21 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kvbase.errors import ConfigError, TraceError
+from kvtrace.rope import rope_facts
 
 from . import _engine
 from .arrays import as_floats
 from .configuration import plain
-from .errors import ConfigError, TraceError
-from .trace_io.rope import rope_facts
 
-NEVER = np.iinfo(np.int32).max  # of ReadBack.key_from and value_from
+NEVER = np.iinfo(np.int32).max  # in ReadBack.key_from and value_from: the row stays exact
 UNIFORMS = ("signs", "rotation", "sketch")
 
 
 @dataclass(frozen=True)
 class ReadBack:
-    """`keys` [T, D], `values` [T, Dv] float32 as they are read once they are coded; `key_from`, `value_from`
-    [T] int32: the first row behind the prompt (0-based) that reads them so, NEVER where they stay exact."""
+    """Result of `read_back`.
+
+    keys [T, D], values [T, Dv], float32: the decoded numbers.
+    key_from, value_from, int32 [T]: the first decode row after the prompt (from 0) that reads the decoded
+        numbers; before it, rows read the exact ones. 2**31 - 1 if the token stays exact.
+    """
 
     keys: np.ndarray
     values: np.ndarray
@@ -42,23 +46,32 @@ def read_back(
     seed: int = 0,
     uniforms: dict[str, Sequence[float]] | None = None,
 ) -> ReadBack:
-    """Stores the rows of one kv head, keys [T, D] and values [T, Dv], as `row_format` (a name or a dict, as
-    in `replay`) and reads them back.
+    """Quantise the keys and values of one kv head and read them back.
 
-        back = kv.read_back("nvfp4", k[0], v[0])
-        np.linalg.norm(back.keys - k[0]) / np.linalg.norm(k[0])
+        layer = kv.open(kv.sample()).layer(15)
+        back = kv.read_back("nvfp4", layer.k[0], layer.v[0], prompt=768)
+        np.linalg.norm(back.keys - layer.k[0]) / np.linalg.norm(layer.k[0])     # relative error
 
-    prompt: the first tokens, which come together (default all). held: (tokens, begins), list i =
-    tokens[begins[i] : begins[i + 1]] of who is held after the prompt (i = 0) and after each later token, as
-    `kept_flat` and `kept_off` of kept.h5; a single list: nobody leaves after the prompt; None: nobody leaves.
-    rope: as `replay` takes it, for keys that are coded before rotation; None: the keys are not rotated.
-    layer, n_layers: for `skip_layers`. uniforms: signs, rotation, sketch in [0, 1), in place of the seed's.
-    Raises ConfigError where rows cannot be stored so, TraceError for arrays of other shapes.
+    row_format: a name (`kvreplay.formats()`) or a dict with parameters, as in `replay`.
+    keys [T, D], values [T, Dv]: floating point, from numpy, torch, jax or cupy.
+    prompt: how many tokens arrive together as the prompt, 1 to T; default: all.
+    held: which tokens the cache holds, as (tokens, begins) in the layout of `kept_flat` and `kept_off` of
+        kept.h5. List i is tokens[begins[i] : begins[i + 1]]: list 0 after the prompt, one more after each
+        later token. A single list: no token is evicted after the prompt. None: no token is ever evicted.
+    positions: integers [T]; default: 0..T-1.
+    rope: rotary embedding of the keys, as in `replay`; formats that quantise keys before rotation need it.
+        None: the keys are not rotated.
+    layer, n_layers: number of the layer from 0, and layers of the model, for `skip_layers`.
+    seed: of the format's random numbers. uniforms: {"signs", "rotation" or "sketch": numbers in [0, 1)} to
+        use instead of random ones.
+
+    Returns a ReadBack. Raises ConfigError if the format cannot store these rows or an argument is wrong,
+    TraceError if an array has another shape or type.
     """
     k, v = _rows(keys, "keys"), _rows(values, "values")
     if len(k) != len(v) or not k.size or not v.size:
         raise TraceError(
-            f"keys is {list(k.shape)}, values {list(v.shape)}: as many rows are needed, one at least"
+            f"keys is {list(k.shape)}, values {list(v.shape)}: both need as many rows, at least one"
         )
     total = len(k)
     prompt = total if prompt is None else int(prompt)
@@ -75,7 +88,7 @@ def read_back(
         raise ConfigError(f"seed: {seed} is not 0 to {2**32 - 1}")
     given = uniforms or {}
     if strange := sorted(set(given) - set(UNIFORMS)):
-        raise ConfigError(f"uniforms: {strange[0]}: signs, rotation and sketch are read")
+        raise ConfigError(f"uniforms: {strange[0]} is unknown: known are signs, rotation and sketch")
     facts = {
         "keys": k,
         "values": v,
@@ -89,10 +102,7 @@ def read_back(
         "seed": seed,
         **{name: np.asarray(given.get(name, ()), np.float64).reshape(-1) for name in UNIFORMS},
     }
-    try:
-        key_from, value_from, k, v = _engine.read_back(json.dumps(plain(row_format, "row_format")), facts)
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("command line: error: ")) from None
+    key_from, value_from, k, v = _engine.read_back(json.dumps(plain(row_format, "row_format")), facts)
     return ReadBack(k, v, key_from, value_from)
 
 
@@ -109,13 +119,13 @@ def _held(held: Any, prompt: int, total: int) -> tuple[np.ndarray, np.ndarray]:
     tokens, begins = np.asarray(held[0]), np.asarray(held[1], np.int64)
     if begins.ndim != 1 or len(begins) not in (2, total - prompt + 2):
         raise ConfigError(
-            f"held: {max(0, begins.size - 1)} lists, one or {total - prompt + 1} are needed: after the "
-            f"prompt and after each of the {total - prompt} later tokens"
+            f"held: {max(0, begins.size - 1)} lists; give one, or {total - prompt + 1}: one after the "
+            f"prompt and one after each of the {total - prompt} later tokens"
         )
     if begins[0] != 0 or begins[-1] != tokens.size or (np.diff(begins) < 0).any():
         raise ConfigError("held: begins does not cut tokens into lists")
     filled = np.flatnonzero(np.diff(begins))
     starts, newest = begins[:-1][filled], prompt + filled - 1
     if tokens.size and (tokens.min() < 0 or (np.maximum.reduceat(tokens, starts) > newest).any()):
-        raise ConfigError("held: a list holds a token that has not come yet")
+        raise ConfigError("held: a list holds a token of a later step")
     return tokens.astype(np.int32, copy=False), begins

@@ -1,4 +1,4 @@
-"""kvreplay.record: what a loaded model attends with, as a trace."""
+"""kvreplay.record: records the queries, keys and values of a loaded model into a trace."""
 
 import os
 import shutil
@@ -6,14 +6,15 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .bar import watched
-from .errors import ConfigError, TraceError
+from kvbase.progress import watched
+
 from .trace import Trace
 from .trace import open as open_trace
 
 if TYPE_CHECKING:
+    from kvrecord.recorder import Recorder
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -35,38 +36,40 @@ def record(
     overwrite: bool = False,
     progress: bool | None = None,
 ) -> Trace:
-    """Record what a loaded Hugging Face decoder attends with on some texts.
+    """Run a loaded Hugging Face decoder on texts and record its queries, keys and values as a trace.
 
-        trace = kvreplay.record(model, ["a text", "another"], layers="every:4")
-        kvreplay.replay(trace, prefill=768, methods=["h2o"], budgets=[64])
+        trace = kv.record(model, ["a text", "another"], tokenizer=tokenizer, layers="every:4")
+        run = kv.replay(trace, prefill=768, methods=["h2o"], budgets=[64])
 
-    model: in eval mode, on any device; it runs as it is, and nothing is left behind in it.
-    texts: one str, or a list in which each prompt is a str or a list of token ids. Prompts are named "0",
-        "1", ... in the trace.
-    out: the trace's file; a name without a suffix is a folder with a file for each layer. None: a temporary
-        file, which is removed once nobody holds the Trace, its layers or a Run of it, at the latest with the
-        process.
-    tokenizer: of the model; default: what AutoTokenizer finds where the model was loaded from.
-    name: of the model in the trace; default: what it was loaded as.
-    layers: "all", "every:4" (0, 4, 8, ...), "0,7,15", or numbers from 0.
-    max_tokens: cut each prompt to its first tokens. generate: tokens that the model adds to each prompt,
-        greedily; N of them give N - 1 rows. With neither a text is the prompt as a whole: say in
-        `replay(prefill=...)` where the prompt ends.
-    dtype: "source" (what the model computes in), "f32", "f16" or "bf16". query_stride: keep every n-th query.
-    with_text: store the text and the class of every token (needs a tokenizer).
-    gradient: samples of the gradient of the log-likelihood at every attention output (8 is a good number),
-        of the rows behind the prompt, or of the second half of a text that is all prompt; 0: none.
+    model: in eval mode, on any device. It is not changed.
+    texts: one str, or a list in which each prompt is a str or a list of token ids. The trace names its
+        prompts "0", "1", ...
+    out: path of the trace. A name without a suffix becomes a folder with one file per layer. None: a
+        temporary file, which is removed once no Trace, Layer or Run refers to it, at the latest when the
+        process ends.
+    tokenizer: the model's tokenizer; default: what AutoTokenizer loads from the same place.
+    name: the model's name in the trace; default: the name that it was loaded by.
+    layers: "all", "every:4" (0, 4, 8, ...), "0,7,15", or a list of numbers from 0.
+    max_tokens: cut each prompt to its first so many tokens.
+    generate: how many tokens the model adds to each prompt, greedily. N tokens give N - 1 rows, because the
+        last one is never fed back. With 0 the whole text is the prompt: set `replay(prefill=...)`.
+    dtype: how numbers are stored: "source" (as the model computes), "f32", "f16" or "bf16".
+    query_stride: keep every n-th query.
+    with_text: also store the text and the class of every token. Needs a tokenizer.
+    gradient: how many samples of the gradient of the log-likelihood to record at every attention output; 8
+        is a good number, 0 records none. Rows with a gradient are those after the prompt, or the second half
+        of a text that is all prompt.
     verify: run the model once more and compare it with the trace.
-    overwrite: put the trace in place of one that is there.
-    progress: say on stderr what is done; default: on a terminal or in a notebook.
+    overwrite: replace an existing trace.
+    progress: report progress on stderr; default: only on a terminal or in a notebook.
 
-    A trace takes 2 or 4 bytes for each of (query heads + 2 kv heads) * head_dim numbers, a layer and token:
-    choose layers. Needs torch and transformers (`pip install 'kvreplay[dump]'`).
+    Returns a Trace. It takes 2 or 4 bytes for each of (query heads + 2 kv heads) * head_dim numbers per layer
+    and token, so choose layers. Needs torch and transformers: `pip install 'kvreplay[dump]'`.
 
-    Raises ConfigError where the request cannot be met (a text, a layer, a length, no tokenizer, a file that
-    is there), TraceError where the model cannot be recorded, or does not agree with the trace.
+    Raises ConfigError if the request is wrong (a text, a layer, a length, no tokenizer, an existing file),
+    TraceError if the model cannot be recorded or disagrees with the trace.
     """
-    from kvdump import DumpError, UsageError, record_texts
+    from kvrecord import ConfigError, TraceError, record_texts
 
     if not hasattr(model, "config"):
         raise ConfigError(f"model is a {type(model).__name__}: give a decoder that transformers has loaded")
@@ -93,9 +96,9 @@ def record(
     except BaseException as error:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, UsageError):
+        if isinstance(error, ConfigError):
             raise ConfigError(str(error)) from error
-        if isinstance(error, DumpError):
+        if isinstance(error, TraceError):
             raise TraceError(str(error)) from error
         raise
     if folder is not None:
@@ -104,6 +107,32 @@ def record(
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """A process that was forked does not take the file away from the one that recorded it."""
+    """Removes the folder, but not in a forked process: the file belongs to the process that recorded it."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def recorder(
+    model: "PreTrainedModel",
+    out: str | Path,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    name: str | None = None,
+    **options: Any,
+) -> "Recorder":
+    """A context manager: all that your code runs on the model inside it goes into a trace.
+
+        with kvreplay.recorder(model, "trace.h5", layers="every:4", dtype="bf16"):
+            model.generate(ids, max_new_tokens=64)
+
+    model: a loaded Hugging Face decoder in eval mode. out: the trace's file, or a folder: one file a layer.
+    tokenizer: needed by `with_text` and `repeat` alone. name: of the model in the trace; default: what it was
+    loaded as. options: layers, dtype ("source", "f32", "f16" or "bf16"), query_stride, with_text, out_layers,
+    with_output, with_input, compress, gradient, repeat, lookahead. Inside, `rec.prompt("id")` names a prompt.
+
+    Raises ConfigError where an option is wrong, TraceError where the model never calls the attention
+    interface, its input is padded or batched, or it runs without a growing cache.
+    """
+    from kvrecord import record as start
+
+    return start(model, out, tokenizer=tokenizer, name=name, **options)

@@ -1,4 +1,4 @@
-"""Results as they may be given: a Run, its table or rows of it, the table of `kvanalysis.load`, a folder."""
+"""The forms in which a caller can pass results: a Run, its table or rows of it, a loaded table, a folder."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvanalysis.data.labels import add_labels
 from kvanalysis.data.load import load
 from kvanalysis.data.shares import with_common_budgets
-from kvanalysis.errors import ResultsError
+from kvbase.errors import ConfigError
 
-from .errors import ConfigError, KvreplayError
 from .run import Run
 
 if TYPE_CHECKING:
@@ -19,15 +18,12 @@ if TYPE_CHECKING:
 
 
 def rows_of(results: "Results") -> "pd.DataFrame":
-    """The table as kvanalysis reads it. Raises ConfigError where these are no results, KvreplayError where a
-    folder cannot be read."""
+    """The results as the analysis' table. Raises ConfigError if `results` is of another type, ResultsError
+    if a folder cannot be read."""
     if isinstance(results, Run):
         return with_common_budgets(results.frame)
     if isinstance(results, str | Path | list):
-        try:
-            return with_common_budgets(load(results))
-        except ResultsError as error:
-            raise KvreplayError(str(error)) from None
+        return with_common_budgets(load(results))
     if not {"method", "params", "given"} <= set(getattr(results, "columns", ())):
         raise ConfigError(
             f"a {type(results).__name__} holds no results: give a Run, its table, or a folder of results"
@@ -39,5 +35,5 @@ def rows_of(results: "Results") -> "pd.DataFrame":
     )
     for name in ("params", "given"):
         frame[name] = [json.loads(text) if text else {} for text in frame[f"{name}_json"]]
-    # Names of curves tell apart what is in the table: a part of a run needs less.
+    # Labels hold only what distinguishes the rows at hand, so a part of a run gets shorter ones.
     return add_labels(frame)

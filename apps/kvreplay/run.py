@@ -1,4 +1,4 @@
-"""What a replay gave: a table with a row a cell, and the arrays behind it."""
+"""Run, the result of a replay: a table with one row per cell, and the arrays behind it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,9 +8,9 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from kvbase.errors import KvreplayError
 
 from . import _engine
-from .errors import KvreplayError
 from .own_methods import hosted
 
 if TYPE_CHECKING:
@@ -32,24 +32,31 @@ NEEDED = {"kept": "kept_flat", "curves": "rel_err", "outputs": "out"}
 
 @dataclass
 class Cell:
-    """One row of the table with its arrays."""
+    """One row of the table with its arrays. A cell is a prompt, layer, kv head, method with its parameters,
+    budget and seed."""
 
     row: dict[str, Any]
     arrays: dict[str, Any] = field(default_factory=dict)
-    place: int = 0  # in the plan
+    place: int = 0  # index of the cell in the plan
 
     @property
     def error(self) -> str:
-        """Why it failed, a traceback line by line; "" where it did not."""
+        """Traceback of a failed cell; "" otherwise."""
         return self.arrays.get("error", b"").decode()
 
 
 class Run:
     """Results of `kvreplay.replay`.
 
-    `table` has a row for each cell: a prompt, layer, kv head, method with its parameters, budget and seed.
-    Arrays of a cell (kept sets, errors and outputs of rows) are those that `save` asked for; others are
-    replayed when they are asked for, while the arrays or files of the run are still there.
+        run = kv.replay(kv.sample(), methods=["h2o", "tova"], budgets=[64, 128, "20%"])
+        run.summary()                                   # a row per method and budget
+        run.table.groupby("layer")["rel_err_out_mean"].mean()
+        run.compare("20%")                              # ranking at equal bytes
+        run.kept("h2o", 64, layer=15, head=1)           # tokens in the cache after each step
+
+    `table` has one row per cell: a prompt, layer, kv head, method with its parameters, budget and seed.
+    `kept`, `row_errors` and `outputs` return a cell's arrays. If `replay(save=...)` did not keep them, they
+    are replayed on demand, which needs the run's arrays or files.
     """
 
     def __init__(
@@ -70,16 +77,16 @@ class Run:
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
-        """The table as `kvanalysis.load` gives it: `params` and `given` are dicts, `label` names the
-        curve."""
+        """The table in the form that the analysis uses: `params` and `given` are dicts, `label` names the
+        curve in figures."""
         from kvanalysis.data.rows import frame_of_rows
 
         return frame_of_rows([cell.row for cell in self.cells], self._meta())
 
     @property
     def notes(self) -> "list[Note]":
-        """What the table cannot show, in the order of its weight: budgets that compress nothing, scores that
-        decide nothing, instances or heads that are one and the same. Each note has `kind`, `instances` (none:
+        """Warnings about the numbers, the most important first: budgets that compress nothing, scores that
+        decide nothing, instances or heads with identical results. Each Note has `kind`, `instances` (none:
         the whole table), `budgets` in tokens, `traces`, `cells`, `heads` and one sentence `text`."""
         from kvanalysis.data.notes import notes_of
 
@@ -90,20 +97,22 @@ class Run:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """One row a cell, failed ones included: counts are nullable integers, measures floats, `params` and
-        `given` canonical JSON, `label` the method and what tells its instances apart. Columns:
-        `kvreplay.columns()`."""
+        """DataFrame with one row per cell, failed cells included. Counts are nullable integers, measures are
+        floats, `params` and `given` are canonical JSON, `label` is the method with the parameters that
+        distinguish its instances. `kvreplay.columns()` explains the columns."""
         frame = self.frame
         texts = [name for name in ("params", "given", "extras") if f"{name}_json" in frame]
         table = frame.assign(**{name: frame[f"{name}_json"] for name in texts})
         return table.drop(columns=[f"{name}_json" for name in texts])
 
     def summary(self) -> "pd.DataFrame":
-        """A row for each method and budget: means over prompts, layers and kv heads, with the 95 % interval
-        of the mean relative error (over layers); `bytes_ratio` is total bytes over those of the full cache, a
-        ratio of sums; `notes` what `run.notes` and the rows themselves say of each. Where budgets were asked
-        for as shares of the cache there is a row for each method and `share`, and `budget_tokens` is the mean
-        over heads, rounded."""
+        """DataFrame with a row for each method and budget: means over prompts, layers and kv heads.
+
+        `rel_err_out_mean` is the mean relative error, `rel_err_low` and `rel_err_high` its 95 % confidence
+        interval over layers; `bytes_ratio` is total bytes divided by those of the full cache, a ratio of
+        sums; `notes` collects `run.notes` and remarks in the rows. If budgets are shares of the cache, there
+        is a row for each method and `share`, and `budget_tokens` is the rounded mean over heads.
+        """
         from kvanalysis.data.shares import by_share_with_mean_budgets
         from kvanalysis.stats.summary import summarise
 
@@ -114,20 +123,24 @@ class Run:
         return table[[SUMMARY[0], "share", *SUMMARY[1:]]].rename(columns={"label": "method"})
 
     def compare(self, at: "float | str" = 0.2, **options: Any) -> "Answer":
-        """Who loses least at a share of the full cache's bytes, and which methods are told apart:
-        `kvreplay.compare` of this run, with its options."""
+        """Rank methods at equal bytes and test which differences are significant.
+
+            print(run.compare("20%"))
+
+        at: share of the full cache's bytes, in (0, 1] or "20%". Options and errors: `kvreplay.compare`.
+        """
         from .comparing import compare
 
         return compare(self, at, **options)
 
     @property
     def failed(self) -> "pd.DataFrame":
-        """Rows of the table whose cell failed; `error` says why, a traceback line by line."""
+        """Rows of the table whose cell failed; the column `error` holds the traceback."""
         failed = self.table[self.frame["status"] != "ok"]
         return failed.assign(error=[self.cells[i].error for i in failed.index])
 
     def failures(self) -> list[str]:
-        """For each method that has failed cells one line, with the end of the first one's reason."""
+        """One line per method with failed cells; it ends with the last line of the first traceback."""
         found: dict[str, list[str]] = {}
         for cell in self.cells:
             if cell.row["status"] != "ok":
@@ -135,19 +148,24 @@ class Run:
         all_cells = {name: sum(cell.row["method"] == name for cell in self.cells) for name in found}
         return [
             f"{len(why)} of {all_cells[name]} cells of {name} failed: {why[0].strip().splitlines()[-1]} "
-            "(all of it: run.failed)"
+            "(details: run.failed)"
             for name, why in found.items()
         ]
 
     def kept(self, method: Any = None, budget: int | None = None, **place: Any) -> list[np.ndarray]:
-        """The tokens that a cache held: int32 arrays, ascending, the first after the prompt, the others after
-        each step; of a one-shot method the first alone (later tokens are all kept). With `gqa.level: query`
-        one such series a query head, one after the other. Of a method that holds everything and reads a part
-        at each step (topk_oracle, quest): the tokens that each scored row read.
+        """Tokens that one cell's cache held: a list of int32 arrays, each ascending.
 
-        method: its name or label, or what was given to `methods`; budget in tokens; place: layer, head (kv
-        head), prompt, seed, params (a dict of what is asked of the column `params`). What is not given must
-        be the same in all cells, or is the first. Raises KeyError where no cell is like that."""
+            after_prompt, *after_steps = run.kept("h2o", 64, layer=15, head=1)
+
+        The first array is the cache after the prompt, each later one after a decode step. A one-shot method
+        has the first array only, because it keeps all later tokens. With `gqa.level: query` the list has one
+        such series per query head, one after the other. For a method that holds all tokens and reads some at
+        each step (topk_oracle, quest), the list has the tokens that each scored row read.
+
+        method: name, label, or the object passed to `methods`. budget: in tokens. place: layer, head (the kv
+        head), prompt, seed, params (a dict of parameters). The first cell that matches is used.
+        Raises KeyError if no cell matches, KvreplayError if the cell failed.
+        """
         arrays = self._arrays("kept", method, budget, place)
         lists = "attended" if "attended_off" in arrays else "kept"
         return np.split(arrays[f"{lists}_flat"], arrays[f"{lists}_off"][1:-1])
@@ -155,28 +173,36 @@ class Run:
     def row_errors(
         self, method: Any = None, budget: int | None = None, **place: Any
     ) -> dict[str, np.ndarray]:
-        """Errors of each scored row of a cell: `rows` [R] token indices, `rel_err` [query heads, R] (negative
-        where the exact output is zero), `partition_err` [query heads, R]; float32, or float64 with
-        precision="double". Arguments as in `kept`."""
+        """Errors of each scored row of one cell, as a dict of arrays.
+
+        `rows` [R]: token indices. `rel_err` [query heads, R]: relative error of the output, negative if the
+        exact output is zero. `partition_err` [query heads, R]. float32, or float64 with precision="double".
+        Arguments and errors as for `kept`.
+        """
         arrays = self._arrays("curves", method, budget, place)
         return {name: arrays[name] for name in ("rows", "rel_err", "partition_err")}
 
     def outputs(
         self, method: Any = None, budget: int | None = None, **place: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(rows [R], outputs [query heads, R, Dv]) of a cell; float32, or float64 with precision="double".
-        Arguments as in `kept`."""
+        """Attention outputs of one cell: (rows [R], outputs [query heads, R, Dv]); float32, or float64 with
+        precision="double". Arguments and errors as for `kept`."""
         arrays = self._arrays("outputs", method, budget, place)
         return arrays["rows"], arrays["out"]
 
     def row(self, method: Any = None, budget: int | None = None, **place: Any) -> dict[str, Any]:
-        """The row of the table of one cell, as a dict, with its `label`. Arguments as in `kept`."""
+        """One cell's row of the table, as a dict, with its `label`. Arguments and KeyError as for `kept`."""
         found = self._index(method, budget, place)
         return {**self.cells[found].row, "label": self.frame["label"].iloc[found]}
 
     def save(self, folder: "str | Path") -> "Path":
-        """Writes results.csv, and results.meta.json with the notes, into a folder, which is made, so that
-        `kvreplay report`, `kvanalysis` and `kvanalysis.load` take it. Returns the file."""
+        """Write results.csv, and results.meta.json with the notes, into a folder, which is created.
+
+            run.save("out/mine")                # then: kvreplay report out/mine
+
+        Returns the path of results.csv. `kvreplay report`, `kvreplay compare` and the other commands on
+        results read the folder.
+        """
         from kvanalysis.data.rows import write_rows
 
         return write_rows([cell.row for cell in self.cells], folder, self._meta())
@@ -184,7 +210,7 @@ class Run:
     def _arrays(self, kind: str, method: Any, budget: int | None, place: dict[str, Any]) -> dict[str, Any]:
         cell = self.cells[self._index(method, budget, place)]
         if cell.row["status"] != "ok":
-            raise KvreplayError(f"the cell has failed: {cell.row['error']}")
+            raise KvreplayError(f"the cell failed: {cell.row['error']}")
         if NEEDED[kind] not in cell.arrays:
             cell.arrays.update(self._again(cell.row, kind)[0].arrays)
         return cell.arrays
@@ -197,7 +223,7 @@ class Run:
         params = wanted.pop("params", {})
         unknown = set(wanted) - {"layer", "head", "kv_head", "prompt", "seed"}
         if unknown:
-            raise TypeError(f"{min(unknown)} is no part of a cell's place: layer, head, prompt, seed, params")
+            raise TypeError(f"{min(unknown)} does not choose a cell: layer, head, prompt, seed and params do")
         wanted = {names.get(name, name): value for name, value in wanted.items()}
         if budget is not None:
             wanted["budget_tokens"] = budget
@@ -229,8 +255,8 @@ class Run:
 
 
 def cell_of(row: str, arrays: dict[str, Any], place: int) -> Cell:
-    """A cell of what the engine said of it. Its row has the order of `kvreplay.columns()`, its arrays the
-    types that the program writes."""
+    """A Cell from the engine's JSON row and arrays. The row gets the order of `kvreplay.columns()`, the
+    arrays get the types that the program writes."""
     said = json.loads(row)
     real = np.float64 if said["precision"] == "double" else np.float32
     typed = {name: array.astype(real, copy=False) for name, array in arrays.items() if name in REALS}

@@ -1,4 +1,4 @@
-"""What is replayed, as the engine reads it: arrays that a caller holds, or the layers of trace files."""
+"""Inputs of a replay in the form that the engine reads: a caller's arrays, or the layers of trace files."""
 
 import hashlib
 import os
@@ -7,23 +7,23 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+from kvbase.errors import ConfigError, TraceError
+from kvtrace.bits import Stored
+from kvtrace.rope import rope_facts
 
 from .arrays import OnDevice, described
-from .errors import ConfigError, TraceError
 from .hosting import printable
 from .trace import Layer, Trace
-from .trace_io.bits import Stored
-from .trace_io.rope import rope_facts
 
-ARRAYS = "arrays"  # what a trace is called that was never a file
+ARRAYS = "arrays"  # name of a trace that consists of arrays in memory
 MOST_LAYERS = 1 << 16
-MOST = (65535, 1 << 24, 65536)  # heads, rows and width of a tensor: what is larger will be refused
-FINGERPRINT_HEADS, FINGERPRINT_ROWS = 8, 16  # of each tensor, of each of these heads
+MOST = (65535, 1 << 24, 65536)  # heads, rows and width of a tensor: the engine refuses larger ones
+FINGERPRINT_HEADS, FINGERPRINT_ROWS = 8, 16  # heads hashed per tensor, rows hashed per head
 FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope", "sinks", "q_pos")
 
 
 class Sources:
-    """What kvreplay.replay was given to replay: arrays of one layer or several, or trace files."""
+    """The inputs of kvreplay.replay: arrays of one or several layers, or trace files. Raises ConfigError."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sources:
             self.layers = {0: (q, k, v)}
         elif isinstance(layers, Mapping) and q is None and k is None and v is None:
             self.layers = layers
-            self._take_layers_of_a_trace()
+            self._use_trace_of_layers()
         else:
             missing = " and ".join(name for name, given in (("k", k), ("v", v)) if given is None)
             what = (
@@ -64,21 +64,19 @@ class Sources:
             )
 
     def _expect_no_facts(self) -> None:
-        """ConfigError where something is said of arrays that a trace says itself."""
+        """ConfigError if an argument gives a fact that the trace itself records."""
         given = {"position_ids": self.position_ids, "n_layers": self.n_layers, **self.facts}
-        said = [name for name, value in given.items() if not _is_usual(name, value)]
+        said = [name for name, value in given.items() if not _is_default(name, value)]
         if said:
-            raise ConfigError(f"{said[0]} is a fact of arrays; of a trace it is recorded: leave it out")
+            raise ConfigError(f"{said[0]} describes arrays; a trace records it: leave it out")
 
-    def expect_prompts(self) -> None:
-        """ConfigError where nobody has said how long the prompt is."""
+    def require_prefill(self) -> None:
+        """ConfigError if the inputs are arrays, for which `prefill` is required."""
         if self.layers:
-            raise ConfigError(
-                "prefill is missing: how many of the tokens are the prompt? Later ones are scored"
-            )
+            raise ConfigError("prefill is missing: say how many tokens are the prompt; later ones are scored")
 
-    def _take_layers_of_a_trace(self) -> None:
-        """Layers of one prompt of one trace are that trace, with all that it says of its prompt."""
+    def _use_trace_of_layers(self) -> None:
+        """Replaces Layers of one prompt of one trace by that trace, which records the facts of the prompt."""
         given = [layer for layer in self.layers.values() if isinstance(layer, Layer)]
         if not given:
             return
@@ -86,7 +84,7 @@ class Sources:
         numbered = all(isinstance(v, Layer) and n == v.number for n, v in self.layers.items())
         if len(same) > 1 or not numbered:
             raise ConfigError(
-                "layers mixes layers of a trace with others, or gives them other numbers: give their arrays, "
+                "layers mixes layers of a trace with others, or changes their numbers: give their arrays, "
                 "{number: (layer.q, layer.k, layer.v)}"
             )
         self._expect_no_facts()
@@ -95,19 +93,18 @@ class Sources:
         self.layers = {}
 
     def selected_prompts(self, prompts: Any) -> Any:
-        """The prompts that were asked for; of layers of a trace that of the layers."""
+        """Ids of the prompts to replay, or None for all; Layers of a trace select their own prompt."""
         return prompts if prompts is not None or self.prompt_of_layers is None else [self.prompt_of_layers]
 
     def selected_layers(self) -> list[int] | None:
-        """Layers of the traces that are replayed; None: all."""
+        """Numbers of the traces' layers to replay; None: all."""
         return self.wanted
 
     @contextmanager
     def opened(self) -> Iterator[list[dict[str, Any]]]:
-        """The traces, described; those that are files are open inside of the block.
+        """Descriptions of the traces, for the engine. Files are open during the block.
 
-        Files are opened anew: a trace that its owner opened, or that another thread replays, is not closed
-        behind their backs.
+        Each file is opened again, so a Trace that the caller or another thread uses is never closed here.
         """
         with ExitStack() as stack:
             if self.traces:
@@ -117,12 +114,12 @@ class Sources:
 
     @contextmanager
     def recorded(self, row: Mapping[str, Any]) -> Iterator["Replayed"]:
-        """What a row of results was replayed from, readable inside of the block."""
+        """The arrays behind a row of results, readable during the block."""
         with self.opened() as traces:
             yield Replayed(next(found for found in traces if found["trace_id"] == row["trace_id"]))
 
 
-def _is_usual(name: str, value: Any) -> bool:
+def _is_default(name: str, value: Any) -> bool:
     if value is None or (isinstance(value, bool) and not value):
         return True
     return name in ("sliding_window", "softcap") and isinstance(value, int | float) and value == 0
@@ -133,7 +130,7 @@ def _trace(given: Any) -> Trace:
         return given
     try:
         return Trace(given)
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{printable(str(given))[:200]} cannot be opened: {error}") from error
@@ -163,8 +160,7 @@ def _is_whole(value: Any) -> bool:
 
 
 class StoredRows:
-    """A tensor of a trace file, of which the engine reads the head that it works on, and no other. The trace
-    must be open."""
+    """A tensor of a trace file. The engine reads only the head that it works on. The trace must be open."""
 
     def __init__(self, layer: Layer, name: str):
         self.tensor = layer.stored(name)
@@ -172,12 +168,12 @@ class StoredRows:
         self.dtype = self.tensor.type.name
 
     def rows(self, head: int, first: int, count: int) -> np.ndarray:
-        """Rows first..first+count-1 of a head, [count, width], as they are stored."""
+        """Rows first..first+count-1 of a head, [count, width], in their stored type."""
         return self.tensor.read_rows(head, first, count)
 
 
 def of_trace(trace: Trace) -> dict[str, Any]:
-    """A trace file, described; none of its tensors is read."""
+    """Description of a trace file, for the engine. Reads no tensor."""
     return {
         "label": printable(str(trace.path)),
         "trace_id": trace.trace_id,
@@ -223,8 +219,11 @@ def _layer_of(layer: Layer) -> dict[str, Any]:
 def of_arrays(
     layers: Mapping[int, Any], facts: Mapping[str, Any], position_ids: Any, model: str, n_layers: int | None
 ) -> dict[str, Any]:
-    """Arrays, described. layers: {number: (q, k, v)}, or mappings that say more of a layer than `facts`
-    does."""
+    """Description of arrays, for the engine.
+
+    layers: {number: (q, k, v)}, or {number: dict} with q, k, v and facts of that layer, which override
+    `facts`. Raises ConfigError and TraceError.
+    """
     if not layers:
         raise ConfigError("layers is empty: give {number: (q, k, v)}")
     numbers = sorted(layers, key=lambda n: n if _is_whole(n) else -1)
@@ -236,7 +235,7 @@ def of_arrays(
         raise ConfigError(f"n_layers is {n_layers!r}: it must be a whole number above {numbers[-1]}")
     if not isinstance(model, str):
         raise ConfigError(f"model is {model!r}: it must be text")
-    found = [_given_layer(int(n), layers[n], facts, alone=len(layers) == 1) for n in numbers]
+    found = [_described_layer(int(n), layers[n], facts, alone=len(layers) == 1) for n in numbers]
     tokens = int(found[0]["k"]["data"].shape[1])
     return {
         "label": ARRAYS,
@@ -257,7 +256,7 @@ def of_arrays(
 
 
 def fingerprint(layers: list[dict[str, Any]]) -> str:
-    """12 hex digits by which arrays are told from others: of their shapes, types and some of their rows."""
+    """12 hex digits that identify arrays: a hash of their shapes, types and some of their rows."""
     total = hashlib.sha256()
     for layer in layers:
         for name in "qkv":
@@ -276,7 +275,7 @@ def _some_rows(data: Any, head: int) -> np.ndarray:
     return np.ascontiguousarray(data[head, :: max(1, tokens // FINGERPRINT_ROWS)])
 
 
-def _given_layer(number: int, given: Any, facts: Mapping[str, Any], alone: bool) -> dict[str, Any]:
+def _described_layer(number: int, given: Any, facts: Mapping[str, Any], alone: bool) -> dict[str, Any]:
     if isinstance(given, Mapping):
         named = dict(given)
     elif isinstance(given, tuple | list) and len(given) == 3:
@@ -297,12 +296,12 @@ def _given_layer(number: int, given: Any, facts: Mapping[str, Any], alone: bool)
 
 
 def _expect_heads_first(tensors: Mapping[str, Any], where: str) -> None:
-    """TraceError where arrays look like [tokens, heads, dim]."""
+    """TraceError if arrays look like [tokens, heads, dim]."""
     (q_first, q_second, _), (k_first, k_second, _) = (tuple(tensors[name]["data"].shape) for name in "qk")
     if q_first == k_first > q_second > k_second and q_second % k_second == 0:
         raise TraceError(
             f"{where}q has {q_first} heads of {q_second} tokens, k {k_first} of {k_second}: they look like "
-            "[tokens, heads, dim]. Give heads first: q.transpose(1, 0, 2), of torch q.transpose(0, 1)"
+            "[tokens, heads, dim]. Give heads first: q.transpose(1, 0, 2), in torch q.transpose(0, 1)"
         )
 
 
@@ -350,7 +349,8 @@ def _number(value: Any, where: str, low: float, high: float) -> float:
 
 
 def _vector(values: Any, dtype: type, where: str, low: int = -(2**31)) -> np.ndarray | None:
-    """Numbers as the engine reads them, int32 of at least `low` or float32. TraceError for others."""
+    """A list of numbers as the engine reads it: int32, at least `low`, or float32. None stays None.
+    TraceError for anything else."""
     if values is None:
         return None
     if type(values).__module__.partition(".")[0] == "torch":
@@ -362,7 +362,7 @@ def _vector(values: Any, dtype: type, where: str, low: int = -(2**31)) -> np.nda
         with np.errstate(over="ignore", invalid="ignore"):
             vector = np.ascontiguousarray(array, dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"{where} is no list of numbers: {error}") from error
+        raise TraceError(f"{where} is not a list of numbers: {error}") from error
     if vector.ndim != 1:
         raise TraceError(f"{where} is {list(vector.shape)}; it must be a list of numbers")
     if (dtype is np.int32 and array.dtype.kind not in "iu") or not np.isfinite(vector.astype(float)).all():
@@ -376,15 +376,14 @@ def _vector(values: Any, dtype: type, where: str, low: int = -(2**31)) -> np.nda
 
 
 class Replayed:
-    """Queries, keys and facts of what was replayed, as float64: what pictures of one layer read, in the words
-    of kvanalysis.data.arrays.Recorded. `found` describes a trace, as `Sources.opened` does; its file is
-    open."""
+    """Arrays and facts of a replayed trace, with the interface of kvanalysis.data.arrays.Recorded: figures of
+    one layer read them. `found`: a description as `Sources.opened` yields it; its file is open."""
 
     def __init__(self, found: Mapping[str, Any]):
         self._found = found
 
     def tensor(self, prompt: str, layer: int, name: str) -> np.ndarray:
-        """float64: q [Hq, Tq, D], k [Hkv, T, D] or v [Hkv, T, Dv]; sinks [Hq]. KeyError where there is
+        """float64: q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv] or sinks [Hq]. KeyError if the layer has
         none."""
         given = self._layer(prompt, layer)[name]
         if given is None:

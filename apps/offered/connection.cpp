@@ -1,9 +1,8 @@
 #include "apps/offered/connection.hpp"
 
 #include <fmt/core.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,12 +10,9 @@
 
 #include "core/replay_error.hpp"
 
-extern char** environ;
-
 namespace kvreplay::app {
 namespace {
 
-constexpr int kChildSocket = 3;  // its number over there
 constexpr uint64_t kMostBytes = uint64_t{1} << 40;
 constexpr const char* kEnded = "the process of Python that hosts the method has ended";
 
@@ -24,44 +20,28 @@ struct Lengths {
   uint64_t json = 0, numbers = 0;
 };
 
-pid_t spawn(const std::string& python, int socket) {
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, socket, kChildSocket);
-  ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // stdout is this program's data
-  std::string words[] = {python, "-m", "kvreplay.host"};
-  char* arguments[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
-  pid_t process = -1;
-  const int error = ::posix_spawnp(&process, arguments[0], &actions, nullptr, arguments, environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0)
-    throw ReplayError(fmt::format("{} cannot be started ({}): name a Python that has kvreplay in KVREPLAY_HOST", python,
-                                  std::strerror(error)));
-  return process;
+sockaddr_un address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) throw ReplayError(fmt::format("{}: is too long for a socket", path));
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
 }
 
 }  // namespace
 
-Connection::Connection(const std::string& python) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    throw ReplayError(fmt::format("no connection to a process of Python: {}", std::strerror(errno)));
-  socket_ = ends[0];
-  try {
-    process_ = spawn(python, ends[1]);
-  } catch (...) {
-    ::close(ends[0]), ::close(ends[1]);
-    throw;
-  }
-  ::close(ends[1]);
+Connection::Connection(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  const sockaddr_un address = address_of(path);
+  if (socket_ >= 0 && ::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return;
+  const int error = errno;
+  if (socket_ >= 0) ::close(socket_);
+  throw ReplayError(
+      fmt::format("the Python that hosts methods of installed packages does not answer ({}): run "
+                  "Python's kvreplay again",
+                  std::strerror(error)));
 }
 
-Connection::~Connection() {
-  ::close(socket_);
-  int status = 0;
-  while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
-  }
-}
+Connection::~Connection() { ::close(socket_); }
 
 void Connection::send(const std::string& json, std::span<const std::byte> numbers) {
   const Lengths lengths{json.size(), numbers.size()};

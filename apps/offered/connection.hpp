@@ -1,6 +1,4 @@
 #pragma once
-#include <sys/types.h>
-
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
@@ -14,16 +12,16 @@ struct Message {
   std::vector<std::byte> numbers;
 };
 
-// A process of Python that hosts methods (kvreplay.host), and ends with its connection. For one thread at a time.
-// Whatever goes wrong is a ReplayError.
+// A connection to the Python that hosts methods of installed packages (kvreplay.host), which has a process for each
+// connection. For one thread at a time. Throws ReplayError.
 class Connection {
  public:
-  explicit Connection(const std::string& python);
+  explicit Connection(const std::string& path);  // where the socket is
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  bool is_over() const { return over_; }  // the process has ended
+  bool is_over() const { return over_; }  // the other end hung up
 
   void send(const std::string& json, std::span<const std::byte> numbers = {});
   Message receive();
@@ -34,7 +32,6 @@ class Connection {
   [[noreturn]] void give_up(const char* why);
   bool over_ = false;
   int socket_ = -1;
-  pid_t process_ = -1;
 };
 
 }  // namespace kvreplay::app

@@ -21,16 +21,17 @@ namespace {
 
 using nlohmann::json;
 
-std::string python() {
-  const char* named = std::getenv("KVREPLAY_HOST");
+// Path of the socket that Python's kvreplay has named, or nothing.
+std::string socket_path() {
+  const char* named = std::getenv("KVREPLAY_METHODS");
   return named == nullptr ? "" : named;
 }
 
-// Each thread has a process of its own, so that threads do not wait for one interpreter. It ends with the thread; where
-// a method has ended it before, with everything that was open there, the next one opens another.
+// Each thread has a connection, and a process behind it, so that threads do not wait for one interpreter. If a method
+// has ended that process, the next use opens another connection.
 std::shared_ptr<Connection> connection() {
   thread_local std::shared_ptr<Connection> own;
-  if (own == nullptr || own->is_over()) own = std::make_shared<Connection>(python());
+  if (own == nullptr || own->is_over()) own = std::make_shared<Connection>(socket_path());
   return own;
 }
 
@@ -51,7 +52,7 @@ std::vector<std::byte> packed(const ShownNumbers& numbers) {
 }
 
 struct Array {
-  std::string type;  // of numpy: "f4", "f8", "i4"; "": there is none
+  std::string type;  // as numpy names it: "f4", "f8", "i4"; "": there is no array
   std::vector<int64_t> shape;
   std::vector<std::byte> numbers;
 };
@@ -166,7 +167,7 @@ class OfferedSession : public HostedSession {
 
 class OfferedMethod : public HostedMethod {
  public:
-  explicit OfferedMethod(const std::string& facts) { take_facts(*this, facts); }
+  explicit OfferedMethod(const std::string& facts) { read_description(*this, facts); }
   std::shared_ptr<HostedSession> open(const HostedPlace& place) override {
     return std::make_shared<OfferedSession>(name, place);
   }
@@ -176,7 +177,7 @@ using Hosts = std::vector<std::unique_ptr<HostedMethod>>;
 
 Hosts offered() {
   Hosts hosts;
-  if (python().empty()) return hosts;
+  if (socket_path().empty()) return hosts;
   try {
     json known = json::array();
     for (const Method& method : registry()) known.push_back(method.info.name);
@@ -200,6 +201,14 @@ const Registry& known_methods() {
     return methods;
   }();
   return all;
+}
+
+std::string with_offered_hint(const std::string& problem) {
+  const bool unknown = problem.find("unknown method") != std::string::npos;
+  if (!unknown || problem.find("did you mean") != std::string::npos || !socket_path().empty()) return problem;
+  return problem +
+         "\nmethods of installed Python packages need the command of the Python package: build/venv/bin/kvreplay "
+         "in a checkout, or that of a wheel";
 }
 
 }  // namespace kvreplay::app

@@ -45,7 +45,7 @@ std::vector<PoolTask> tasks_of(const SubmitChoices& choices, const Sweep& sweep,
   return tasks;
 }
 
-// The last thing that a worker has said.
+// The last line that a worker has logged.
 std::string last_line(const std::string& log) {
   std::ifstream in(log);
   std::string line, last;
@@ -62,7 +62,7 @@ std::string ending_text(const PoolTask& task, const Ending& ending) {
   return fmt::format("{} ended with {}: {}", task.name, ending.code, last_line(task.log));
 }
 
-// How far the workers are, now and then.
+// Reports the progress of the workers from time to time.
 class PoolProgress {
  public:
   PoolProgress(const Sweep& sweep, Console& console) : sweep_(sweep), console_(console) {}
@@ -84,7 +84,7 @@ class PoolProgress {
     return done > 0 ? duration_text(seconds * status.cost_left / done) : "?";
   }
 
-  const Sweep& sweep_;  // as it began
+  const Sweep& sweep_;  // state at the start
   Console& console_;
   const Clock::time_point start_ = Clock::now();
   Clock::time_point told_ = start_;
@@ -98,8 +98,8 @@ void show(const std::vector<PoolTask>& tasks) {
   }
 }
 
-// Runs what is missing once. Returns the exit code of a worker that ended for a reason which another round
-// will not mend (a missing trace, no device), 0 if there was none.
+// Runs missing cells once. Returns the exit code of a worker that ended for a reason which another round will not fix
+// (a missing trace, no device), otherwise 0.
 int run_round(const std::vector<PoolTask>& tasks, int32_t workers, const Sweep& sweep, Console& console) {
   constexpr int kFirst = 2, kLast = 5;
   int code = 0;

@@ -14,7 +14,7 @@
 #include "base/text.hpp"
 #include "results/repeats.hpp"
 
-// `kvreplay sweep merge`: the table that one machine would have made.
+// `kvreplay sweep merge`: writes the table that one machine would have written.
 
 namespace kvreplay::app {
 namespace {
@@ -33,7 +33,7 @@ void tell_repeats(const Repeats& repeats, Console& console) {
   if (repeats.elsewhere > 0)
     console.warning(
         fmt::format("{} cells have other numbers on another path (device, instruction set, precision); the "
-                    "first by the name of its file stands",
+                    "line in the first file by name is kept",
                     repeats.elsewhere));
 }
 
@@ -60,7 +60,7 @@ void expect_cells(const Manifest& manifest, Summary& summary) {
                           one.at("floor_low"));
 }
 
-// What a run has added to a sweep's directory stands behind its cells.
+// Appends cells that a run has added to a sweep's directory.
 Keys with_others(Keys keys, const ResultsFolder& folder) {
   const Keys others = folder.others(keys);
   keys.insert(keys.end(), others.begin(), others.end());
@@ -76,7 +76,7 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   const SweepStatus& status = sweep.status;
   const std::string out = folder.dir().string();
   refuse_foreign_table(folder.dir(), false);
-  tell_damaged_lines(folder, console);
+  warn_damaged_lines(folder, console);
   if (!status.complete() && !partial) {
     console.error(
         fmt::format("{}: {} of {} cells are missing{}. Run what is left (kvreplay sweep submit {} --engine "
@@ -103,7 +103,7 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   const Notes notes = folder.write_tables(table, record, visit, shares);
   print(summary.text(notes));
   failures.tell(console);
-  tell_notes(notes, console);
+  print_notes(notes, console);
   console.note(fmt::format("wrote {}", (folder.dir() / "results.csv").string()));
   if (!status.complete()) console.warning(fmt::format("{} cells are missing", status.missing));
   return status.failed + status.parked > 0 ? kSomeFailed : 0;

@@ -14,7 +14,7 @@
 #include "plan/estimate.hpp"
 #include "sweep/status.hpp"
 
-// `kvreplay sweep plan`: a configuration becomes a manifest.
+// `kvreplay sweep plan`: turns a configuration into a manifest.
 
 namespace kvreplay::app {
 namespace {
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 double mebibytes(int64_t bytes) { return double(bytes) / (1 << 20); }
 
-// Of the layers that the plan names: each is read once by whoever replays its heads.
+// Bytes of the layers that the plan names; the worker that replays a layer's heads reads it once.
 int64_t bytes_to_read(const std::vector<TraceInfo>& traces) {
   int64_t bytes = 0;
   for (const TraceInfo& trace : traces)
@@ -32,7 +32,7 @@ int64_t bytes_to_read(const std::vector<TraceInfo>& traces) {
 }
 
 void tell(const fs::path& file, const Manifest& m, const std::vector<TraceInfo>& traces, const SweepStatus& status) {
-  constexpr double kBytesPerRow = 2600;  // of a line in the shards
+  constexpr double kBytesPerRow = 2600;  // a line in the shards
   print(fmt::format(
       "plan    {}\n"
       "cells   {} ({} done) in {} units, each of one kv head or one layer\n"

@@ -20,8 +20,8 @@
 namespace kvreplay::app {
 namespace {
 
-// A signal to the group of this process (Ctrl-C) is for this process, which passes it on: a second one would
-// end the workers at once.
+// Workers get their own process group: Ctrl-C signals the group of this process, which passes the signal on. A second
+// signal would end the workers at once.
 class OwnGroup {
  public:
   OwnGroup() {
@@ -80,7 +80,7 @@ void wait_a_moment() {
 
 class Pool {
  public:
-  // Whoever runs is told to stop, and waited for, whatever ends the pool.
+  // Stops running workers and waits for them, however the pool ends.
   ~Pool() {
     pass_on(SIGTERM);
     for (const auto& [process, task] : running_) ::waitpid(process, nullptr, 0);
@@ -90,7 +90,7 @@ class Pool {
   void pass_on(int signal) const {
     for (const auto& [process, task] : running_) ::kill(process, signal);
   }
-  // One that has ended since the last time.
+  // A worker that has ended since the last call.
   std::optional<std::pair<const PoolTask*, Ending>> next_ended() {
     int status = 0;
     const auto found = running_.find(::waitpid(-1, &status, WNOHANG));

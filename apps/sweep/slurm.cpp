@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// As many shards as make tasks of about the wanted length, within what a site allows.
+// Number of shards for tasks of about the wanted length, within a site's limit.
 int32_t slurm_shards(const SubmitChoices& choices, const Sweep& sweep, int32_t cpus) {
   if (choices.shards > 0) return choices.shards;
   const double seconds = core_seconds(sweep.manifest.cost()) / cpus;
@@ -31,12 +31,12 @@ int32_t slurm_shards(const SubmitChoices& choices, const Sweep& sweep, int32_t c
 
 std::string resubmit_command(const SubmitChoices& choices, const Sweep& sweep, int32_t shards) {
   if (choices.rounds <= 1) return "";
-  std::vector<std::string> words = {this_program(), "sweep",
-                                    "submit",       sweep.out,
-                                    "--engine",     "slurm",
-                                    "--shards",     std::to_string(shards),
-                                    "--rounds",     std::to_string(choices.rounds - 1),
-                                    "--time",       choices.time};
+  std::vector<std::string> words = {command_of_jobs(), "sweep",
+                                    "submit",          sweep.out,
+                                    "--engine",        "slurm",
+                                    "--shards",        std::to_string(shards),
+                                    "--rounds",        std::to_string(choices.rounds - 1),
+                                    "--time",          choices.time};
   const auto add = [&](const char* option, int64_t value) {
     if (value > 0) words.insert(words.end(), {option, std::to_string(value)});
   };
@@ -56,7 +56,7 @@ SlurmJob job_of(const SubmitChoices& choices, const Sweep& sweep) {
   constexpr int64_t kSpareMb = 256;
   SlurmJob job;
   job.name = "kvreplay-" + sweep.manifest.run_name;
-  job.program = this_program(), job.out = sweep.out;
+  job.program = command_of_jobs(), job.out = sweep.out;
   job.cpus = choices.jobs > 0 ? choices.jobs : kUsualCpus;
   job.shards = slurm_shards(choices, sweep, job.cpus);
   job.array = ranges_text(sweep.missing(job.shards));
@@ -72,7 +72,7 @@ SlurmJob job_of(const SubmitChoices& choices, const Sweep& sweep) {
   return job;
 }
 
-// The output of sbatch --parsable: the job's number.
+// Returns the output of sbatch --parsable: the job's number.
 std::string submit_script(const std::vector<std::string>& options, const fs::path& script) {
   std::string command = "sbatch --parsable";
   for (const std::string& option : options) command += " " + shell_quoted(option);
@@ -104,7 +104,7 @@ Scripts write_scripts(const SlurmJob& job) {
   return scripts;
 }
 
-// Array after array until nothing is missing, and then the table: by this process, which waits.
+// Submits arrays until no cell is missing, then writes the table. This process waits for each.
 int wait_for_slurm(const SubmitChoices& choices, Sweep sweep, Context& context) {
   for (int round = 0; round < choices.rounds && !sweep.status.complete(); ++round) {
     const Scripts scripts = write_scripts(job_of(choices, sweep));
@@ -124,7 +124,7 @@ void check_options(const SubmitChoices& choices) {
                                   choices.shards, choices.array_limit));
 }
 
-// What is submitted beside the array, and how both would be.
+// Shows the merge script, and how both scripts would be submitted.
 void show_merge(const SlurmJob& job) {
   print(fmt::format("\n{}\n# sbatch --parsable {}\n# sbatch --dependency=afterany:JOB {}\n", slurm_merge_script(job),
                     shell_quoted(job.out + "/slurm/array.sbatch"), shell_quoted(job.out + "/slurm/merge.sbatch")));
@@ -141,7 +141,7 @@ int submit_slurm(const SubmitChoices& choices, Context& context) {
     return 0;
   }
   const SlurmJob job = job_of(choices, sweep);
-  if (const std::string why = slurm_cannot_take(job); !why.empty()) throw ConfigError(why);
+  if (const std::string why = slurm_problem(job); !why.empty()) throw ConfigError(why);
   print(slurm_array_script(job));
   if (choices.dry_run) return show_merge(job), 0;
   if (choices.wait) return wait_for_slurm(choices, std::move(sweep), context);

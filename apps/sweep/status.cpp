@@ -8,7 +8,7 @@
 #include "plan/estimate.hpp"
 #include "sweep/shard.hpp"
 
-// `kvreplay sweep status`: how far a sweep is, and what is left for whom.
+// `kvreplay sweep status`: the progress of a sweep, and what is left.
 
 namespace kvreplay::app {
 namespace {
@@ -34,7 +34,7 @@ std::string status_text(const std::string& out, const Manifest& manifest, const 
   add_if_any("parked", s.parked, fmt::format(" failed {} times; sweep work --retry-parked tries again", kMostAttempts));
   add_if_any("stale", s.stale, " of another build; sweep work --stale replays them");
   add_if_any("repeated", s.repeated, " lines of cells that were there already");
-  add_if_any("damaged", s.damaged, " lines that count for nothing");
+  add_if_any("damaged", s.damaged, " lines that are ignored");
   const std::string left =
       s.complete() ? "nothing: kvreplay sweep merge " + out : "about " + core_time_text(core_seconds(s.cost_left));
   return fmt::format("{}left      {}\n", text, left);

@@ -1,5 +1,6 @@
 #include "apps/sweep/submit.hpp"
 
+#include <cstdlib>
 #include <memory>
 
 #include "base/errors.hpp"
@@ -17,6 +18,11 @@ std::string this_program() {
   return program.string();
 }
 
+std::string command_of_jobs() {
+  const char* named = std::getenv("KVREPLAY_COMMAND");
+  return named == nullptr || *named == '\0' ? this_program() : named;
+}
+
 namespace {
 
 constexpr double kMostCount = 1e6;
@@ -27,7 +33,7 @@ void add_slurm_options(Command& command, SubmitChoices& choices) {
     return command.option(name, value, help).type(type).group(group);
   };
   add("--time", choices.time, "limit of a task (default: 1h); it ends 2 minutes before", "TIME");
-  add("--task-time", choices.task_time, "what a task should take, if --shards is not given (default: 30m)", "TIME");
+  add("--task-time", choices.task_time, "target time of a task, without --shards (default: 30m)", "TIME");
   add("--at-once", choices.at_once, "tasks that run at a time (default: no limit)", "N").within(1, kMostCount);
   add("--array-limit", choices.array_limit, "most tasks of an array on this site (default: 1000)", "N")
       .within(1, kMostCount);
@@ -54,8 +60,8 @@ void add_sweep_submit(Command& sweep) {
       .type("N")
       .within(1, kMostCount);
   command.option("--device", choices->device, "cpu or cuda[:N] (default: as planned)").type("DEVICE");
-  command.option("--stage", choices->stage, "copy what a worker reads to this folder of its node").type("DIR");
-  command.option("--rounds", choices->rounds, "how often what is missing is started again (default: 3)")
+  command.option("--stage", choices->stage, "copy a worker's files to this folder of its node").type("DIR");
+  command.option("--rounds", choices->rounds, "how often missing cells are started again (default: 3)")
       .type("N")
       .within(1, kMostCount);
   command.flag("-n,--dry-run", choices->dry_run, "only show what would be started");

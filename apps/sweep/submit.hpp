@@ -1,7 +1,7 @@
 #pragma once
 #include "apps/sweep/sweep.hpp"
 
-// `kvreplay sweep submit`: what its engines share.
+// `kvreplay sweep submit`: common part of its engines.
 
 namespace kvreplay::app {
 
@@ -15,10 +15,13 @@ struct SubmitChoices {
 
 // The absolute path of this program.
 std::string this_program();
+// What a job on another machine starts: this program, or Python's kvreplay where it hosts methods of installed
+// packages.
+std::string command_of_jobs();
 
-// Workers on this machine, round after round until nothing is missing, and the merge. Returns the exit code.
+// Runs workers on this machine, round after round until no cell is missing, and merges. Returns the exit code.
 int submit_local(const SubmitChoices& choices, Context& context);
-// A job array and a merge after it.
+// Submits a job array and a merge after it.
 int submit_slurm(const SubmitChoices& choices, Context& context);
 
 }  // namespace kvreplay::app

@@ -48,7 +48,7 @@ namespace {
 
 constexpr int64_t kMostOfAUnit = 1'000'000;
 
-// A number at the front of `text`, which is then behind it; nothing if there is none.
+// Reads a number at the front of `text` and removes it; nothing if there is none.
 std::optional<int64_t> taken_number(std::string_view& text) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -98,7 +98,7 @@ int64_t parse_duration(const std::string& option, const std::string& text) {
   throw ConfigError(fmt::format("{} {}: must be a time, for example 90s, 50m, 1h30m or 01:30:00", option, text));
 }
 
-// Of a command itself, not those of the whole.
+// An example for one command of `sweep`.
 std::string sweep_example(const std::string& words) { return fmt::format("example:\n  kvreplay sweep {}\n", words); }
 
 void add_sweep(Command& program) {

@@ -39,13 +39,13 @@ struct WorkChoices {
   bool retry_parked = false, stale = false, end_with_parent = false;
 };
 
-// Ends the work when the next head would probably not be done in time: the longest so far is the measure.
+// Ends the work when the next head would probably not finish in time. The longest head so far is the estimate.
 class TimeBudget {
  public:
   explicit TimeBudget(const std::string& text) {
     if (!text.empty()) seconds_ = double(parse_duration("--time-budget", text));
   }
-  void head_is_done() {
+  void finish_head() {
     const double now = elapsed();
     longest_ = std::max(longest_, now - last_);
     last_ = now;
@@ -75,7 +75,7 @@ class Worker {
   int run() {
     if (choices_.end_with_parent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     const std::vector<size_t> units = open_units_of_shard();
-    tell_damaged_lines(store_.folder(), console_);
+    warn_damaged_lines(store_.folder(), console_);
     if (units.empty()) {
       console_.note(fmt::format("shard {}: nothing left to do", choices_.shard));
       return failed_cells() > 0 ? kSomeFailed : 0;
@@ -92,14 +92,14 @@ class Worker {
  private:
   std::string device() const { return choices_.device.empty() ? manifest_.device : choices_.device; }
 
-  // Is the cell still to be replayed?
+  // Whether the cell still has to be replayed.
   bool is_open(const std::string& key) const {
     const CellState state = state_of(key, store_.folder());
     if (state == CellState::ok) return choices_.stale && !store_.folder().shards().cells.at(key).own_build;
     return state != CellState::parked || choices_.retry_parked;
   }
 
-  // Units that have killed their worker come last, so that they keep nobody else waiting.
+  // Units that have killed their worker are last, so that they delay no others.
   std::vector<size_t> open_units_of_shard() const {
     std::vector<size_t> units = mine_;
     std::erase_if(units, [&](size_t u) {
@@ -142,7 +142,7 @@ class Worker {
     return costs;
   }
 
-  // Each cell once: what has failed may do better later, and in another process.
+  // Replays each cell once: a failed cell is tried again later, in another process.
   void replay(const ShardWork& work) {
     require_device(work.config);
     const std::vector<Cell> todo = open_cells(work);
@@ -158,11 +158,11 @@ class Worker {
     RunOptions options = engine_options(work.config, manifest_.every_row, open_files(work.traces));
     options.save = manifest_.save;
     options.jobs = jobs;
-    options.outlive_heads = true;
+    options.continue_on_head_failure = true;
     options.drain = [this] { return time_.is_over() || gone_; };
     options.on_start = [&](const Cell& cell) { store_.begin(int64_t(work.unit_of.at(cell.key))); };
     replay_missing(todo,
-                   {work.cells, std::move(options), store_, progress, console_, false, [this] { time_.head_is_done(); },
+                   {work.cells, std::move(options), store_, progress, console_, false, [this] { time_.finish_head(); },
                     [&](const Cell& cell, const CellResult& result) { return is_gone(work, cell, result); }});
     progress.end();
   }
@@ -179,7 +179,7 @@ class Worker {
         failed += store_.folder().done().count(key) == 0 || store_.failed_here().count(key) != 0;
     return failed;
   }
-  // A trace that cannot even be opened any more has not failed a cell: it was moved, or its disk is away.
+  // If a trace cannot be opened any more, the cell has not failed: the trace was moved, or its disk is unavailable.
   bool is_gone(const ShardWork& work, const Cell& cell, const CellResult& result) {
     if (!result.lost || gone_) return gone_;
     try {
@@ -218,10 +218,10 @@ class Worker {
   const Shard shard_;
   TimeBudget time_;
   const Manifest manifest_;
-  const Keys keys_;                 // of the plan
+  const Keys keys_;                 // keys of the plan
   const std::vector<size_t> mine_;  // units of the shard
   Store store_;
-  std::atomic<bool> gone_ = false;  // a trace, while it was read
+  std::atomic<bool> gone_ = false;  // a trace disappeared while it was read
 };
 
 }  // namespace
@@ -233,17 +233,16 @@ void add_sweep_work(Command& sweep) {
   command.option("--shard", choices->shard, "i/N: part i of N, i from 0 (default: 0/1, everything)").type("i/N");
   command
       .option("--time-budget", choices->time_budget,
-              "leave with 75 when the next head would not be done by then: 50m, 1h30m")
+              "exit with 75 when the next head would not finish by then: 50m, 1h30m")
       .type("TIME");
   command.option("-j,--jobs", choices->jobs, "threads; the numbers do not depend on it (default: as planned)")
       .type("N");
   command.option("--device", choices->device, "cpu or cuda[:N] (default: as planned)").type("DEVICE");
-  command
-      .option("--stage", choices->stage, "copy what this shard reads to a disk of this node first, for example $TMPDIR")
+  command.option("--stage", choices->stage, "copy this shard's files to a disk of this node first, for example $TMPDIR")
       .type("DIR");
   command.flag("--retry-parked", choices->retry_parked, "one more attempt for cells that failed three times");
   command.flag("--stale", choices->stale, "replay cells that another build has computed");
-  command.flag("--end-with-parent", choices->end_with_parent, "").group("");  // of a pool that is killed
+  command.flag("--end-with-parent", choices->end_with_parent, "").group("");  // for workers whose pool is killed
   add_progress_option(command, choices->progress);
   command.footer(sweep_example("work out/first --shard 3/20 --time-budget 50m"));
   command.runs([choices](Context& context) { return Worker(*choices, context.console).run(); });

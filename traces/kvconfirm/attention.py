@@ -9,8 +9,8 @@ from .rotation import turn
 
 @dataclass(frozen=True)
 class LogitRule:
-    """l = scaling <q, k>, then softcap * tanh(l / softcap) where softcap > 0; `sinks` [Hq] or None: one more
-    logit per head that counts in the denominator and has no value."""
+    """Logits l = scaling <q, k>, then softcap * tanh(l / softcap) if softcap > 0. `sinks` [Hq] or None: one
+    extra logit per head that counts in the denominator and has no value."""
 
     scaling: float
     softcap: float = 0.0
@@ -18,15 +18,16 @@ class LogitRule:
 
 
 def bias_of(num):
-    """Additive mask [1, S, R, T] of equal weights: ln of them, -inf where a row does not attend."""
+    """Additive mask [1, S, R, T] from weights [S, R, T]: their logarithm, -inf for tokens that a row does not
+    attend to."""
     return num.log()[None]
 
 
 def attend(q, k, v, rows, rule, rotary=None):
-    """The general estimator: o = sum num exp(l) v / sum den exp(l).
+    """The general estimator o = sum num exp(l) v / sum den exp(l), [Hq, R, Dv].
 
-    q [Hq, R, D], k [H, T, D], v [H, T, Dv] of kv heads or of series; rows: LayerRows of tensors. Returns
-    [Hq, R, Dv].
+    q [Hq, R, D]; k [H, T, D], v [H, T, Dv] for kv heads or for series; rows: LayerRows of tensors; rule: a
+    LogitRule; rotary: the layer's Rotary, needed if keys move.
     """
     group = q.shape[0] // k.shape[0]
     series = rows.num.shape[0]
@@ -61,7 +62,7 @@ def _attend_series(q, k, v, rows, s, rule, rotary):
 
 
 def _turn_logits(logits, q, k, moved, rotary):
-    """Replaces the logits of keys that stand at another position than where they were recorded."""
+    """Replaces the logits of keys whose position differs from the recorded one."""
     row, token = torch.nonzero(moved, as_tuple=True)
     turned = turn(k[token], moved[row, token], rotary)
     for head in range(q.shape[0]):

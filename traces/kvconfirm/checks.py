@@ -1,11 +1,11 @@
-"""Do results, trace and model belong together? What does not is refused before anything is measured."""
+"""Checks that results, trace and model belong together, before anything is measured."""
 
 import torch
-from kvdump.attention import mean_relative_deviation
-from kvdump.errors import DumpError, UsageError
-from kvdump.hook import own_attention
-from kvdump.model import shape_of
-from kvdump.verify import TOLERANCE_HALF_MODEL, TOLERANCE_ROWS
+from kvbase.errors import ConfigError, TraceError
+from kvrecord.attention import mean_relative_deviation
+from kvrecord.hook import base_attention
+from kvrecord.model import shape_of
+from kvrecord.verify import TOLERANCE_HALF_MODEL, TOLERANCE_ROWS
 
 from .table import spans
 
@@ -14,62 +14,63 @@ TOLERANCE_LOGITS = 1e-4
 
 
 def instances_of_trace(results, trace):
-    """Instances of this trace; UsageError when the results are of another."""
+    """Instances of this trace. ConfigError if there are none."""
     found = [i for i in results.instances if i.trace_id == trace.id]
     if not found:
         ids = ", ".join(name[:12] for name in results.trace_ids())
-        raise UsageError(
-            f"{results.folder}: results of trace {ids}, but {trace.path} is trace {trace.id[:12]}: "
+        raise ConfigError(
+            f"{results.folder}: results for trace {ids}, but {trace.path} is trace {trace.id[:12]}: "
             "give the trace that was replayed"
         )
     return found
 
 
 def check_prompts(instances, trace):
-    """UsageError where the trace lacks a prompt of the results, or has fewer of its tokens."""
+    """ConfigError if the trace lacks a prompt of the results, or holds fewer of its tokens."""
     for prompt in sorted({i.prompt for i in instances}):
         if prompt not in trace.prompts():
-            raise UsageError(
+            raise ConfigError(
                 f"{trace.path}: no prompt {prompt}, which the results hold: "
                 f"it has {', '.join(trace.prompts())}"
             )
         replayed = max(i.n_tokens for i in instances if i.prompt == prompt)
         held = trace.n_tokens(prompt)
         if held < replayed:
-            raise UsageError(f"{trace.path}: prompt {prompt} has {held} tokens, the results have {replayed}")
+            raise ConfigError(f"{trace.path}: prompt {prompt} has {held} tokens, the results have {replayed}")
 
 
 def check_shape(config, trace):
-    """UsageError when the model's sizes are not those that the trace records."""
+    """ConfigError if the model's sizes differ from those in the trace."""
     shape = shape_of(config)
     for name, recorded in trace.shape().items():
         if getattr(shape, name) != recorded:
-            raise UsageError(
+            raise ConfigError(
                 f"the model has {name} = {getattr(shape, name)}, {trace.path} was recorded from a model with "
                 f"{recorded}: give --model {trace.model}"
             )
 
 
 def check_layers(layers, instance, n_kv_heads):
-    """UsageError where the results lack one of the layers to compress, or one of its kv heads."""
+    """ConfigError if the results lack one of the layers to compress, or one of its kv heads."""
     held = sorted({layer for layer, _ in instance.cells})
     missing = [layer for layer in layers if layer not in held]
     if missing:
-        raise UsageError(
+        raise ConfigError(
             f"{instance.name}: the results hold layers {spans(held)}, not {spans(missing)}: "
-            f"replay a trace of all layers, or compress those alone with --layers {','.join(map(str, held))}"
+            f"replay a trace of all layers, or compress only these with --layers {','.join(map(str, held))}"
         )
     for layer in layers:
         heads = [head for head in range(n_kv_heads) if (layer, head) not in instance.cells]
         if heads:
-            raise UsageError(
+            raise ConfigError(
                 f"{instance.name}: the results lack kv heads {spans(heads)} of layer {layer}: "
                 "replay with select.kv_heads: all"
             )
 
 
 class KeyCheck:
-    """`watch` of PromptRun: the model's own keys of some layers against those of the trace."""
+    """`watch` callback of PromptRun: compares the model's keys with the trace's, in the first and the last
+    recorded layer. ConfigError if they differ. `also`: a further callback."""
 
     def __init__(self, trace, prompt, half, also=None):
         recorded = trace.layers(prompt)
@@ -91,23 +92,24 @@ class KeyCheck:
         bound = max(TOLERANCE_ROWS[stored], TOLERANCE_HALF_MODEL if self.half else 0)
         self.deviation = max(self.deviation, deviation)
         if not deviation <= bound:
-            raise UsageError(
+            raise ConfigError(
                 f"prompt {self.prompt}, layer {call.layer}: the model's keys differ from the recorded "
                 f"ones by {deviation:.1e} (at most {bound:.0e}): {self.trace.path} was not made by this model"
             )
 
 
 def check_full_run(run, attention, every_row):
-    """The run itself: {what: largest difference of logits}. DumpError beyond tolerance.
+    """Checks the full model's run. Returns {check: largest difference of logits}; TraceError beyond
+    tolerance.
 
-    Through the hook without a mask the logits are bitwise those of the model without it; through a mask that
-    shows everything, and in one pass without a cache, they are equal up to the order of sums.
+    With the hook and no mask, the logits must equal those of the plain model bit by bit. With a mask that
+    shows every token, and in one pass without a cache, they must be equal up to the order of sums.
     """
     hooked = run.decode(None)
     attention.__exit__()
-    with own_attention(run.model):
+    with base_attention(run.model):
         plain = run.decode(None)
-        # Logits of a large vocabulary take a gigabyte: each is let go before the next is made.
+        # Logits of a large vocabulary take a gigabyte: each tensor is freed before the next is made.
         found = {"without_mask": _largest(hooked, plain)}
         del hooked
         found["one_pass"] = _largest(run.in_one_pass(), plain)
@@ -116,10 +118,11 @@ def check_full_run(run, attention, every_row):
     half = run.model.dtype in (torch.float16, torch.bfloat16)
     bound = TOLERANCE_HALF_MODEL * float(plain.abs().max()) if half else TOLERANCE_LOGITS
     if found["without_mask"] != 0 or not found["mask_of_all"] <= bound:
-        raise DumpError(f"the full model is not reproduced: logits differ by {found}")
+        raise TraceError(f"the full model is not reproduced: logits differ by {found}")
     return found
 
 
 def _largest(one, other):
-    """Largest difference of two tensors of logits [R, vocabulary], row by row; NaN where one is."""
+    """Largest difference between two tensors of logits [R, vocabulary], computed row by row; NaN if one holds
+    NaN."""
     return float(torch.stack([(a - b).abs().max() for a, b in zip(one, other, strict=True)]).max())

@@ -1,28 +1,27 @@
-"""Rows as a format stores them: the engine says what is read back of them and from which row on
-(`kvreplay.read_back`), and each state of a token becomes a column that only some rows attend to."""
+"""Quantised rows: the engine decodes them (`read_back`) and reports from which decode row on they
+are quantised. Each state of a token becomes a column that only some rows attend to."""
 
 import json
 from dataclasses import dataclass, fields
 
 import h5py
-import kvreplay
 import numpy as np
 import torch
-from kvdump.errors import DumpError, UsageError
+from kvbase.errors import ConfigError, KvreplayError, TraceError
 
 from .row_weights import LayerRows
 
-AS_THEY_ARE = ("source", "f32")  # formats that keep every bit, or at least as many as the model has
+UNQUANTISED_FORMATS = ("source", "f32")  # formats that keep at least the model's precision
 
 
 def format_of(parameters):
-    """The instance's row format as a map: {"name": ..., parameters}, or {"key": ..., "value": ...} apart."""
+    """The instance's row format as a dict: {"name": ..., parameters}, or {"key": ..., "value": ...}."""
     given = parameters.get("row_format", "source")
     return given if isinstance(given, dict) else {"name": given}
 
 
 def names_in(row_format):
-    """Names of the formats of keys and values."""
+    """Names of the formats for keys and values."""
     if "name" in row_format:
         return {row_format["name"]}
     parts = (row_format.get(part, "source") for part in ("key", "value"))
@@ -30,14 +29,15 @@ def names_in(row_format):
 
 
 def is_coded(parameters):
-    """Whether the instance's rows are stored in another format than the trace's."""
+    """Whether the instance stores rows in another format than the trace."""
     return names_in(format_of(parameters)) != {"source"}
 
 
 class RowReader:
-    """Reads keys and values of a layer as the instance's row format stores them."""
+    """Passes a layer's keys and values through the instance's row format."""
 
-    def __init__(self, trace, instance):
+    def __init__(self, trace, instance, engine):
+        self.engine = engine  # the module kvreplay
         self.trace = trace
         self.instance = instance
         self.positions = trace.prompt(instance.prompt, instance.n_tokens)[1]
@@ -49,20 +49,21 @@ class RowReader:
         self.n_layers = trace.shape()["n_layers"] if self.codes else None
 
     def read(self, layer, k, v, held):
-        """ReadBack of a kv head, k [T, D], v [T, Dv], whose cache holds `held` (Lists.holds)."""
+        """ReadBack of one kv head's k [T, D], v [T, Dv]. `held`: tokens in its cache, from Lists.holds.
+        Raises TraceError."""
         i = self.instance
         try:
-            return kvreplay.read_back(
+            return self.engine.read_back(
                 self.format, k.cpu().numpy(), v.cpu().numpy(), prompt=i.n_prefill, held=held,
                 positions=self.positions, rope=self.trace.rope(i.prompt, layer),
                 layer=layer, n_layers=self.n_layers, seed=int(i.seed or 0), uniforms=self.uniforms,
             )  # fmt: skip
-        except kvreplay.KvreplayError as error:
-            raise DumpError(f"layer {layer}: {error}") from error
+        except KvreplayError as error:
+            raise TraceError(f"layer {layer}: {error}") from error
 
-    def try_out(self, layers):
-        """DumpError where a format cannot store rows of the trace's sizes: any numbers show that, without a
-        model."""
+    def probe_format(self, layers):
+        """TraceError if the format cannot store rows of the trace's sizes. Random numbers are enough to test
+        this, so no model is needed."""
         sizes = self.trace.shape()
         numbers = torch.Generator().manual_seed(0)
         k, v = (
@@ -73,24 +74,25 @@ class RowReader:
             self.read(layer, k, v, None)
 
     def check_window(self, layer):
-        """DumpError where a row's codes depend on others, which a layer with a window may have lost."""
-        facts = [kvreplay.describe(name) for name in sorted(self.names)]
+        """TraceError if a row's codes depend on other rows, which a layer with a window may have dropped."""
+        facts = [self.engine.describe(name) for name in sorted(self.names)]
         if any(one["coded_in_blocks"] or one["calibrated"] for one in facts):
             told = " and ".join(one["name"] for one in facts)
-            raise DumpError(f"layer {layer}: {told} in a layer with a window: use --select own")
+            raise TraceError(f"layer {layer}: {told} in a layer with a window: use --select own")
 
 
 class FormatTrial:
-    """Tries each row format once on some of `layers`, before the model is loaded."""
+    """Tests each row format once on some of `layers`, before the model is loaded."""
 
-    def __init__(self, trace, layers):
+    def __init__(self, trace, layers, engine):
+        self.engine = engine
         self.trace = trace
-        # Those in the middle are coded where `skip_layers` leaves out the first or the last.
+        # The middle layer is quantised even if `skip_layers` excludes the first or the last.
         self.layers = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
-        self.found = {}  # {format and lengths: DumpError or None}
+        self.found = {}  # {(format, lengths, prompt): TraceError or None}
 
     def check(self, instance):
-        """DumpError where the instance's rows cannot be stored as its format says."""
+        """TraceError if the instance's row format cannot store its rows."""
         if not is_coded(instance.parameters()):
             return
         about = (json.dumps(format_of(instance.parameters())), instance.parameters().get("uniforms"))
@@ -102,29 +104,29 @@ class FormatTrial:
 
     def _error(self, instance):
         try:
-            RowReader(self.trace, instance).try_out(self.layers)
-        except DumpError as error:
-            return DumpError(f"{instance.name}: {error}")
+            RowReader(self.trace, instance, self.engine).probe_format(self.layers)
+        except KvreplayError as error:
+            return TraceError(f"{instance.name}: {error}")
         return None
 
 
-def require_engine(instances):
-    """UsageError where an instance's rows are coded and Python has no engine that could code them."""
+def require_engine(instances, engine):
+    """ConfigError if an instance needs quantised rows and the engine's Python module is missing."""
     coded = [i for i in instances if is_coded(i.parameters())]
     if not coded:
         return
     try:
-        kvreplay.read_back  # noqa: B018 - loads the engine
+        engine.read_back  # noqa: B018 - loads the engine
     except ImportError as error:
-        raise UsageError(
-            f"{coded[0].name}: its rows are coded, which needs the engine as a Python module: {error}: "
+        raise ConfigError(
+            f"{coded[0].name}: its rows are quantised, which needs the engine as a Python module: {error}: "
             "pip install kvreplay, in a checkout build with -DKVREPLAY_PYTHON=ON, or choose other --methods"
         ) from error
 
 
 @dataclass
 class _Columns:
-    """States of tokens: rows start..end - 1 read `token`, its key and its value coded or exact."""
+    """States of tokens: rows start..end - 1 read `token` with a quantised or exact key and value."""
 
     token: np.ndarray
     start: np.ndarray
@@ -134,8 +136,8 @@ class _Columns:
 
 
 def _columns(back, rows, seen):
-    """Of the tokens `seen`: exact until the first part is coded, then one of them, then both. Columns that
-    all rows read come first."""
+    """Columns for the states of the tokens `seen`: both parts exact, then one quantised, then both. Columns
+    that all rows read come first."""
     key, value = (np.minimum(since, rows) for since in (back.key_from, back.value_from))
     first, second = np.minimum(key, value), np.maximum(key, value)
     zero, last = np.zeros_like(first), np.full_like(first, rows)
@@ -150,8 +152,8 @@ def _columns(back, rows, seen):
 
 
 def with_columns(rows, k, v, backs):
-    """(LayerRows, k [S, C, D], v [S, C, Dv]) of rows over k [S, T, D], v [S, T, Dv] and the ReadBack of each
-    series: a column for each state of a token that some row attends to."""
+    """Replaces tokens by columns: from rows over k [S, T, D], v [S, T, Dv] and the ReadBack of each series to
+    (LayerRows, k [S, C, D], v [S, C, Dv]), with a column for each state of a token that a row attends to."""
     parts = [_expand(rows, s, k[s], v[s], back) for s, back in enumerate(backs)]
     width = max(part[0].shape[1] for part in parts)
     num, den, moved, keys, values = (
@@ -167,7 +169,8 @@ def _padded(x, width, by_column):
 
 
 def _expand(rows, s, k, v, back):
-    """num, den (None: the same), moved (None: none) [R, C], keys [C, D], values [C, Dv] of one series."""
+    """num, den (None: equal to num), moved (None: no key moves) [R, C], keys [C, D], values [C, Dv] of one
+    series."""
     num, den = rows.num[s], None if rows.den is rows.num else rows.den[s]
     seen = (num != 0).any(0) if den is None else ((num != 0) | (den != 0)).any(0)
     count, device = len(num), num.device
@@ -193,11 +196,11 @@ def _expand(rows, s, k, v, back):
 
 
 def _uniforms(path):
-    """Random numbers of row formats in the file that a configuration names, or None."""
+    """Random numbers for row formats from the file that a configuration names, or None."""
     if not path:
         return None
     try:
         with h5py.File(path, "r") as file:
             return {name: file[name][...] for name in ("signs", "rotation", "sketch") if name in file}
     except OSError as error:
-        raise DumpError(f"uniforms: {path}: cannot be read: {error}") from error
+        raise TraceError(f"uniforms: {path}: cannot be read: {error}") from error

@@ -1,17 +1,18 @@
-"""One run of the command line: every chosen instance through the model, two tables."""
+"""One run of `kvreplay confirm`: every chosen instance runs through the model; two tables are written."""
 
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from kvdump.errors import DumpError, UsageError
-from kvdump.model import load_config, load_model, resolve
-from kvdump.plan import select_layers
+from kvbase.errors import ConfigError, KvreplayError
+from kvbase.program import program_path
+from kvbase.selections import layers_in
+from kvrecord.model import load_config, load_model, resolve
 
 from .checks import check_layers, check_prompts, check_shape, instances_of_trace
 from .coded_rows import FormatTrial, require_engine
 from .draws import codes_rows
-from .engine import find_engine
 from .kept_lists import KeptFile
 from .model_run import SwitchedAttention
 from .prompt_job import PromptJob
@@ -25,33 +26,37 @@ from .witness import Outputs
 
 @dataclass
 class Inputs:
-    """What all prompts of a run share. `kept`, `outputs`: open files or None; `engine`: for own selection."""
+    """Inputs that all prompts of a run share. `kept`, `outputs`: open files or None; `engine`: the program's
+    path for --select own."""
 
     trace: Trace
     layers: list
     selection: str
     config: dict
     device: str
-    draws: int  # of an instance with coded rows
+    draws: int  # runs of an instance with quantised rows
+    coder: ModuleType  # kvreplay: it reads rows back as a format stores them
     engine: Path | None = None
     kept: KeptFile | None = None
     outputs: Outputs | None = None
 
     def draws_of(self, instance):
-        """How many runs an instance's numbers are the mean of."""
+        """How many runs are averaged for an instance."""
         return self.draws if codes_rows(instance) else 1
 
 
 class Confirmation:
-    """Options, results, trace and model of one run."""
+    """Options, results, trace and model of one run. The constructor checks them all; it raises TraceError and
+    ConfigError."""
 
-    def __init__(self, args, say):
+    def __init__(self, args, say, coder):
+        self.coder = coder
         self.args = args
         self.say = say
         self.results = Results(args.results)
         trace = Trace(trace_path(args.trace, self.results))
         self.instances = self._chosen(instances_of_trace(self.results, trace))
-        # Whatever files can tell comes before the model, which takes minutes.
+        # All checks on files come before the model is loaded, which takes minutes.
         check_prompts(self.instances, trace)
         sizes = trace.shape()
         layers = self._layers(trace, sizes["n_layers"])
@@ -61,28 +66,28 @@ class Confirmation:
             self._check_kept(layers, trace)
         self.source = resolve(args.model or trace.model, args.gguf_file)
         check_shape(load_config(self.source), trace)
-        self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device, args.draws)
+        self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device, args.draws, coder)
         self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
         about = {**self.settings, "trace_id": trace.id, "selection": args.select, "draws": args.draws}
         self.record = RunRecord(self.results.folder / "confirm.meta.json", about)
         if args.select == "own":
-            self.inputs.engine = find_engine(args.kvreplay)
+            self.inputs.engine = Path(program_path(args.kvreplay)).resolve()
         self.table = Table(self.results.folder / "confirm.csv", COLUMNS)
         self.layer_table = Table(self.results.folder / "confirm_layers.csv", LAYER_COLUMNS)
         self.failed = 0
 
     def _check_kept(self, layers, trace):
-        """DumpError where no instance's lists can be used, or none's rows be stored. Where some cannot, it
-        says so before the model runs: they fail, and no other."""
+        """TraceError if no instance has usable lists and a usable row format. If only some lack them, a
+        message says so before the model runs, and only these fail."""
         wrong = []
-        require_engine(self.instances)
-        trial = FormatTrial(trace, layers)
+        require_engine(self.instances, self.coder)
+        trial = FormatTrial(trace, layers, self.coder)
         with KeptFile(self.results.folder / "kept.h5") as kept:
             for instance in self.instances:
                 try:
                     kept.check(instance, layers)
                     trial.check(instance)
-                except DumpError as error:
+                except KvreplayError as error:
                     wrong.append(error)
         if len(wrong) == len(self.instances):
             raise wrong[0]
@@ -92,7 +97,11 @@ class Confirmation:
     def _layers(self, trace, n_layers):
         """Layers to compress, ascending."""
         spec = self.args.layers
-        return trace.attention_layers(n_layers) if spec == "all" else select_layers(spec, n_layers)
+        return (
+            trace.attention_layers(n_layers)
+            if spec == "all"
+            else layers_in(spec, range(n_layers), "--layers")
+        )
 
     def _chosen(self, instances):
         wanted = {"prompt": self.args.prompts, "method": self.args.methods, "budget_tokens": self.args.budget}
@@ -103,13 +112,13 @@ class Confirmation:
             values = text.split(",")
             held = sorted({getattr(i, name) for i in instances} - {""})
             if strange := [v for v in values if v not in held]:
-                raise UsageError(
+                raise ConfigError(
                     f"no {name} {', '.join(strange)} in the results, which hold {', '.join(held)}"
                 )
-            # A method without a budget, or without randomness, belongs to every choice of them.
+            # A method without a budget, or without randomness, matches every choice.
             instances = [i for i in instances if getattr(i, name) in (*values, "")]
         if not instances:
-            raise UsageError("nothing to confirm: the options choose no cell")
+            raise ConfigError("nothing to confirm: no cell matches the options")
         return instances
 
     def key(self, instance):
@@ -117,7 +126,7 @@ class Confirmation:
         return key_of(instance, instance.cells.values(), self.args.select, self.settings)
 
     def open_instances(self):
-        """Instances without a result: one list for each prompt, prefill and length."""
+        """Instances without a result, as one list per prompt, prefill and length."""
         jobs = {}
         for i in self.instances:
             if self.args.force or not self._done(i):
@@ -131,18 +140,18 @@ class Confirmation:
         return confirmed and not (self.args.verify and key not in self.record.verified)
 
     def print_plan(self):
-        """One line on stderr."""
+        """Prints the plan in one line."""
         todo = [i for instances in self.open_instances() for i in instances]
         runs = sum(map(self.inputs.draws_of, todo))
         prompts = {i.prompt for i in self.instances}
         self.say(
             f"{len(self.instances)} instances on {len(prompts)} prompts, {len(todo)} to run, "
             f"{len(self.inputs.layers)} layers, selection {self.args.select}"
-            + (f", {runs} runs: {self.args.draws} draws where rows are coded" if runs > len(todo) else "")
+            + (f", {runs} runs: {self.args.draws} draws if rows are quantised" if runs > len(todo) else "")
         )
 
     def run(self):
-        """Confirm what is open; returns the number of instances that failed."""
+        """Runs the open instances. Returns how many failed."""
         if jobs := self.open_instances():
             self.say(f"model {self.source.name}: weights")
             model = load_model(self.source, self.args.device)
@@ -176,7 +185,7 @@ class Confirmation:
         key = self.key(instance)
         try:
             found = job.confirm(number, key)
-        except DumpError as error:
+        except KvreplayError as error:
             self.failed += 1
             who = identity(instance, key, self.args.select, self.inputs.layers)
             self.table.put(key, [{**who, "status": "failed", "error": str(error)}])

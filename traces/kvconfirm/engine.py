@@ -1,52 +1,32 @@
-"""Choices that see the drift: the engine replays each layer on the queries, keys and values of the compressed
-model, and what it attends to there is what the model goes on with."""
+"""`--select own`: in each layer the engine runs the method on the compressed model's queries, keys and
+values, and the model continues with the engine's attention output. So the method's choices see accumulated
+errors."""
 
 import csv
 import json
-import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
-from kvdump.errors import DumpError, UsageError
-from kvdump.sinks import layer_group
-from kvdump.writer import MODEL_ATTRIBUTES, TraceFile
-
-PLACES = ("build/release/kvreplay",)  # below the repository
-
-
-def find_engine(given=None):
-    """Path of the kvreplay program: the one given, $KVREPLAY, one on PATH, one beside this Python, or this
-    repository's build."""
-    root = Path(__file__).resolve().parents[2]
-    named = given or os.environ.get("KVREPLAY")
-    beside = shutil.which("kvreplay", path=str(Path(sys.executable).parent))
-    found = [shutil.which("kvreplay"), beside, *(root / place for place in PLACES)]
-    candidates = [named] if named else found
-    for path in candidates:
-        if path and Path(path).is_file() and os.access(path, os.X_OK):
-            return Path(path).resolve()
-    raise UsageError(
-        f"--select own needs the engine: {named or 'kvreplay'} is no program here; give --kvreplay FILE"
-    )
+from kvbase.errors import TraceError
+from kvrecord.sinks import layer_group
+from kvtrace.writer import MODEL_ATTRIBUTES, TraceFile
 
 
 def check_method(instance):
-    """DumpError for a method that must see all layers before it decides in one."""
+    """TraceError for a method that needs all layers before it decides in one, or numbers from a file."""
     parameters = instance.parameters()
     if instance.method == "cake" or parameters.get("allocator") == "cake":
-        raise DumpError("cake shares a budget over layers that are not computed yet: use --select recorded")
+        raise TraceError("cake shares a budget over layers that are not computed yet: use --select recorded")
     if parameters.get("uniforms") or parameters.get("kept"):
-        raise DumpError("numbers from a file belong to the recorded run: use --select recorded")
+        raise TraceError("numbers from a file belong to the recorded run: use --select recorded")
 
 
 class PromptRows:
-    """Queries, keys and values of the prompt in every layer; `watch` of PromptRun."""
+    """`watch` callback of PromptRun that stores the prompt's queries, keys and values of every layer."""
 
     def __init__(self):
         self.layers = {}
@@ -56,8 +36,8 @@ class PromptRows:
 
 
 class OwnRows:
-    """`way` of PromptRun.decode: in each of `layers` the engine runs the method on what passes there;
-    `disturb`, as the run has it: applied to the prompt's rows as well."""
+    """`way` callback of PromptRun.decode: in each of `layers` the engine runs the method on that layer's
+    rows. `disturb`: the run's disturbance, applied to the prompt's rows as well."""
 
     def __init__(self, engine, trace, instance, layers, prompt_rows, config, disturb=None):
         self.engine = engine
@@ -86,7 +66,7 @@ class OwnRows:
         rows = self.prompt_rows.layers[call.layer]
         if self.disturb is None:
             return rows
-        # They are held as float32 and disturbed as the model's own type.
+        # Rows are stored as float32, but disturbed in the model's type.
         as_own = (x.to(call.q.dtype) for x in rows)
         return [self.disturb(call.layer, name, x).float() for name, x in zip("qkv", as_own, strict=True)]
 
@@ -95,7 +75,7 @@ class OwnRows:
         file = TraceFile(path)
         tokens, positions = self.trace.prompt(i.prompt, i.n_tokens)
         _write_prompt(file, i.prompt, layer, (tokens, positions), rows)
-        # Random numbers depend on a prompt's place among the trace's: those before it are one token long.
+        # Random numbers depend on the prompt's index in the trace: earlier prompts get one token each.
         for other in (name for name in self.trace.prompts() if name < i.prompt):
             one_row = [numbers[:, :1] for numbers in rows]
             _write_prompt(file, other, layer, (tokens[:1], positions[:1]), one_row)
@@ -115,7 +95,7 @@ class OwnRows:
         command = [str(self.engine), "run", str(config), "--progress", "none", "--quiet"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode not in (0, 1):
-            raise DumpError(f"kvreplay run ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+            raise TraceError(f"kvreplay run ended with {done.returncode}: {done.stderr.strip()[-400:]}")
         return _outputs(folder / "out", rows)
 
     def _configuration(self, trace, out):
@@ -147,15 +127,15 @@ def _write_prompt(file, prompt, layer, ids, rows):
 
 
 def _outputs(folder, rows):
-    """[Hq, rows, Dv] of a results folder with the outputs of one layer."""
+    """Attention outputs [Hq, rows, Dv] from a results folder with one layer. TraceError if a cell failed."""
     with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
         cells = {int(row["kv_head"]): row for row in csv.DictReader(file)}
     failed = [cell["error"] for cell in cells.values() if cell["status"] != "ok"]
     if failed:
-        raise DumpError(failed[0])
+        raise TraceError(failed[0])
     with h5py.File(folder / "outputs.h5", "r") as file:
         heads = [file[cells[head]["key"]]["out"][...] for head in sorted(cells)]
     out = np.concatenate(heads).astype(np.float32)
     if out.shape[1] != rows:
-        raise DumpError(f"the engine gave {out.shape[1]} rows, {rows} were decoded")
+        raise TraceError(f"the engine gave {out.shape[1]} rows, {rows} were decoded")
     return out

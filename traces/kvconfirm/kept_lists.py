@@ -1,19 +1,19 @@
-"""The lists of `kept.h5`: which rows of the cache each step attends to, and with which weights."""
+"""Reads `kept.h5`: lists of the tokens that each step attends to, and their weights."""
 
 from dataclasses import dataclass
 
 import h5py
 import numpy as np
-from kvdump.errors import DumpError, UsageError
+from kvbase.errors import ConfigError, TraceError
 
 LABEL = ("method", "given", "budget_tokens")  # attributes of a cell, and fields of an Instance
 
 
 @dataclass
 class Series:
-    """Lists of one query head, or of the group that shares a cache; list i = tokens[off[i] : off[i + 1]].
+    """Lists of one query head, or of a group that shares a cache; list i = tokens[off[i] : off[i + 1]].
 
-    `num`, `den`: weights of the listed tokens, None where all are 1.
+    `num`, `den`: weights of the listed tokens; None if all are 1.
     """
 
     off: np.ndarray
@@ -31,40 +31,40 @@ class Series:
 
 @dataclass
 class Lists:
-    """One cell of kept.h5. `series`: one for the group, or one a query head.
+    """One cell of kept.h5. `series`: one for the group, or one per query head.
 
-    kind "oneshot": one list, after the prompt; later tokens all stay. "before": list i stands before step i,
-    which attends to it and to its own token; one list more than steps. "attended": list i is what step i
-    attends to.
+    kind "oneshot": one list, of the cache after the prompt; all later tokens are kept. "before": list i is
+    the cache before step i, which attends to it and to its own token; there is one more list than steps.
+    "attended": list i holds the tokens that step i attends to.
     """
 
     kind: str
     series: list
-    held: list | None = None  # of kind "attended": the lists of residents, where the file has them
+    held: list | None = None  # for kind "attended": the tokens in the cache, if the file has them
 
     def repeated(self, count):
-        """The one series, and what is held, as often as there are query heads."""
+        """Lists with the single series and `held` repeated `count` times."""
         held = None if self.held is None else self.held * count
         return Lists(self.kind, self.series * count, held)
 
     def holds(self, prefill):
-        """For each series (tokens, begins) of what its cache holds, as `kvreplay.read_back` takes it: a list
-        after the prompt and one after each step, or the first alone where nobody leaves."""
+        """For each series, the tokens in its cache as (tokens, begins), the `held` of `kvreplay.read_back`: a
+        list after the prompt and one after each step, or only the first if no token is evicted later."""
         if self.kind != "attended":
             return [(s.tokens, s.off) for s in self.series]
-        if self.held is None:  # methods that choose at each step hold the full cache
+        if self.held is None:  # methods that select at each step hold the full cache
             return [(np.arange(prefill), np.array([0, prefill])) for _ in self.series]
         return [(s.tokens, s.off) for s in self.held]
 
 
 def require_kept(folder):
-    """UsageError where a results folder has no kept.h5 that can be read. Takes no time, so it comes first."""
+    """ConfigError if a results folder has no readable kept.h5. This check is fast, so it runs first."""
     with KeptFile(folder / "kept.h5"):
         pass
 
 
 class KeptFile:
-    """An open kept.h5. Raises UsageError where there is none."""
+    """An open kept.h5. ConfigError if it does not exist or cannot be read."""
 
     def __init__(self, path):
         self.path = path
@@ -72,7 +72,7 @@ class KeptFile:
             self.file = h5py.File(path, "r")
         except OSError as error:
             why = "no such file" if not path.exists() else f"cannot be read: {error}"
-            raise UsageError(
+            raise ConfigError(
                 f"{path}: {why}; run kvreplay again with output.save: [kept] (--save kept), "
                 "or give --select own"
             ) from error
@@ -84,8 +84,8 @@ class KeptFile:
         self.file.close()
 
     def check(self, instance, layers):
-        """UsageError where the file is not the one of these results: cells of `layers` that it lacks, lists
-        of another method, budget or number of steps. Looks at names and sizes, not at the lists."""
+        """ConfigError if the file does not belong to these results: it lacks cells of `layers`, or has lists
+        of another method, budget or number of steps. Compares names and sizes, not the lists."""
         for (layer, head), key in sorted(instance.cells.items()):
             if layer in layers and (layer, head) not in instance.failed:
                 self._check_cell(instance, f"{instance.name}, layer {layer}, kv head {head}", key)
@@ -93,34 +93,35 @@ class KeptFile:
     def _check_cell(self, instance, who, key):
         where = f"{self.path}: /{key} ({who})"
         if key not in self.file:
-            raise UsageError(f"{where}: not in the file; run kvreplay again with output.save: [kept]")
+            raise ConfigError(f"{where}: not in the file; run kvreplay again with output.save: [kept]")
         group = self.file[key]
         for name, told in _label(group).items():
             if told != getattr(instance, name):
-                raise UsageError(
-                    f"{where}: its lists are of {name} {told}; give the folder that kvreplay run wrote"
+                raise ConfigError(
+                    f"{where}: its lists have {name} {told}; give the folder that kvreplay run wrote"
                 )
         steps = instance.n_tokens - instance.n_prefill
         kind, name, per_series = _kind(group, steps)
         if group.attrs.get("partial", 0) or kind == "attended":
-            return  # which of them can be confirmed an instance's own run says
+            return  # `lists` checks these when the instance runs
         count = len(group[f"{name}_off"]) - 1 if f"{name}_off" in group else 0
         if count < 1 or count % per_series:
-            raise UsageError(
-                f"{where}: {count} lists, a prompt of {instance.n_prefill} tokens and {steps} steps have "
+            raise ConfigError(
+                f"{where}: {count} lists, but a prompt of {instance.n_prefill} tokens and {steps} steps need "
                 f"{per_series}: run kvreplay again with output.save: [kept]"
             )
 
     def lists(self, key, prefill, tokens):
-        """Lists of the cell `key` of a prompt of `prefill` tokens and a trace of `tokens`."""
+        """Lists of the cell `key`, for `prefill` tokens of prompt and `tokens` in total. TraceError if they
+        are missing or inconsistent."""
         where = f"{self.path}: /{key}"
         if key not in self.file:
-            raise DumpError(f"{where}: not in the file; run kvreplay again with output.save: [kept]")
+            raise TraceError(f"{where}: not in the file; run kvreplay again with output.save: [kept]")
         group = self.file[key]
         if group.attrs.get("partial", 0):
-            raise DumpError(
-                "its lists do not say all that it attends to (rows of its own, or other logits): "
-                "use --select own, which asks the engine"
+            raise TraceError(
+                "its lists do not describe its attention completely (new rows, or changed logits): "
+                "use --select own, which runs the engine"
             )
         kind, name, per_series = _kind(group, tokens - prefill)
         series = _split(where, _read(where, group, name), per_series)
@@ -134,7 +135,7 @@ class KeptFile:
 
 
 def _label(group):
-    """{attribute: text} of those that say whose lists a cell has; files of older versions carry none."""
+    """{attribute: text} that identify a cell's instance; files of older versions have none."""
     found = {name: group.attrs[name] for name in LABEL if name in group.attrs}
     return {name: value.decode() if isinstance(value, bytes) else str(value) for name, value in found.items()}
 
@@ -155,7 +156,7 @@ def _read(where, group, name):
             for w in ("num", "den")
         ]
     except (KeyError, OSError, ValueError, TypeError) as error:
-        raise DumpError(f"{where}: no {name} lists that can be read: {error}") from error
+        raise TraceError(f"{where}: the {name} lists cannot be read: {error}") from error
     if (
         off.ndim != 1
         or tokens.ndim != 1
@@ -164,19 +165,19 @@ def _read(where, group, name):
         or off[-1] != tokens.size
         or (np.diff(off) < 0).any()
     ):
-        raise DumpError(f"{where}: {name}_off does not cut {name}_flat into lists")
+        raise TraceError(f"{where}: {name}_off does not cut {name}_flat into lists")
     if any(w is not None and w.shape != tokens.shape for w in weights):
-        raise DumpError(f"{where}: num and den are not as long as {name}_flat")
+        raise TraceError(f"{where}: num and den are not as long as {name}_flat")
     return Series(off, tokens, *weights)
 
 
 def _split(where, all_lists, per_series):
-    """One Series for every query head that has its own lists."""
+    """One Series for each query head with its own lists, or one for the group."""
     count, rest = divmod(len(all_lists), per_series)
     if rest or not count:
-        raise DumpError(
+        raise TraceError(
             f"{where}: {len(all_lists)} lists, {per_series} are needed: steps are missing; "
-            "replay.queries must be all for methods that choose at each step"
+            "replay.queries must be all for methods that select at each step"
         )
     return [_part(all_lists, i * per_series, (i + 1) * per_series) for i in range(count)]
 
@@ -192,10 +193,10 @@ def _without_first(series):
 
 
 def _check(where, series, kind, prefill):
-    """No list may hold a token that was not there yet."""
+    """TraceError if a list holds a token of a later step."""
     steps = np.repeat(np.arange(len(series)), np.diff(series.off))
     newest = prefill + steps - (0 if kind == "attended" else 1)
     bad = np.flatnonzero((series.tokens < 0) | (series.tokens > newest))
     if bad.size:
         i = bad[0]
-        raise DumpError(f"{where}: list {steps[i]} holds token {series.tokens[i]}, which has not come yet")
+        raise TraceError(f"{where}: list {steps[i]} holds token {series.tokens[i]}, which comes later")

@@ -1,31 +1,31 @@
-"""What each layer's attention loses, in the full model and on the way through the compressed one.
+"""Errors of each layer's attention, in the full model and in the compressed run.
 
-One pass of the full model measures every instance: in each layer its output z stands beside the exact o, with
-the queries, keys and values of the full model, as in the engine; but here all heads of a layer are at hand,
-and so is what their error becomes behind the output projection W and beside the residual stream x.
+One pass of the full model measures every instance: in each layer, its output z is compared with the exact o,
+for the queries, keys and values of the full model, as in the engine. Here all heads of a layer are available,
+so the error can also be measured after the output projection W and relative to the residual stream x.
 """
 
 from contextlib import contextmanager
 
 import torch
-from kvdump.errors import DumpError
-from kvdump.layout import check_layout
-from kvdump.residual import blocks_of, joining, o_proj_of, o_proj_weights, watch_residual
+from kvbase.errors import KvreplayError
+from kvrecord.layout import check_layout
+from kvrecord.residual import blocks_of, joining, o_proj_of, o_proj_weights, watch_residual
 
 COLUMNS = (
     "layer",
     "rel_err_out_mean",  # |z - o| / |o|, mean over query heads and rows
     "rel_err_proj_mean",  # |(z - o) W| / |o W|, heads together, mean over rows
-    "rel_err_resid_mean",  # |J(z W) - J(o W)| / |x|, x the residual stream behind the attention block, J what
-    # the block does with its attention's output before the sum: nothing, a norm, or a factor
-    "rel_err_resid_late",  # the same over the last quarter of the rows
-    "drift_mean",  # |x' - x| / |x| in the compressed run, x' its residual stream
+    "rel_err_resid_mean",  # |J(z W) - J(o W)| / |x|, x the residual stream after the attention block, J the
+    # block's function of its attention's output before the sum: identity, a norm, or a factor
+    "rel_err_resid_late",  # rel_err_resid_mean over the last quarter of the rows
+    "drift_mean",  # |x' - x| / |x|, x' the residual stream of the compressed run
 )
 
 
 @contextmanager
 def residuals(blocks, on_residual):
-    """While entered, on_residual(layer, x [n, hidden]) sees the stream behind the attention of each block."""
+    """While entered, calls on_residual(layer, x [n, hidden]) with the stream after each block's attention."""
     taps = watch_residual(blocks, lambda layer, x: on_residual(layer, x[0]))
     try:
         yield
@@ -35,24 +35,24 @@ def residuals(blocks, on_residual):
 
 
 def known_blocks(model, layers):
-    """[(layer, block)] of these layers; none where some block does not add what its names say.
+    """[(layer, block)] for these layers; [] if a block does not add its projected attention to the stream.
 
-    Then nothing is said of what lies behind the heads, without a word: of COLUMNS only `rel_err_out_mean`
-    is filled. `kvdump --with-output` gives the reason.
+    In that case only `rel_err_out_mean` of COLUMNS is filled, without a message; `kvreplay record
+    --with-output` reports the reason.
     """
     try:
         check_layout(model, layers)
-    except DumpError:
+    except KvreplayError:
         return []
     return blocks_of(model, layers)
 
 
 class LayerErrors:
-    """`way` of the full model's pass that measures other ways beside it.
+    """`way` callback of the full model's pass that also measures other ways on the same inputs.
 
-    ways: {name: way}; blocks: `known_blocks`, which say what reaches the residual stream. Then
-    `found[name][layer]` holds the means of COLUMNS that apply. A way that cannot be followed is left out.
-    `progress` (kvdump.progress) counts `layers`.
+    ways: {name: way}; blocks: from `known_blocks`; exact: the way that computes the exact output. After the
+    pass, `found[name][layer]` holds the means of COLUMNS that apply. A way that raises KvreplayError is
+    dropped. `progress` (kvbase.progress) counts `layers`.
     """
 
     def __init__(self, layers, blocks, exact, ways, progress):
@@ -62,7 +62,7 @@ class LayerErrors:
         self.layers = set(layers)
         self.progress = progress
         self.found = {name: {} for name in ways}
-        self.streams = {}  # layer -> x of the full model
+        self.streams = {}  # layer -> x [R, hidden] of the full model
         self.waiting = {}  # (name, layer) -> |J(z W) - J(o W)| [R]
 
     def __call__(self, call):
@@ -74,7 +74,7 @@ class LayerErrors:
         for name in list(self.ways):
             try:
                 out = self.ways[name](call)
-            except DumpError:
+            except KvreplayError:
                 del self.ways[name], self.found[name]
                 continue
             if out is not None:
@@ -91,7 +91,7 @@ class LayerErrors:
         return means
 
     def on_residual(self, layer, x):
-        """After the layer's attention block."""
+        """Called after the layer's attention block."""
         self.streams[layer] = x.detach().clone()
         for name in self.ways:
             lost = self.waiting.pop((name, layer), None)
@@ -106,14 +106,14 @@ class LayerErrors:
 
 
 class Drift:
-    """How far the residual stream of a compressed run is from the full model's, layer by layer."""
+    """Distance of a compressed run's residual stream from the full model's, layer by layer."""
 
     def __init__(self, streams):
         self.streams = streams
         self.found = {}
 
     def on_residual(self, layer, x):
-        """After the layer's attention block."""
+        """Called after the layer's attention block."""
         exact = self.streams[layer].float()
         self.found[layer] = {"drift_mean": _mean((x.float() - exact).norm(dim=-1) / exact.norm(dim=-1))}
 
@@ -121,7 +121,7 @@ class Drift:
 class Projection:
     """W of one layer, from heads' outputs [Hq, R, Dv] to [R, hidden], and J of its block (see COLUMNS).
 
-    exact: o of all heads; `whole` [R, hidden] is o W.
+    exact: o of all heads [Hq, R, Dv]; `whole` [R, hidden] is o W.
     """
 
     def __init__(self, module, join, exact):
@@ -136,7 +136,7 @@ class Projection:
         return torch.einsum("hrd,hdo->ro", heads, self.weights)
 
     def joined(self, lost):
-        """|J(o W + e W + b) - J(o W + b)| [R] of lost = e W."""
+        """|J(o W + e W + b) - J(o W + b)| [R], for lost = e W and the projection's bias b."""
         return (self._joined(self.added + lost) - self.exact).norm(dim=-1)
 
     def _joined(self, x):

@@ -1,17 +1,18 @@
-"""`kvconfirm lines`: prompts that ask for one of many lines, the longer the harder.
+"""Write prompts of a retrieval probe: each asks for one of many lines; more lines are harder.
 
-Each line gives a register a random number; at the end one of them is asked for by writing its line once more
-up to the number. The answer is the number, so whoever kept the line can copy it, and whoever dropped it can
-only guess. `--ask after` (default) compresses the lines before the question is known, `--ask inside` with it.
-A small model mixes many numbers up; with `--numbered 4` only four lines hold one, and it finds them.
+Each line gives a random number to a register. The end of the prompt repeats one line up to its number, and
+the answer is the number: a cache that keeps the line can copy it, a cache that has evicted it can only guess.
+With `--ask after` (default) the lines are compressed before the question is known, with `--ask inside` the
+question is part of the compressed prompt. A small model confuses many numbers; with `--numbered 4` only four
+lines hold one, and it finds them.
 """
 
-import argparse
 import json
 import random
 from pathlib import Path
 
-from kvdump.errors import UsageError
+from kvbase.command import say
+from kvbase.errors import ConfigError
 
 COLOURS = (
     *("amber", "azure", "black", "brown", "coral", "green", "grey", "ivory"),
@@ -29,25 +30,24 @@ FACTS = (
 DIGITS = 4
 
 
-def build_parser():
-    """Options of `kvconfirm lines`."""
-    parser = argparse.ArgumentParser("kvconfirm lines", description=__doc__)
+def add_options(parser):
+    """All options, each declared once."""
     add = parser.add_argument
-    add("-o", "--output", metavar="FILE.jsonl", required=True, help="prompts for kvdump --prompts")
+    add("-o", "--output", metavar="FILE.jsonl", required=True, help="file of prompts, for kvreplay record")
     add("--lines", default="10,20,40,80", metavar="LIST", help="numbers of lines (default 10,20,40,80)")
     add("--count", type=int, default=10, metavar="N", help="prompts for each number of lines (default 10)")
-    add("--numbered", type=int, metavar="N", help="lines that hold a number, and may be asked for; the others"
-        " say something else (default: all)")  # fmt: skip
+    add("--numbered", type=int, metavar="N", help="how many lines hold a number and may be asked for; the"
+        " others state a fact (default: all)")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of names and numbers (default 0)")
     add("--ask", choices=("after", "inside"), default="after",
-        help="is the question part of the compressed prompt? (default: after it)")  # fmt: skip
-    return parser
+        help="where the question stands: after the compressed prompt (default) or inside it")  # fmt: skip
 
 
 def prompt(lines, number, seed, ask="after", numbered=None):
-    """One prompt as kvdump reads it: dict of id, text, then, answer. A function of its arguments alone.
+    """One prompt as the recorder reads it: a dict with id, text, then, answer. It depends only on the
+    arguments.
 
-    `numbered` of the lines hold a number, all of them if None.
+    numbered: how many of the lines hold a number; None: all.
     """
     some = numbered is not None
     draw = random.Random(f"{seed} {lines} {number}" + (f" {numbered}" if some else ""))
@@ -71,24 +71,24 @@ def prompt(lines, number, seed, ask="after", numbered=None):
     }
 
 
-def main(argv, say):
-    """Write the prompts; returns the exit code."""
-    args = build_parser().parse_args(argv)
+def run(args):
+    """Writes the prompts and prints the file's path. Raises ConfigError."""
     most = len(COLOURS) * len(THINGS)
     try:
         counts = [int(text) for text in args.lines.split(",")]
     except ValueError as error:
-        raise UsageError(f"--lines {args.lines}: a list such as 10,20,40") from error
+        raise ConfigError(f"--lines {args.lines}: a list such as 10,20,40") from error
     if args.count < 1 or not all(1 <= lines <= most for lines in counts):
-        raise UsageError(f"--lines takes 1..{most}, --count at least 1")
+        raise ConfigError(f"--lines takes 1..{most}, --count at least 1")
     if args.numbered is not None and not 1 <= args.numbered <= min(counts):
-        raise UsageError(f"--numbered {args.numbered}: 1..{min(counts)} of {min(counts)} lines hold a number")
+        raise ConfigError(
+            f"--numbered {args.numbered}: 1..{min(counts)} of {min(counts)} lines hold a number"
+        )
     prompts = [prompt(n, i, args.seed, args.ask, args.numbered) for n in counts for i in range(args.count)]
     path = Path(args.output)
     try:
         path.write_text("".join(json.dumps(one) + "\n" for one in prompts), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error}") from error
-    say(f"{len(prompts)} prompts; next: kvdump --model MODEL --prompts {path} -o lines.h5")
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
+    say(f"{len(prompts)} prompts; next: kvreplay record --model MODEL --prompts {path} -o lines.h5")
     print(path)
-    return 0

@@ -1,4 +1,4 @@
-"""What a compressed run loses against the full one, row by row and by distance from the prompt's end."""
+"""Losses of a compressed run relative to the full one, by row and by distance from the prompt's end."""
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -6,16 +6,16 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-# Rows behind the prompt at which a new range begins: errors grow, or heal, with the distance.
+# Distances after the prompt, in rows, at which a range begins: errors may grow or shrink with the distance.
 EDGES = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
-PART = 2048  # numbers that are summed in single precision
-BLOCK = 1 << 24  # logits that are compared at a time
+PART = 2048  # how many numbers are summed in single precision
+BLOCK = 1 << 24  # how many logits are compared at a time
 
 
 @dataclass
 class Answer:
-    """A given answer under greedy decoding: whether the model writes it, the worst rank of one of its tokens
-    among the vocabulary (1 = all are the most probable ones), and its log-probability in nats."""
+    """Greedy decoding of a known answer. exact: whether the model writes it. rank: the worst rank of one of
+    its tokens in the vocabulary (1: each is the most probable). log_probability: of the answer, in nats."""
 
     exact: bool
     rank: int
@@ -23,10 +23,10 @@ class Answer:
 
 
 def answer_of(logits, targets, first):
-    """Answer of logits [R, V] whose rows `first`.. predict the answer's tokens targets[first:].
+    """Answer from logits [R, V] whose rows from `first` on predict the answer's tokens targets[first:].
 
-    Teacher forcing changes nothing here: greedy decoding writes the answer exactly where each of its tokens
-    is the most probable one behind those before it.
+    Teacher forcing gives the same result as decoding: greedy decoding writes the answer exactly if each of
+    its tokens is the most probable one after those before it.
     """
     part, wanted = logits[first : len(targets)].double().log_softmax(-1), targets[first:, None]
     own = part.gather(1, wanted)
@@ -36,8 +36,9 @@ def answer_of(logits, targets, first):
 
 @dataclass
 class RowLosses:
-    """Per row [R - 1], the last has no target: loss (nats) of both runs, KL(full || compressed) in nats, and
-    whether the most probable token is the same (over draws: the share of them)."""
+    """Arrays [R - 1], one number per row; the last row has no target. `loss_full`, `loss`: loss in nats of
+    the full and the compressed run. `kl`: KL(full || compressed) in nats. `same_top`: whether the most
+    probable token is the same (over draws: in which share of them)."""
 
     loss_full: np.ndarray
     loss: np.ndarray
@@ -45,7 +46,7 @@ class RowLosses:
     same_top: np.ndarray
 
     def ranges(self):
-        """[(from, to, means)] of all rows, then of the ranges between EDGES if there are several."""
+        """[(from, to, means)] for all rows, then for the ranges between EDGES if there are several."""
         total = len(self.loss)
         edges = [edge for edge in EDGES if edge < total] + [total]
         parts = list(pairwise(edges))
@@ -66,13 +67,13 @@ class RowLosses:
 
 
 def mean_rows(draws):
-    """RowLosses: the mean of several draws, row by row."""
+    """RowLosses with the mean over draws of each row."""
     names = [one.name for one in fields(RowLosses)]
     return RowLosses(*(np.mean([getattr(draw, name) for draw in draws], axis=0) for name in names))
 
 
 def compare(full, compressed, targets):
-    """RowLosses of logits [R, V] of the full and of the compressed run; targets [R - 1] token ids."""
+    """RowLosses from logits [R, V] of the full and the compressed run; targets: token ids [R - 1]."""
     parts = []
     size = max(BLOCK // full.shape[-1], 1)
     for first in range(0, len(targets), size):
@@ -86,7 +87,7 @@ def _compare_block(full, compressed, targets):
     wanted = targets[:, None]
     e, log_p = _exponentials(p)
     _, log_q = _exponentials(q)
-    # A token that the full model excludes adds nothing, whatever q says. Right to about 1e-7 nats.
+    # A token to which the full model gives no probability adds nothing. Exact to about 1e-7 nats.
     mean = _sum((p - q).masked_fill_(e == 0, 0).mul_(e)) / _sum(e)
     kl = mean - (log_p - log_q)
     losses = (log_p - p.gather(1, wanted)[:, 0], log_q - q.gather(1, wanted)[:, 0])
@@ -95,12 +96,13 @@ def _compare_block(full, compressed, targets):
 
 
 def _exponentials(logits):
-    """exp(l - max) [R, V], and log-sum-exp [R] in double precision."""
+    """(exp(l - max) [R, V], log-sum-exp [R] in double precision)."""
     top = logits.amax(-1, keepdim=True)
     e = (logits - top).exp_()
     return e, _sum(e).log() + top[:, 0].double()
 
 
 def _sum(x):
-    """Sums [R] of x [R, V] in double precision: in single one a part at a time, which is much faster."""
+    """Sums [R] of x [R, V] in double precision. Parts are first summed in single precision, which is much
+    faster."""
     return torch.stack([part.sum(-1) for part in x.split(PART, -1)], -1).double().sum(-1)

@@ -1,11 +1,11 @@
-"""The model, teacher-forced: its prompt once, its later tokens once for each way to attend."""
+"""Teacher-forced runs of the model: the prompt runs once, later tokens once for each way to attend."""
 
 import copy
 from dataclasses import dataclass
 
 import torch
-from kvdump.errors import DumpError
-from kvdump.hook import NamedAttention, layer_of
+from kvbase.errors import TraceError
+from kvrecord.hook import NamedAttention, layer_of
 
 from .attention import LogitRule
 
@@ -14,8 +14,8 @@ from .attention import LogitRule
 class LayerCall:
     """One layer's attention over all tokens so far.
 
-    q [Hq, R, D] of the new tokens; k [Hkv, T', D], v [Hkv, T', Dv] of what the model's own cache holds: all T
-    tokens, or the last T' of them in a layer with a window.
+    q [Hq, R, D]: queries of the new tokens. k [Hkv, T', D], v [Hkv, T', Dv]: the model's cache, with all T
+    tokens, or the last T' of them in a layer with a window. own(mask): the model's attention function.
     """
 
     layer: int
@@ -27,8 +27,8 @@ class LayerCall:
     own: object
 
     def with_mask(self, mask, k=None, v=None):
-        """The model's own attention [Hq, R, Dv] under the additive mask [1, heads, R, T]; over the columns
-        k [Hkv, T, D], v [Hkv, T, Dv] float32 where they are given."""
+        """Output [Hq, R, Dv] of the model's attention function under the additive mask [1, heads, R, T].
+        k [Hkv, T, D], v [Hkv, T, Dv] float32 replace the cache if given."""
         groups = self.q.shape[0] // mask.shape[1]
         own = () if k is None else (k[None].to(self.k.dtype), v[None].to(self.v.dtype))
         mask = mask if own else mask[..., -self.k.shape[1] :]
@@ -36,10 +36,11 @@ class LayerCall:
 
 
 class SwitchedAttention(NamedAttention):
-    """Calls `way(LayerCall)` in each layer; the model's own attention where that is None or answers None.
+    """Calls `way(LayerCall)` in each layer and uses its output. The model's attention is used if `way` is
+    None or returns None.
 
-    `disturb(layer, name, x)`, where it is not None, replaces queries, keys and values, those of the prompt
-    too, before anybody sees them.
+    `disturb(layer, name, x)`, if not None, replaces queries, keys and values (including those of the prompt)
+    before any other use.
     """
 
     def __init__(self, model):
@@ -52,7 +53,7 @@ class SwitchedAttention(NamedAttention):
             return own(module, query, k, v, mask, scaling=scaling, **kwargs)
 
         if query.shape[0] != 1:
-            raise DumpError(f"batch of {query.shape[0]} sequences: one sequence at a time")
+            raise TraceError(f"batch of {query.shape[0]} sequences: one sequence at a time")
         if self.disturb:
             query, key, value = self._disturbed(layer_of(module), query, key, value)
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -66,9 +67,9 @@ class SwitchedAttention(NamedAttention):
 
 
 class PromptRun:
-    """One prompt of `prefill` tokens and what follows; tokens, positions [T] int64 arrays.
+    """One prompt of `prefill` tokens and the tokens after it; tokens, positions: int64 arrays [T].
 
-    The prompt is never compressed, so it runs once; `watch(LayerCall)` sees its attention calls.
+    The prompt's own pass is never compressed, so it runs once; `watch(LayerCall)` gets its attention calls.
     """
 
     def __init__(self, model, attention, tokens, positions, prefill, watch=None):
@@ -85,7 +86,7 @@ class PromptRun:
         attention.way = None
 
     def decode(self, way, disturb=None):
-        """Logits [R, vocabulary] of the tokens behind the prompt, all at once, attending as `way` says;
+        """Logits [R, vocabulary] of the tokens after the prompt, in one pass with the attention `way`.
         `disturb`: see SwitchedAttention."""
         self.attention.way, self.attention.disturb = way, disturb
         try:
@@ -94,12 +95,12 @@ class PromptRun:
             self.attention.way = self.attention.disturb = None
 
     def in_one_pass(self):
-        """The same logits from one pass over all tokens, without a cache."""
+        """Logits as from `decode`, computed in one pass over all tokens without a cache."""
         behind = self.tokens.shape[1] - self.prefill
         return self._forward(slice(None), None, behind, use_cache=False).logits[0].float()
 
     def targets(self):
-        """[R - 1] the tokens that the logits' rows 0..R-2 have to predict."""
+        """Token ids [R - 1] that rows 0..R-2 of the logits predict."""
         return self.tokens[0, self.prefill + 1 :]
 
     def _forward(self, part, cache, logits_to_keep, use_cache=True):

@@ -1,14 +1,14 @@
-"""One prompt: the full model once, then once for each instance."""
+"""One prompt: runs the full model once, then each instance."""
 
 import time
 from dataclasses import dataclass
 
 import torch
-from kvdump.errors import DumpError, UsageError
-from kvdump.progress import Progress
+from kvbase.errors import ConfigError, KvreplayError, TraceError
+from kvbase.progress import Progress
 
 from .checks import KeyCheck, check_full_run
-from .draws import Disturbance, over_draws, spread
+from .draws import Disturbance, mean_over_draws, spread
 from .engine import OwnRows, PromptRows, check_method
 from .layer_errors import Drift, LayerErrors, known_blocks, residuals
 from .losses import RowLosses, answer_of, compare, mean_rows
@@ -20,7 +20,7 @@ from .witness import Witness
 
 @dataclass
 class _Draw:
-    """One run of an instance. `answer` {column: number}; `drift` {layer: {column: number}}."""
+    """Result of one run of an instance. `answer` {column: number}; `drift` {layer: {column: number}}."""
 
     losses: RowLosses
     answer: dict
@@ -37,9 +37,10 @@ class Confirmed:
 
 
 class PromptJob:
-    """Instances of one prompt with the same prefill and length.
+    """Instances of one prompt with equal prefill and length.
 
-    `inputs`: what all prompts share (trace, layers, kept, outputs, engine, config, selection, device).
+    `inputs`: the Inputs that all prompts share. Raises ConfigError if the prompt cannot be used, TraceError
+    if the model cannot.
     """
 
     def __init__(self, model, attention, inputs, instances):
@@ -50,28 +51,28 @@ class PromptJob:
         self.prompt = first.prompt
         steps = first.n_tokens - first.n_prefill
         if steps < 2:
-            raise UsageError(f"prompt {self.prompt}: {steps} tokens behind the prompt, 2 are needed")
+            raise ConfigError(f"prompt {self.prompt}: {steps} tokens after the prompt, 2 are needed")
         self.prompt_rows = PromptRows() if inputs.engine else None
         half = model.dtype in (torch.float16, torch.bfloat16)
         watch = KeyCheck(inputs.trace, self.prompt, half, self.prompt_rows)
         tokens, positions = inputs.trace.prompt(self.prompt, first.n_tokens)
         self.run = PromptRun(model, attention, tokens, positions, first.n_prefill, watch)
         if not watch.seen:
-            raise DumpError(f"{type(model).__name__} never calls the attention interface")
+            raise TraceError(f"{type(model).__name__} never calls the attention interface")
         self.blocks = known_blocks(model, inputs.layers)
         _check_answer(inputs.trace, first)
         self.checks = {"keys": watch.deviation}
         self.errors = None
-        self.deviations = {}  # of instances whose outputs were compared
+        self.deviations = {}  # {number of an instance: deviation from outputs.h5}
 
     def measure_full(self):
-        """Checks the full model's run and measures all instances' layers beside it."""
+        """Checks the full model's run and measures all instances' layers in the same pass."""
         trace = self.inputs.trace
         every_row = EveryRow(self.run, lambda layer: trace.window(self.prompt, layer))
         self.checks |= check_full_run(self.run, self.attention, every_row)
         ways = {} if self.inputs.engine else dict(self._ways())
         layers = self.inputs.layers
-        progress = Progress(f"{self.prompt}: full model, beside it {len(ways)} instances", len(layers))
+        progress = Progress(f"{self.prompt}: full model, with {len(ways)} instances", len(layers))
         self.errors = LayerErrors(layers, self.blocks, every_row, ways, progress)
         with residuals(self.blocks, self.errors.on_residual):
             self.full = self.run.decode(self.errors)
@@ -81,21 +82,23 @@ class PromptJob:
         for number, instance in enumerate(self.instances):
             try:
                 yield number, self._way(instance)
-            except DumpError:
-                continue  # its own run says why
+            except KvreplayError:
+                continue  # reported when the instance runs
 
     def _way(self, instance, disturb=None):
         shared = self.inputs
         if missing := [where for where in instance.failed if where[0] in shared.layers]:
-            raise DumpError(f"layer {missing[0][0]}, kv head {missing[0][1]} has no result")
+            raise TraceError(f"layer {missing[0][0]}, kv head {missing[0][1]} has no result")
         if not shared.engine:
-            return RecordedRows(shared.trace, shared.kept, instance, shared.layers, shared.device)
+            return RecordedRows(
+                shared.trace, shared.kept, instance, shared.layers, shared.device, shared.coder
+            )
         check_method(instance)
         rows, config = self.prompt_rows, shared.config
         return OwnRows(shared.engine, shared.trace, instance, shared.layers, rows, config, disturb)
 
     def confirm(self, number, key):
-        """Confirmed of instance `number`; DumpError when it fails."""
+        """Runs instance `number` and returns a Confirmed. TraceError if it fails."""
         instance = self.instances[number]
         start = time.perf_counter()
         draws = [self._draw(number, draw) for draw in range(self.inputs.draws_of(instance))]
@@ -105,10 +108,10 @@ class PromptJob:
         for ranges in zip(*(draw.losses.ranges() for draw in draws), strict=True):
             first, last, _ = ranges[0]
             means = [of_draw for _, _, of_draw in ranges]
-            found = _texts(over_draws(means) | spread(means))
+            found = _texts(mean_over_draws(means) | spread(means))
             rows.append({**who, "distance_from": first, "distance_to": last, **found, "confirm_s": seconds})
-        rows[0] |= _texts(over_draws([draw.answer for draw in draws]))
-        drift = {layer: over_draws([d.drift[layer] for d in draws]) for layer in draws[0].drift}
+        rows[0] |= _texts(mean_over_draws([draw.answer for draw in draws]))
+        drift = {layer: mean_over_draws([d.drift[layer] for d in draws]) for layer in draws[0].drift}
         return Confirmed(
             [{**row, "status": "ok"} for row in rows],
             self._layer_rows(who, number, drift),
@@ -116,7 +119,7 @@ class PromptJob:
         )
 
     def _draw(self, number, draw):
-        """Draw 0 is the run as it is, and the one that is compared with the engine's outputs."""
+        """Draw 0 is the undisturbed run; only this one is compared with the engine's outputs."""
         instance = self.instances[number]
         disturb = Disturbance(instance.seed or "0", draw, self.prompt) if draw else None
         way = self._way(instance, disturb)
@@ -130,17 +133,17 @@ class PromptJob:
             way.check()
             self.deviations[number] = way.deviation
         if not logits.isfinite().all():
-            raise DumpError("the compressed model's logits are not finite")
+            raise TraceError("the compressed model's logits are not finite")
         targets = self.run.targets()
         return _Draw(compare(self.full, logits, targets), self._answer(logits, targets), drift.found)
 
     def _answer(self, logits, targets):
-        """{column: number} of a prompt that has an answer, {} otherwise."""
+        """{column: number} about the prompt's answer; {} if it has none."""
         begin = self.inputs.trace.answer_from(self.prompt)
         if begin is None:
             return {}
         columns = {}
-        # Row 0 predicts the second token behind the prompt.
+        # Row 0 predicts the second token after the prompt.
         first = begin - self.run.prefill - 1
         for suffix, rows in (("_full", self.full), ("", logits)):
             found = answer_of(rows, targets, first)
@@ -162,16 +165,16 @@ class PromptJob:
 
 
 def _check_answer(trace, instance):
-    """UsageError where a prompt's answer begins inside what is compressed, or is cut short."""
+    """ConfigError if a prompt's answer begins inside the compressed part, or is truncated."""
     begin, total = trace.answer_from(instance.prompt), trace.n_tokens(instance.prompt)
     if begin is not None and (begin <= instance.n_prefill or instance.n_tokens < total):
-        raise UsageError(
+        raise ConfigError(
             f"prompt {instance.prompt}: its answer is tokens {begin} to {total - 1}, the replay compressed "
             f"{instance.n_prefill} of {instance.n_tokens} tokens: use replay.prefill: trace and all tokens"
         )
 
 
 def _texts(means):
-    """Fields of a table: whole numbers as they are, "" for None, else nine digits."""
+    """Fields of a table: integers unchanged, "" for None, floats with nine digits."""
     told = {name: "" if value is None else value for name, value in means.items()}
     return {name: f"{value:.9g}" if isinstance(value, float) else value for name, value in told.items()}

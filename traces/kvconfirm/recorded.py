@@ -1,8 +1,8 @@
-"""Attending to what the engine kept: the lists of kept.h5 as masks and weights of each layer."""
+"""Attention over the tokens that the engine kept: turns the lists of kept.h5 into masks and weights."""
 
 import numpy as np
 import torch
-from kvdump.errors import DumpError
+from kvbase.errors import TraceError
 
 from .attention import attend, bias_of
 from .coded_rows import RowReader, with_columns
@@ -10,16 +10,16 @@ from .row_weights import LayerRows, moves, stack, weigh
 
 
 class RecordedRows:
-    """`way` of PromptRun.decode: each of `layers` attends to its recorded rows, the others to all."""
+    """`way` callback of PromptRun.decode: each of `layers` attends to its recorded rows, others to all."""
 
-    def __init__(self, trace, kept, instance, layers, device):
+    def __init__(self, trace, kept, instance, layers, device, coder):
         self.trace = trace
         self.kept = kept
         self.instance = instance
         self.layers = set(layers)
         self.device = device
         self.parameters = instance.parameters()
-        self.reader = RowReader(trace, instance)
+        self.reader = RowReader(trace, instance, coder)
 
     def __call__(self, call):
         if call.layer not in self.layers:
@@ -27,7 +27,7 @@ class RecordedRows:
         rows, holds = self.rows_of(call.layer)
         caches, heads = len(rows.num), (call.k.shape[0], call.q.shape[0])
         if caches not in heads:
-            raise DumpError(
+            raise TraceError(
                 f"layer {call.layer}: lists of {caches} caches, {heads[0]} or {heads[1]} are needed"
             )
         if rows.plain and not self.reader.codes:
@@ -44,18 +44,18 @@ class RecordedRows:
         missing = self.instance.n_tokens - call.k.shape[1]
         if missing and self.reader.codes:
             self.reader.check_window(call.layer)
-        # What left a layer's window is in no list: any number may stand in its place.
+        # No list names a token outside of a layer's window, so its rows may be zeros.
         return [torch.nn.functional.pad(x.float(), (0, 0, missing, 0)) for x in (call.k, call.v)]
 
     def _as_stored(self, layer, rows, k, v, holds):
-        """Rows, keys and values of each series with the states of its tokens."""
+        """(rows, keys, values) of each series, with a column for each state of its tokens."""
         if (series := len(rows.num)) > len(k):
             k, v = (x.repeat_interleave(series // len(x), 0) for x in (k, v))
         backs = [self.reader.read(layer, *one) for one in zip(k, v, holds, strict=True)]
         return with_columns(rows, k, v, backs)
 
     def rows_of(self, layer):
-        """LayerRows of a layer, as tensors, and what each of its series' caches holds."""
+        """(LayerRows of a layer as tensors, tokens in the cache of each of its series)."""
         i = self.instance
         keys = [key for (at, _), key in sorted(i.cells.items()) if at == layer]
         lists = _alike([self.kept.lists(key, i.n_prefill, i.n_tokens) for key in keys])
@@ -82,16 +82,17 @@ class RecordedRows:
 
 
 def _alike(lists):
-    """Lists of a layer's kv heads, each with as many series: where all query heads of one read the same, its
-    file has one series, and those of another may have one each."""
+    """Lists of a layer's kv heads, all with the same number of series. The file has a single series for a kv
+    head whose query heads all read the same tokens, while another may have one per query head."""
     most = max(len(one.series) for one in lists)
     return [one.repeated(most) if len(one.series) == 1 else one for one in lists]
 
 
 class EveryRow:
-    """`way` of PromptRun.decode: every layer attends to all that it sees, through masks as the others have.
+    """`way` callback of PromptRun.decode: every layer attends to all tokens in its window, through masks like
+    those of compressed runs.
 
-    `window_of(layer)`: its sliding window, 0 for none.
+    `window_of(layer)`: its sliding window in tokens, 0 for none.
     """
 
     def __init__(self, run, window_of):

@@ -1,11 +1,12 @@
-"""What `kvreplay run` left: cells of results.csv, gathered into what one run of the model confirms."""
+"""Reads results of `kvreplay run` and groups cells of results.csv into instances, each of which is one run of
+the model."""
 
 import csv
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvdump.errors import UsageError
+from kvbase.errors import ConfigError
 
 COLUMNS = (
     "key",
@@ -27,9 +28,10 @@ COLUMNS = (
 
 @dataclass
 class Instance:
-    """A method with its parameters, one budget, one seed, on one prompt: cells of all layers and kv heads.
+    """A method with its parameters, one budget and one seed on one prompt: the cells of all layers and kv
+    heads.
 
-    `budget_tokens` and `seed` are as in results.csv, "" where the method has none.
+    `budget_tokens` and `seed` are texts from results.csv, "" if the method has none.
     """
 
     trace_id: str
@@ -41,7 +43,7 @@ class Instance:
     seed: str
     n_prefill: int
     n_tokens: int
-    params: str  # of the first layer: some methods resolve theirs layer by layer
+    params: str  # resolved parameters in the first layer; some methods resolve them layer by layer
     cells: dict = field(default_factory=dict)  # (layer, kv head) -> key
     failed: list = field(default_factory=list)  # (layer, kv head) of cells without a result
 
@@ -59,7 +61,7 @@ class Instance:
 
 
 class Results:
-    """A results folder with `results.csv` and, if the method lists were saved, `kept.h5`."""
+    """A results folder with `results.csv` and, if kept tokens were saved, `kept.h5`. Raises ConfigError."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -70,7 +72,7 @@ class Results:
 
     @property
     def config(self):
-        """The resolved configuration, {} where none is recorded."""
+        """The resolved configuration; {} if not recorded."""
         return self.meta.get("config", {})
 
     def trace_ids(self):
@@ -79,23 +81,23 @@ class Results:
 
 
 def _read_rows(table):
-    """The rows one by one: a sweep has hundreds of thousands of them, with eighty columns each."""
+    """Yields the rows one by one: a sweep has hundreds of thousands, each with eighty columns."""
     empty = True
     try:
         with table.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
-                raise UsageError(f"{table}: no column {', '.join(missing)}: not a table of kvreplay run")
+                raise ConfigError(f"{table}: no column {', '.join(missing)}: not a table of kvreplay run")
             for row in reader:
                 empty = False
                 yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(
+        raise ConfigError(
             f"{table}: cannot read results: {error}; give the folder that kvreplay run wrote"
         ) from error
     if empty:
-        raise UsageError(f"{table}: holds no cell")
+        raise ConfigError(f"{table}: holds no cell")
 
 
 def _read_meta(path):
@@ -104,7 +106,7 @@ def _read_meta(path):
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 def _gather(table, rows):
@@ -114,7 +116,7 @@ def _gather(table, rows):
             where = (int(row["layer"]), int(row["kv_head"]))
             n_prefill, n_tokens = int(row["n_prefill"]), int(row["n_tokens"])
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{table}:{number}: {error}") from error
+            raise ConfigError(f"{table}:{number}: {error}") from error
         names = ("trace_id", "prompt", "method", "given", "budget_tokens", "seed")
         identity = (*(row[name] for name in names), n_prefill, n_tokens)
         if identity not in found:
@@ -122,7 +124,7 @@ def _gather(table, rows):
             found[identity] = Instance(n_prefill=n_prefill, n_tokens=n_tokens, **texts)
         instance = found[identity]
         if where in instance.cells:
-            raise UsageError(f"{table}:{number}: layer {where[0]}, kv head {where[1]} stands twice")
+            raise ConfigError(f"{table}:{number}: layer {where[0]}, kv head {where[1]} stands twice")
         instance.cells[where] = row["key"]
         if where == min(instance.cells):
             instance.params = row["params"]

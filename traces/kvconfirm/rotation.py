@@ -1,4 +1,4 @@
-"""Turning keys by a number of positions."""
+"""Rotates keys by a number of positions."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ import torch
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary embedding of a layer: `inv_freq` [pairs] float64 tensor, `layout` half_split | interleaved."""
+    """Rotary embedding of a layer: `inv_freq` float64 tensor [pairs], `layout` "half_split" or
+    "interleaved"."""
 
     inv_freq: torch.Tensor
     layout: str
 
 
 def turn(keys, by, rotary):
-    """keys [N, D] rotated forward by `by` [N] positions, each from its own place."""
+    """keys [N, D], each rotated forward by its number of positions in `by` [N]."""
     pairs = len(rotary.inv_freq)
     angles = by.double()[:, None] * rotary.inv_freq.to(by.device)
     cos, sin = angles.cos().to(keys.dtype), angles.sin().to(keys.dtype)

@@ -1,9 +1,9 @@
-"""confirm_rows/KEY.npz: what every row of an instance loses."""
+"""confirm_rows/KEY.npz: the losses of every row of an instance."""
 
 from dataclasses import fields
 
 import numpy as np
-from kvdump.errors import UsageError
+from kvbase.errors import ConfigError
 
 from .losses import RowLosses
 from .whole_file import whole_file
@@ -12,8 +12,8 @@ FOLDER = "confirm_rows"
 
 
 def write_rows(folder, key, losses):
-    """Publishes RowLosses of the instance `key` of confirm.csv as float32 arrays; row i predicts the token
-    i + 1 behind the prompt's first later one."""
+    """Writes RowLosses of the instance `key` of confirm.csv as float32 arrays. Row i predicts token P + i +
+    1, where P is the length of the prompt. Raises ConfigError."""
     arrays = {one.name: np.asarray(getattr(losses, one.name), np.float32) for one in fields(RowLosses)}
     path = folder / FOLDER / f"{key}.npz"
     try:
@@ -21,4 +21,4 @@ def write_rows(folder, key, losses):
         with whole_file(path, binary=True) as file:
             np.savez(file, **arrays)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error}") from error
+        raise ConfigError(f"{path}: cannot be written: {error}") from error

@@ -1,4 +1,4 @@
-"""From lists to weights: what each decode row of a layer attends to."""
+"""Turns lists of tokens into the weights with which each decode row of a layer attends."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ import numpy as np
 class LayerRows:
     """Weights of one layer's rows: o = sum num exp(l) v / sum den exp(l).
 
-    `num`, `den` [S, R, T] float32, 0 where a row does not attend; the same array where they are equal. S
-    series: one for each kv head, or one for each query head. `moved` [S, R, T] int32: by how many positions a
-    key is rotated forward, or None.
+    `num`, `den` [S, R, T] float32, 0 for tokens that a row does not attend to; one array if they are equal. S
+    series: one per kv head, or one per query head. `moved` [S, R, T] int32: by how many positions a key is
+    rotated forward, or None.
     """
 
     num: np.ndarray
@@ -20,14 +20,14 @@ class LayerRows:
 
     @property
     def plain(self):
-        """True where a mask and a bias say all."""
+        """True if an additive mask expresses these weights."""
         return self.num is self.den and self.moved is None
 
 
 @dataclass
 class Weights:
-    """num, den [R, T] float32 of one series, the same array where they are equal; `held` [R, T] float32: 1
-    where a token has a row in the cache, whatever its weights."""
+    """num, den [R, T] float32 of one series, one array if they are equal; `held` [R, T] float32: 1 for tokens
+    in the cache, independent of their weights."""
 
     num: np.ndarray
     den: np.ndarray
@@ -48,7 +48,7 @@ def weigh(series, kind, prefill, tokens, window=0):
 
 
 def _table(series, weights, kind, prefill, tokens, window):
-    """[R, T] float32: weights (None: 1) of the listed tokens, and 1 of those that joined after the prompt."""
+    """[R, T] float32: `weights` (None: 1) for the listed tokens, and 1 for tokens added after the prompt."""
     rows = tokens - prefill
     own = np.arange(rows)
     found = np.zeros((rows, tokens), dtype=np.float32)
@@ -67,7 +67,7 @@ def _table(series, weights, kind, prefill, tokens, window):
 
 
 def stack(each):
-    """num, den [S, R, T] of the series' Weights; one array where all of them are equal."""
+    """num, den [S, R, T] from the series' Weights; one array if they are equal in all series."""
     num = np.stack([one.num for one in each])
     if all(one.num is one.den for one in each):
         return num, num
@@ -75,8 +75,9 @@ def stack(each):
 
 
 def moves(held, prefill, positions):
-    """[R, T] int32: how far the j-th row of each step's cache is rotated forward to stand at position j
-    (convention C14): D = (t - position) - (L - 1 - j), with the step's own position for t."""
+    """[R, T] int32: by how many positions the j-th row of each step's cache is rotated forward so that it has
+    position j (convention C14): D = (t - position) - (L - 1 - j), where t is the step's position and L the
+    number of rows."""
     held = held != 0
     rank = np.cumsum(held, axis=1) - 1
     last = rank[:, -1:]

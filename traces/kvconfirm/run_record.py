@@ -1,4 +1,4 @@
-"""confirm.meta.json: with what the tables were made, and the checks of every prompt and instance."""
+"""confirm.meta.json: settings and versions behind the tables, and the checks of every prompt and instance."""
 
 import json
 import re
@@ -6,18 +6,18 @@ import resource
 import time
 from pathlib import Path
 
-from kvdump.errors import UsageError
-from kvdump.recorder import version_attributes
+from kvbase.errors import ConfigError
+from kvrecord.recorder import version_attributes
 
 from . import __version__
 from .whole_file import whole_file
 
 
 class RunRecord:
-    """What a run adds to the record of those before it, published whole after every prompt.
+    """Adds a run to the record of earlier runs; the file is rewritten after every prompt.
 
-    `settings`: {name: value} of this run. `full_model` {prompt: checks of the full model's run}, `verified`
-    {key of an instance: what it is, and its first layer's deviation from outputs.h5}.
+    `settings`: {name: value} of this run. `full_model`: {prompt: checks of the full model's run}. `verified`:
+    {key of an instance: its name, and its first layer's deviation from outputs.h5}.
     """
 
     def __init__(self, path, settings):
@@ -35,7 +35,7 @@ class RunRecord:
         self.verified[key] = {"prompt": instance.prompt, "instance": instance.name, "deviation": deviation}
 
     def write(self, failed):
-        """Returns (seconds so far, largest memory of the process in bytes)."""
+        """Writes the file. Returns (seconds so far, the process's peak memory in bytes)."""
         seconds = time.perf_counter() - self.start
         peak = _peak_bytes()
         meta = {
@@ -53,13 +53,13 @@ class RunRecord:
             with whole_file(self.path) as file:
                 file.write(json.dumps(meta, indent=1, sort_keys=True) + "\n")
         except OSError as error:
-            raise UsageError(f"{self.path}: cannot be written: {error}") from error
+            raise ConfigError(f"{self.path}: cannot be written: {error}") from error
         return seconds, peak
 
 
 def _peak_bytes():
-    """Largest resident set of this process. Where /proc has it, from there: getrusage counts the memory of
-    the process that started this one too."""
+    """Largest resident set of this process in bytes, from /proc if possible: getrusage includes the memory of
+    the process that started this one."""
     try:
         told = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
     except OSError:
@@ -68,7 +68,7 @@ def _peak_bytes():
 
 
 def _read(path):
-    """The earlier record, {} where there is none that can be read."""
+    """The earlier record; {} if there is none or it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""confirm.csv: one row per instance and range of distances, published whole after each instance."""
+"""confirm.csv: one row per instance and range of distances; the file is rewritten after each instance."""
 
 import csv
 import fcntl
@@ -7,7 +7,7 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvdump.errors import UsageError
+from kvbase.errors import ConfigError
 
 from .layer_errors import COLUMNS as LAYER_MEASURES
 from .whole_file import whole_file
@@ -49,24 +49,24 @@ MEASURES = (
     "kl_mean_sd",
 )
 COLUMNS = (*IDENTITY, *MEASURES, "confirm_s", "status", "error")
-# What an instance is, whatever its results.
+# Columns that identify an instance, independent of its results.
 PLACE = ("trace_id", "prompt", "method", "given", "budget_tokens", "seed", "selection", "layers")
 LAYER_COLUMNS = (*IDENTITY, *LAYER_MEASURES)
 
 
 def key_of(instance, cells, selection, settings):
-    """Hash of everything that determines an instance's numbers, never of paths; `cells`: their keys."""
+    """Hash of everything that determines an instance's numbers, without paths; `cells`: the cells' keys."""
     text = json.dumps([sorted(cells), instance.prompt, selection, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def cells_hash(keys):
-    """Of the keys of an instance's cells in results.csv: says which results a row was confirmed from."""
+    """Hash of the keys of an instance's cells in results.csv: identifies the results behind a row."""
     return hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]
 
 
 def identity(instance, key, selection, layers):
-    """The columns that say what a row is about."""
+    """The columns IDENTITY of a row."""
     shared = ("trace_id", "model", "prompt", "method", "params", "given", "budget_tokens", "seed")
     texts = {name: getattr(instance, name) for name in (*shared, "n_prefill", "n_tokens")}
     return {
@@ -90,13 +90,13 @@ def spans(numbers):
 
 
 class Table:
-    """A CSV file that is whole at any moment. Rows of finished instances are kept; a key's are replaced, and
-    those of results that have been replaced. Several processes may add to one file."""
+    """A CSV file that is complete at any moment; several processes may add to it. Rows of finished instances
+    are kept. New rows replace those of the same key, and those of results that no longer exist."""
 
     def __init__(self, path, columns=COLUMNS):
         self.path = Path(path)
         self.columns = columns
-        self.seen = None  # what the file was when its rows were read or written
+        self.seen = None  # the file's stamp when its rows were last read or written
         self.rows = self._read()
 
     def _read(self):
@@ -110,32 +110,33 @@ class Table:
                 for row in reader:
                     found.setdefault(row["key"], []).append(row)
         except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
-            raise UsageError(f"{self.path}: not a table of this program: {error}; move it away") from error
+            raise ConfigError(f"{self.path}: not a table of this program: {error}; move it away") from error
         if strange := set(reader.fieldnames or ()) - set(self.columns):
             names = ", ".join(sorted(map(str, strange)))
-            raise UsageError(f"{self.path}: columns that this version does not write: {names}; move it away")
+            raise ConfigError(f"{self.path}: columns that this version does not write: {names}; move it away")
         return found
 
     def done(self, key):
-        """True when an instance has a result."""
+        """True if an instance has a result."""
         return any(row.get("status", "ok") == "ok" for row in self.rows.get(key, ()))
 
     def draws(self, key):
-        """How many draws an instance's result is the mean of; tables of older versions do not say: one."""
+        """Over how many draws an instance's result is averaged; 1 in tables of older versions, which lack the
+        column; 0 without a result."""
         return min((int(row.get("n_draws") or 1) for row in self.rows.get(key, ())), default=0)
 
     def put(self, key, rows):
-        """Publish an instance's rows beside what others have published meanwhile."""
+        """Adds an instance's rows, keeping rows that other processes have added meanwhile."""
         try:
-            with self._alone():
+            with self._locked():
                 others = self._read() if self._stamp() != self.seen else self.rows
                 self.rows = _without_replaced(others, rows[0]) | {key: rows}
                 self._write()
         except OSError as error:
-            raise UsageError(f"{self.path}: cannot be written: {error}") from error
+            raise ConfigError(f"{self.path}: cannot be written: {error}") from error
 
     def _stamp(self):
-        """Tells whether somebody else has rewritten the file; None where there is none."""
+        """A value that changes when another process rewrites the file; None if there is no file."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -143,7 +144,7 @@ class Table:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     @contextmanager
-    def _alone(self):
+    def _locked(self):
         """While entered, no other process rewrites the table."""
         with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,15 +1,15 @@
-"""Files that are there whole or not at all."""
+"""Writes files that appear only when complete."""
 
 import os
 from contextlib import contextmanager
 
-from kvdump.writer import part_path
+from kvtrace.writer import part_path
 
 
 @contextmanager
 def whole_file(path, binary=False):
-    """An open file that takes the place of `path` at the end; if the block raises, `path` stays as it was.
-    Text is UTF-8 with its line ends as they are written."""
+    """An open file that replaces `path` at the end of the block. If the block raises, `path` is unchanged.
+    Text is UTF-8; line ends are not translated."""
     part = part_path(path)
     how = {"mode": "wb"} if binary else {"mode": "w", "newline": "", "encoding": "utf-8"}
     try:

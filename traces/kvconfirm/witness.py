@@ -1,21 +1,21 @@
-"""The proof that model and engine attend to the same rows: outputs of the first compressed layer, which sees
-the full model's queries, keys and values, beside `outputs.h5`."""
+"""Checks that model and engine attend to the same rows: compares outputs of the first compressed layer, which
+still sees the full model's queries, keys and values, with `outputs.h5`."""
 
 import h5py
 import numpy as np
-from kvdump.errors import DumpError
-from kvdump.verify import TOLERANCE_OUT
+from kvbase.errors import TraceError
+from kvrecord.verify import TOLERANCE_OUT
 
 
 class Outputs:
-    """An open outputs.h5."""
+    """An open outputs.h5. TraceError if it cannot be read."""
 
     def __init__(self, path):
         self.path = path
         try:
             self.file = h5py.File(path, "r")
         except OSError as error:
-            raise DumpError(
+            raise TraceError(
                 f"{path}: cannot be read: {error}; --verify needs output.save: [kept, outputs]"
             ) from error
 
@@ -28,16 +28,16 @@ class Outputs:
     def rows(self, key):
         """(row numbers [n], outputs [G, n, Dv]) of a cell."""
         if key not in self.file:
-            raise DumpError(f"{self.path}: /{key}: not in the file; run kvreplay again with outputs saved")
+            raise TraceError(f"{self.path}: /{key}: not in the file; run kvreplay again with outputs saved")
         group = self.file[key]
         return group["rows"][...], group["out"][...].astype(np.float64)
 
 
 class Witness:
-    """A `way` that compares what `way` computes in the layer `layer` with the engine's outputs.
+    """Wraps `way` and compares its output in the layer `layer` with the engine's.
 
-    `deviation`: largest |model - engine| / |engine| over query heads and rows. `bound`: what rounding
-    explains, by the trace's storage.
+    `deviation`: largest |model - engine| / |engine| over query heads and rows. `bound`: the deviation that
+    rounding explains, given the trace's stored type.
     """
 
     def __init__(self, way, outputs, instance, layer, stored):
@@ -63,12 +63,12 @@ class Witness:
             seen = found[head * group : (head + 1) * group, rows - self.instance.n_prefill]
             error = np.linalg.norm(seen - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
             worst.append(error.max())
-        return float(np.max(worst))  # NaN where one is NaN
+        return float(np.max(worst))  # NaN if one is NaN
 
     def check(self):
-        """DumpError when the model's masks are not what the engine measured."""
+        """TraceError if the deviation exceeds the bound, so the model's masks are not those of the engine."""
         if self.deviation is None or not self.deviation <= self.bound:
-            raise DumpError(
+            raise TraceError(
                 f"layer {self.layer}: the model's output differs from the engine's by {self.deviation} "
                 f"(at most {self.bound:.0e})"
             )

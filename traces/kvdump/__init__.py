@@ -1,31 +1,25 @@
-"""Records queries, keys and values of a Hugging Face decoder into a trace file (HDF5, schema 1).
+"""The old name of the recorder, for one release: kvreplay has kv.record, and kvrecord the rest."""
 
-Command line: `kvdump --help`. Library, with a loaded model: `kvdump.record_texts(model, ["a text"], "t.h5")`;
-or, around whatever runs the model, `with kvdump.record(model, "t.h5"): model.generate(...)`.
-"""
+import warnings
 
-from typing import TYPE_CHECKING
+from kvbase.errors import ConfigError as UsageError
+from kvbase.errors import KvreplayError as DumpError
 
-from .errors import DumpError, UsageError
+__all__ = ["DumpError", "UsageError", "add_text", "record", "record_texts"]
 
-if TYPE_CHECKING:
-    from .recorder import record
-    from .recording import record_texts
+HOMES = {"record": "recorder", "record_texts": "recording", "add_text": "add_text"}
 
-__version__ = "0.1.0"
-__all__ = ["DumpError", "UsageError", "__version__", "record", "record_texts"]
-
-_HOMES = {"record": ".recorder", "record_texts": ".recording"}
+warnings.warn(
+    "kvdump is now kvrecord: use kvreplay.record, or kvrecord.record around a model that runs. The next "
+    "release drops the name kvdump",
+    FutureWarning,
+    stacklevel=2,
+)
 
 
 def __getattr__(name):
-    # torch is imported only when something is recorded: prompts, sizes and files work without it.
-    if name not in _HOMES:
-        raise AttributeError(name)
-    import importlib
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from importlib import import_module
 
-    return getattr(importlib.import_module(_HOMES[name], __name__), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+    return getattr(import_module(f"kvrecord.{HOMES[name]}"), name)

@@ -1,30 +1,32 @@
-"""Files of named arrays, one array read at a time: safetensors, npz, npy, pt.
+"""Files of named arrays: safetensors, npz, npy, pt.
 
-A file of arrays is a mapping {name: array} that reads an array when it is asked for. bfloat16 comes as that
-of ml_dtypes or torch, which the writer knows.
+Each is a mapping {name: array} that reads an array on access. bfloat16 arrays have the type of ml_dtypes or
+torch; the trace writer accepts both.
 """
 
+import pickle
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from kvbase.errors import TraceError
+from kvtrace.bits import BFLOAT16, Stored
 
-from ..errors import TraceError
-from ..trace_io.bits import BFLOAT16, Stored
 from .sidecar import Sidecar
 
 INSTALL = "pip install 'kvreplay[import]'"
 
 
 def fail(where: str | Path, what: str) -> NoReturn:
-    """TraceError: a source that cannot become a trace."""
+    """Raises TraceError for a source that cannot become a trace."""
     raise TraceError(f"{where}: {what}")
 
 
 class ArrayFile(Mapping[str, Any]):
-    """Named arrays of a file."""
+    """The named arrays of one file. Raises TraceError if an array cannot be read."""
 
     def __init__(self, path: Path, names: list[str], read: Callable[[str], Any]):
         self.path = path
@@ -38,7 +40,7 @@ class ArrayFile(Mapping[str, Any]):
             return self._read(name)
         except TraceError:
             raise
-        except Exception as error:  # what a library raises on a damaged file is its own affair
+        except Exception as error:  # libraries raise errors of many types for damaged files
             fail(self.path, f"{name} cannot be read ({error}). Make or copy the file again")
 
     def __contains__(self, name: object) -> bool:
@@ -52,21 +54,43 @@ class ArrayFile(Mapping[str, Any]):
 
 
 def open_arrays(path: Path) -> ArrayFile:
-    """The arrays of a file, by its suffix. TraceError where it is none that can be read."""
+    """The arrays of a file; its suffix decides the format. TraceError if it cannot be read."""
     if path.suffix not in READERS:
-        fail(path, f"is no file of arrays. Known are {', '.join(READERS)}")
+        fail(path, f"is not a file of arrays. Known suffixes are {', '.join(READERS)}")
     try:
         return READERS[path.suffix](path)
     except TraceError:
         raise
     except FileNotFoundError:
         fail(path, "no such file")
-    except Exception as error:  # as above
-        fail(path, f"is no {path.suffix} file that can be read ({error}). Make or copy it again")
+    except Exception as error:  # libraries raise errors of many types for damaged files
+        fail(path, f"cannot be read as a {path.suffix} file ({error}). Make or copy it again")
+
+
+FLOAT8 = "F8_"  # starts the names of 8-bit floats in safetensors
+
+
+def eight_bits(name: str, path: Path) -> str:
+    """What to do about 8-bit floats, whose scales no file of arrays says."""
+    wide = path.with_name(f"{path.stem}-bf16.safetensors")
+    return (
+        f"{name} holds 8-bit floats, which are not read. Convert them, times their scales if there are any: "
+        "import safetensors.torch as st; "
+        "st.save_file({n: t.bfloat16() if t.is_floating_point() and t.itemsize == 1 else t "
+        f'for n, t in st.load_file("{path}").items()}}, "{wide}")'
+    )
+
+
+def as_safetensors(path: Path) -> str:
+    """A line of Python that writes the tensors of a file of torch as safetensors."""
+    return (
+        "import torch, safetensors.torch as st; st.save_file({n: t.contiguous().clone() "
+        f'for n, t in torch.load("{path}").items()}}, "{path.with_suffix(".safetensors")}")'
+    )
 
 
 def open_safetensors(path: Path) -> ArrayFile:
-    """Arrays of a safetensors file. BF16 needs ml_dtypes, which tells numpy of bfloat16."""
+    """Arrays of a safetensors file. BF16 needs ml_dtypes, which adds bfloat16 to numpy."""
     try:
         import ml_dtypes  # noqa: F401 (numpy then knows bfloat16)
         from safetensors import safe_open
@@ -75,43 +99,77 @@ def open_safetensors(path: Path) -> ArrayFile:
     if not path.is_file():
         fail(path, "no such file")
     opened = safe_open(path, framework="numpy")
-    return ArrayFile(path, sorted(opened.keys()), opened.get_tensor)
+
+    def read(name: str) -> Any:
+        if opened.get_slice(name).get_dtype().startswith(FLOAT8):
+            fail(path, eight_bits(name, path))
+        return opened.get_tensor(name)
+
+    return ArrayFile(path, sorted(opened.keys()), read)
 
 
 def open_npz(path: Path) -> ArrayFile:
-    """Arrays of numpy.savez. Of bfloat16 numpy keeps 2 raw bytes, so such bytes are taken as its bits."""
+    """Arrays of numpy.savez. numpy saves bfloat16 as 2 raw bytes, so 2 raw bytes are read as bfloat16."""
     if not zipfile.is_zipfile(path):
         # numpy would try to unpickle it.
         fail(
             path,
-            "is no npz file, or it is truncated. Make or copy it again" if path.exists() else "no such file",
+            "is not an npz file, or is truncated. Make or copy it again" if path.exists() else "no such file",
         )
     opened = np.load(path, allow_pickle=False)
     return ArrayFile(path, sorted(opened.files), lambda name: opened[name])
 
 
 def open_npy(path: Path) -> ArrayFile:
-    """The one array of numpy.save, under the name of the file."""
+    """The single array of numpy.save, named after the file."""
     array = np.load(path, allow_pickle=False, mmap_mode="r")
     return ArrayFile(path, [path.stem], lambda name: array)
 
 
 def open_pt(path: Path) -> ArrayFile:
-    """Tensors of torch.save, one or a dict of them. Nothing of the file is executed."""
+    """Tensors of torch.save: one tensor or a dict of them. No code in the file is executed."""
     try:
         import torch
     except ImportError:
         fail(path, "needs torch, which is not installed. Save it as safetensors, or install torch")
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        fail(path, pickled(path, str(error)))
     if isinstance(loaded, torch.Tensor):
         loaded = {path.stem: loaded}
     if not isinstance(loaded, dict):
         fail(path, "holds neither a tensor nor a dict of tensors")
-    return ArrayFile(path, sorted(map(str, loaded)), loaded.__getitem__)
+
+    def read(name: str) -> Any:
+        if getattr(loaded[name], "itemsize", 0) == 1 and loaded[name].is_floating_point():
+            fail(
+                path,
+                f"{name} holds 8-bit floats, which are not read: save {name}.bfloat16(), times its scale",
+            )
+        return loaded[name]
+
+    return ArrayFile(path, sorted(map(str, loaded)), read)
 
 
-def as_given(array: Any, sidecar: Sidecar) -> Any:
-    """An array, uint16 and raw bits as bfloat16 where that is what they are."""
+def pickled(path: Path, why: str) -> str:
+    """What to do about a file that holds Python objects, which are not unpickled."""
+    kind = re.search(r"GLOBAL (\S+)", why)
+    if kind is None:
+        return "is no file of torch.save that can be read. Make or copy it again"
+    if not kind[1].endswith("Cache"):
+        return f"holds a {kind[1]}, which is not unpickled: save a dict of its tensors"
+    return (
+        f"holds a {kind[1].rpartition('.')[2]}, which is not unpickled and has no queries: record the model "
+        "with `kvreplay record`, or save queries of your own as layers.N.q beside its keys and values, as "
+        f'safetensors: after c = torch.load("{path}", weights_only=False), layers.N.k is '
+        "c.layers[N].keys[0].clone(), and layers.N.v is c.layers[N].values[0].clone()"
+    )
+
+
+def decoded_array(array: Any, sidecar: Sidecar) -> Any:
+    """The array, or a bfloat16 Stored if it holds raw 2-byte values, or uint16 and the sidecar's dtype is
+    bfloat16."""
     kind = getattr(array, "dtype", None)
     raw = kind == np.dtype("V2") or (sidecar.dtype == BFLOAT16.name and kind == np.uint16)
     return Stored(np.ascontiguousarray(array).view(np.uint16), BFLOAT16) if raw else array

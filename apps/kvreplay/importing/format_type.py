@@ -1,4 +1,4 @@
-"""What a format is: how it is recognised, and what reading it gives."""
+"""Types of the import formats: how a format recognises files, and what it reads from them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .sidecar import Sidecar
 
 @dataclass(frozen=True)
 class Found:
-    """What a source holds: its layers, and what it says of the prompt and the model where no sidecar does."""
+    """Content of a source: its layers, and facts of the prompt and the model, which a sidecar overrides."""
 
     layers: Mapping[int, LayerArrays]
     token_ids: Any = None
@@ -21,7 +21,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of `import`. `recognises` looks at files; `read` takes files, sidecar and files of queries."""
+    """A format of `kvreplay import`. `recognises` gets the files; `read` gets the files, the sidecar and the
+    files of queries. `what` describes the format in help texts."""
 
     name: str
     what: str

@@ -1,8 +1,9 @@
-"""The table of formats. A source is read by the first that recognises it."""
+"""The table of formats. The first format that recognises a source reads it."""
 
 from pathlib import Path
 
-from ..errors import ConfigError
+from kvbase.errors import ConfigError
+
 from . import llama_cpp, lmcache, npz_file, safetensors_file
 from .arrays import READERS, fail
 from .format_type import Format
@@ -11,7 +12,8 @@ FORMATS = (llama_cpp.FORMAT, lmcache.FORMAT, safetensors_file.FORMAT, npz_file.F
 
 
 def format_of(sources: list[Path], name: str | None) -> Format:
-    """The format of this name, or the one that the files are of. ConfigError on a name that is none."""
+    """The format called `name`, or the one that recognises the files if `name` is None. ConfigError for an
+    unknown name, TraceError if no format recognises the files."""
     if name is not None:
         for known in FORMATS:
             if known.name == name:
@@ -26,5 +28,5 @@ def format_of(sources: list[Path], name: str | None) -> Format:
             return known
     return fail(
         sources[0],
-        f"is of no format that can be imported. Known are files {', '.join(READERS)}, or say which",
+        f"has no known format. Known suffixes are {', '.join(READERS)}; or name the format",
     )

@@ -1,4 +1,4 @@
-"""State files of llama.cpp: recognised, so that they can be refused with the reason."""
+"""State files of llama.cpp: recognised only to refuse them with the reason."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -7,7 +7,7 @@ from .arrays import fail
 from .format_type import Format
 from .sidecar import Sidecar
 
-# A 32-bit number whose letters read "ggsn" (a session) or "ggsq" (a sequence); little-endian files turn them.
+# A 32-bit number that spells "ggsn" (a session) or "ggsq" (a sequence); in little-endian files, backwards.
 MAGICS = (b"ggsn", b"nsgg", b"ggsq", b"qsgg")
 
 
@@ -24,7 +24,7 @@ def _refuse(sources: list[Path], _: Sidecar, __: list[Path]) -> NoReturn:
         sources[0],
         "is a state file of llama.cpp, which holds keys and values but no queries, so nothing "
         "can be replayed. "
-        "Record the model with kvdump, which reads GGUF files (docs/record_your_model.md)",
+        "Record the model with kvreplay record, which reads GGUF files (docs/record_your_model.md)",
     )
 
 

@@ -1,8 +1,8 @@
 """Chunks of LMCache's SDK: keys and values as [2, L, T, H * D], queries beside them as [L, T, Hq * D].
 
-What `retrieve` of the SDK returns for a prompt is one tensor [2, L, T, H * D]: keys, then values; layers;
-tokens of whole chunks; the heads of a token side by side. A context of kind QUERY returns [1, L, T, Hq * D].
-The SDK hands over tensors in memory, so files of them are the user's: one a prompt, or one a chunk.
+`retrieve` of the SDK returns one tensor [2, L, T, H * D] per prompt: keys, then values; layers; tokens of
+whole chunks; the heads of a token side by side. A context of kind QUERY returns [1, L, T, Hq * D]. The SDK
+returns tensors in memory, so users write the files: one per prompt, or one per chunk.
 """
 
 import re
@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kvtrace.bits import Stored, stored
 
 from ..trace import LayerArrays
-from ..trace_io.bits import Stored, stored
-from .arrays import READERS, ArrayFile, as_given, fail, open_arrays
+from .arrays import READERS, ArrayFile, as_safetensors, decoded_array, fail, open_arrays
 from .format_type import Format, Found
 from .sidecar import OF_LAYERS, Sidecar
 
 KV, QUERIES, QUERY_OF_LAYER = "kv", "q", re.compile(r"layers\.(\d{1,3})\.q")
+NO_QUERIES = (
+    'holds no queries: give their files with --queries (in Python queries=...), or name them "q" in it'
+)
 TOKENS, MODEL = "tokens", "model_name"
 
 
@@ -37,6 +40,8 @@ def _read(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Found:
     chunks = [_tensor(file, (KV,), sidecar) for file in files]
     _check_chunks(chunks, sources)
     kv = _joined(chunks, sources, axis=2)
+    if not queries and all(len(file) == 1 and QUERIES not in file for file in files):
+        fail(files[0].path, NO_QUERIES)
     question = [open_arrays(path) for path in queries] if queries else files
     layers = ChunkLayers(kv, _queries(question, sidecar, kv.shape[1]), sources[0], sidecar)
     return Found(layers, token_ids=_tokens(files, kv.shape[2]), model=_model(files))
@@ -81,7 +86,7 @@ class ChunkLayers(Mapping[int, LayerArrays]):
         return len(self.numbers)
 
     def _heads(self, given: Stored, name: str) -> Stored:
-        """The last axis split into heads, where it is not yet."""
+        """Splits the last axis into heads, unless it is split already."""
         n_axes = 5 if name == KV else 4
         if given.array.ndim == n_axes:
             return given
@@ -90,7 +95,7 @@ class ChunkLayers(Mapping[int, LayerArrays]):
         if width % head_dim:
             fail(
                 self.source,
-                f"{name} has {width} numbers a token, which is not a multiple of head_dim {head_dim}",
+                f"{name} has {width} numbers per token, which is not a multiple of head_dim {head_dim}",
             )
         split = given.array.reshape(*given.shape[:-1], width // head_dim, head_dim)
         return Stored(split, given.type)
@@ -103,31 +108,31 @@ class ChunkLayers(Mapping[int, LayerArrays]):
             heads = self.sidecar.n_kv_heads
             if kv_width % heads:
                 self.sidecar.fail(
-                    "n_kv_heads", f"is {heads}, but {kv_width} numbers a token do not divide by it"
+                    "n_kv_heads", f"is {heads}, but {kv_width} numbers per token are not a multiple of it"
                 )
             said = kv_width // heads
         if not said:
             fail(
                 self.source,
-                f'kv has {kv_width} numbers a token, of how many heads it does not say. Write "head_dim" or '
+                f'kv has {kv_width} numbers per token, but not the number of heads. Write "head_dim" or '
                 '"n_kv_heads" into the sidecar',
             )
         return said
 
     def _positions(self) -> np.ndarray | None:
-        """Tokens of the query rows; None where there is one row for each token."""
+        """int32 [Tq]: tokens of the query rows; None if every token has a query."""
         n_tokens, n_rows = self.kv.shape[2], self.q.shape[1]
         first = self.sidecar.q_from
         if first is None and n_rows != n_tokens:
             fail(
                 self.source,
                 f"queries have {n_rows} rows, kv has {n_tokens} tokens. Give queries of the same tokens, or "
-                'write the token of the first into the sidecar as "q_from"',
+                'write the token of the first query into the sidecar as "q_from"',
             )
         first = first or 0
         if first + n_rows > n_tokens:
             self.sidecar.fail(
-                "q_from", f"is {first}: {n_rows} query rows end behind the {n_tokens} tokens of kv"
+                "q_from", f"is {first}: {n_rows} query rows end after the {n_tokens} tokens of kv"
             )
         return None if n_rows == n_tokens else np.arange(first, first + n_rows, dtype=np.int32)
 
@@ -142,7 +147,7 @@ class ChunkLayers(Mapping[int, LayerArrays]):
 
 
 def _heads_first(given: Stored, at: Any) -> Stored:
-    """[..., T, H, D] -> [H, T, D] of one layer."""
+    """[..., T, H, D] -> [H, T, D] for one layer."""
     return Stored(np.ascontiguousarray(given.array[at].transpose(1, 0, 2)), given.type)
 
 
@@ -158,7 +163,7 @@ def _check_chunks(chunks: list[Stored], sources: list[Path]) -> None:
 
 
 def _joined(parts: list[Stored], sources: list[Path], axis: int) -> Stored:
-    """Parts one behind the other along the tokens."""
+    """Concatenates the parts along the axis of tokens."""
     first = parts[0]
     for part, source in zip(parts, sources, strict=True):
         same = [a == b for i, (a, b) in enumerate(zip(part.shape, first.shape, strict=False)) if i != axis]
@@ -177,7 +182,7 @@ def _joined(parts: list[Stored], sources: list[Path], axis: int) -> Stored:
 
 
 def _queries(files: list[ArrayFile], sidecar: Sidecar, layers: int) -> Stored:
-    """[L, T, Hq * D] or [L, T, Hq, D] of all files."""
+    """Queries of all files: [L, T, Hq * D] or [L, T, Hq, D]."""
     parts = [_queries_of(file, sidecar, layers) for file in files]
     return _joined(parts, [file.path for file in files], axis=1)
 
@@ -185,11 +190,11 @@ def _queries(files: list[ArrayFile], sidecar: Sidecar, layers: int) -> Stored:
 def _queries_of(file: ArrayFile, sidecar: Sidecar, layers: int) -> Stored:
     of_layers = sorted((int(m[1]), name) for name in file if (m := QUERY_OF_LAYER.fullmatch(name)))
     if of_layers:
-        rows = [stored(as_given(file[name], sidecar), name) for _, name in of_layers]
+        rows = [stored(decoded_array(file[name], sidecar), name) for _, name in of_layers]
         sources = [file.path] * len(rows)
         return _joined([Stored(row.array[None], row.type) for row in rows], sources, axis=0)
     if QUERIES not in file and KV in file:
-        fail(file.path, 'holds no queries: name them "q" in it, or give their files as queries')
+        fail(file.path, NO_QUERIES)
     given = _tensor(file, (QUERIES, "query", "queries"), sidecar)
     if given.array.ndim == 4 and given.shape[:2] == (1, layers):
         given = Stored(given.array[0], given.type)
@@ -205,7 +210,7 @@ def _queries_of(file: ArrayFile, sidecar: Sidecar, layers: int) -> Stored:
 
 
 def _files(sources: list[Path]) -> tuple[list[Path], list[Path]]:
-    """(files of chunks, files of queries): as given, or those of a folder, q* being queries."""
+    """(files of chunks, files of queries). A folder is listed: files named q* are queries, others chunks."""
     if len(sources) != 1 or not sources[0].is_dir():
         return sources, []
     found = sorted((p for p in sources[0].iterdir() if p.suffix in READERS), key=_natural)
@@ -217,25 +222,28 @@ def _files(sources: list[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Chunk 10 stands behind chunk 9."""
+    """Sort key that puts chunk 10 after chunk 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
 
 
 def _tensor(file: ArrayFile, names: tuple[str, ...], sidecar: Sidecar) -> Stored:
-    """The tensor of one of these names, or the only one of the file."""
+    """The file's tensor with one of these names, or its only tensor."""
     name = next((name for name in names if name in file), None)
     if name is None and len(file) == 1:
         name = next(iter(file))
+    if name is None and file.path.suffix == ".pt" and any(each.startswith("layers.") for each in file):
+        fail(file.path, f"holds layers.N arrays, which are read of safetensors: {as_safetensors(file.path)}")
     if name is None:
         fail(file.path, f'holds {", ".join(file)[:80] or "nothing"}. Name the tensor "{names[0]}"')
     try:
-        return stored(as_given(file[name], sidecar), name)
+        return stored(decoded_array(file[name], sidecar), name)
     except (TypeError, ValueError) as error:
         fail(file.path, str(error))
 
 
 def _tokens(files: list[ArrayFile], n_tokens: int) -> list[int] | None:
-    """Token ids beside the one tensor of a prompt; LMCache keeps whole chunks, so those of a tail go."""
+    """Token ids of a prompt that is stored in one file. LMCache keeps whole chunks, so ids after the last
+    whole chunk are cut off."""
     if len(files) != 1 or TOKENS not in files[0]:
         return None
     return np.asarray(files[0][TOKENS])[:n_tokens]

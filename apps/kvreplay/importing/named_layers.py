@@ -1,6 +1,6 @@
-"""Arrays named `layers.N.q`, `layers.N.k`, `layers.N.v`, and where there are some `.out`, `.sinks`, `.q_pos`.
+"""Arrays named `layers.N.q`, `layers.N.k`, `layers.N.v`, and optionally `.out`, `.sinks`, `.q_pos`.
 
-q [Hq, T, D], k [Hkv, T, D], v [Hkv, T, Dv]; beside them the prompt's `token_ids` and `position_ids` [T].
+q [Hq, T, D], k [Hkv, T, D], v [Hkv, T, Dv]; optionally the prompt's `token_ids` and `position_ids` [T].
 """
 
 import re
@@ -8,36 +8,39 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..trace import LayerArrays
-from .arrays import ArrayFile, as_given, fail, open_arrays
+from .arrays import ArrayFile, decoded_array, fail, open_arrays
 from .format_type import Found
 from .sidecar import OF_LAYERS, Sidecar
 
 NEEDED = ("q", "k", "v")
 NAME = re.compile(r"layers\.(\d{1,3})\.(q|k|v|out|sinks|q_pos)")
 OF_PROMPT = ("token_ids", "position_ids")
+MASK = "attention_mask"
 
 
 def read_named(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Found:
-    """The arrays of one file or of several, e.g. one for each layer. Raises TraceError and ConfigError."""
+    """Reads one file, or several, for example one per layer. Raises TraceError and ConfigError."""
     if queries:
         fail(
             queries[0],
-            "these queries would stand beside chunks of LMCache; here they are layers.N.q of SOURCE",
+            "separate files of queries belong to LMCache's chunks; here queries are layers.N.q in SOURCE",
         )
     places: dict[str, ArrayFile] = {}
     for source in sources:
         file = open_arrays(source)
         for name in file:
             if name in places:
-                fail(source, f"holds {name}, which {places[name].path} holds, too")
+                fail(source, f"holds {name}, which {places[name].path} also holds")
             places[name] = file
     layers = NamedLayers(places, sources[0], sidecar)
     return Found(layers, **{name: places[name][name] for name in OF_PROMPT if name in places})
 
 
 class NamedLayers(Mapping[int, LayerArrays]):
-    """Layers of named arrays; a layer's are read when it is asked for."""
+    """{number: LayerArrays} of named arrays; each layer is read on access."""
 
     def __init__(self, places: dict[str, ArrayFile], source: Path, sidecar: Sidecar):
         self.places = places
@@ -47,6 +50,8 @@ class NamedLayers(Mapping[int, LayerArrays]):
             match = NAME.fullmatch(name)
             if match:
                 names.setdefault(int(match[1]), set()).add(match[2])
+            elif name == MASK:
+                fail(source, _masked(places[name][name]))
             elif name not in OF_PROMPT:
                 fail(
                     source,
@@ -78,10 +83,22 @@ class NamedLayers(Mapping[int, LayerArrays]):
         return len(self.numbers)
 
     def _array(self, number: int, name: str, floats: bool = False) -> Any:
-        # 7 may stand as 7 or as 007.
+        # Layer 7 may be written 7, 07 or 007.
         for text in (str(number), f"{number:03d}", f"{number:02d}"):
             whole = f"layers.{text}.{name}"
             if whole in self.places:
                 array = self.places[whole][whole]
-                return as_given(array, self.sidecar) if floats else array
+                return decoded_array(array, self.sidecar) if floats else array
         return None
+
+
+def _masked(mask: Any) -> str:
+    """What to do about a mask: rows of padding would be replayed as tokens."""
+    padding = int((np.asarray(mask) == 0).sum())
+    if not padding:
+        return f"holds {MASK}, which is 1 everywhere: leave it out"
+    return (
+        f"holds {MASK}, which masks {padding} tokens of padding. They would count as tokens: cut their rows "
+        "from q, k, v, token_ids and position_ids, give each prompt of a batch a file of its own, and then "
+        "leave the mask out"
+    )

@@ -1,12 +1,13 @@
-"""From a source to a trace."""
+"""import_file: reads another program's file and writes a trace."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from kvbase.errors import ConfigError
+from kvtrace.write import write_trace
+
 from ..trace import PromptArrays, Trace
-from ..trace_io.write import write_trace
 from .format_type import Found
 from .formats import format_of
 from .sidecar import Sidecar, read_sidecar
@@ -24,27 +25,30 @@ def import_file(
     compress: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Trace:
-    """Make a trace of another program's numbers and return it (docs/bring_your_own_numbers.md).
+    """Turn queries, keys and values from another program into a trace (docs/bring_your_own_numbers.md).
 
-    source: a file, or several in the order of their tokens (LMCache) or of any order (one for each layer).
-    format: "safetensors", "npz" or "lmcache"; default: what the files look like.
-    sidecar: JSON file or dict with scaling, rope, n_prompt, model and so on. Default: the source's name with
-        the suffix .json, where it is there.
-    queries: files of queries that stand beside LMCache's chunks.
-    compress: gzip; it saves little.
-    say: hears of what was assumed because nothing said it.
+        trace = import_file("dump.safetensors", "mine.h5", sidecar={"n_prompt": 768, "rope": {"theta": 1e4}})
 
-    Raises TraceError where the source cannot become a trace, ConfigError where format or sidecar are wrong,
-    and OutputError where `out` cannot be written; nothing stands at `out` then that did not before.
+    source: a file; or several: LMCache's in the order of their tokens, one per layer in any order.
+    out: path of the trace.
+    format: "safetensors", "npz" or "lmcache"; default: recognised from the files.
+    sidecar: JSON file or dict with scaling, rope, n_prompt, model and so on. Default: the file with the
+        source's name and the suffix .json, if it exists.
+    queries: files of queries that belong to LMCache's chunks.
+    compress: gzip; saves little.
+    say: called with a line of text for each default that was assumed.
+
+    Returns a Trace. Raises TraceError if the source cannot become a trace, ConfigError if format or sidecar
+    are wrong, OutputError if `out` cannot be written. After an error `out` is as it was before.
     """
     sources, questions = _paths(source), _paths(queries)
     if not sources:
-        raise ConfigError("there is no source")
+        raise ConfigError("source is an empty list")
     kind = format_of(sources, format)
     facts = read_sidecar(sidecar, sources[0])
     if facts.dtype not in (None, "bfloat16"):
         facts.fail(
-            "dtype", f'is "{facts.dtype}". Say "bfloat16" where uint16 numbers are its bits, else nothing'
+            "dtype", f'is "{facts.dtype}". Write "bfloat16" if uint16 arrays hold its bits; else leave it out'
         )
     found = kind.read(sources, facts, questions)
     prompt = _prompt(found, facts)
@@ -55,12 +59,12 @@ def import_file(
     }
     write_trace(Path(out), {facts.prompt: prompt}, model, None, compress)
     trace = Trace(out)
-    _say_assumptions(trace, facts, say)
+    _report_assumptions(trace, facts, say)
     return trace
 
 
 def _prompt(found: Found, facts: Sidecar) -> PromptArrays:
-    """What the sidecar says goes before what the source says."""
+    """The prompt to write. Facts in the sidecar override those in the source."""
     return PromptArrays(
         layers=found.layers,
         n_prompt=facts.n_prompt,
@@ -72,10 +76,10 @@ def _prompt(found: Found, facts: Sidecar) -> PromptArrays:
     )
 
 
-def _say_assumptions(trace: Trace, facts: Sidecar, say: Callable[[str], None]) -> None:
+def _report_assumptions(trace: Trace, facts: Sidecar, say: Callable[[str], None]) -> None:
     first = trace.layer(trace.layers()[0])
     if facts.scaling is None:
-        say(f"scaling: none is given, {first.scaling:.6g} = 1/sqrt({first.head_dim}) is taken")
+        say(f"scaling: not given, assumed to be {first.scaling:.6g} = 1/sqrt({first.head_dim})")
     if facts.rope is None:
         say("rope: not given, so positions cannot be re-assigned (positions: cache)")
     if facts.n_prompt is None:

@@ -1,4 +1,4 @@
-"""safetensors: arrays named layers.N.q and so on."""
+"""The format safetensors: arrays named layers.N.q and so on."""
 
 from .format_type import Format
 from .named_layers import read_named

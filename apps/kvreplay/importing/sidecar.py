@@ -1,4 +1,4 @@
-"""The JSON file beside the numbers: what arrays do not say of themselves."""
+"""The JSON file beside the arrays, with facts that the arrays do not hold."""
 
 import difflib
 import json
@@ -6,23 +6,23 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ConfigError
+from kvbase.errors import ConfigError
 
-# Facts of a layer: one value for all, a list in the order of the layers, or {number: value}.
+# Facts of a layer: one value for all layers, a list in the order of the layers, or {number: value}.
 OF_LAYERS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope")
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What a sidecar may say. None: nothing."""
+    """The facts of a sidecar; None: not given."""
 
-    # of each layer
+    # facts of a layer, see OF_LAYERS
     scaling: Any = None
     sliding_window: Any = None
     softcap: Any = None
     q_prescaled: Any = None
     rope: Any = None
-    # of the prompt
+    # facts of the prompt
     prompt: str = "p0"
     n_prompt: int | None = None
     n_generated: int | None = None
@@ -30,11 +30,11 @@ class Sidecar:
     token_text: list[str] | None = None
     position_ids: list[int] | None = None
     source: str = ""
-    # of the model
+    # facts of the model
     model: str = ""
     revision: str = ""
     n_layers: int | None = None
-    # of arrays that do not say it themselves
+    # layout of the arrays, for formats that do not record it
     dtype: str | None = None
     head_dim: int | None = None
     n_kv_heads: int | None = None
@@ -44,7 +44,7 @@ class Sidecar:
     path: Path | None = None
 
     def of_layer(self, name: str, number: int, numbers: list[int]) -> Any:
-        """The fact `name` of one of the layers `numbers`; None where nothing is said."""
+        """The fact `name` of layer `number`, one of `numbers`; None if not given."""
         said = getattr(self, name)
         if isinstance(said, list):
             if len(said) != len(numbers):
@@ -58,14 +58,14 @@ class Sidecar:
         return said
 
     def fail(self, name: str, what: str) -> NoReturn:
-        """ConfigError about one of its entries."""
+        """Raises ConfigError about the entry `name`."""
         raise ConfigError(f'{self.path or "sidecar"}: "{name}" {what}')
 
 
 def read_sidecar(given: str | Path | dict[str, Any] | None, source: Path) -> Sidecar:
-    """The sidecar that was given, or the one beside the source: its name with .json for its suffix.
+    """The given sidecar (a dict or a JSON file), or the file with the source's name and the suffix .json.
 
-    Without either everything is unknown. ConfigError where it is no JSON object, or names what it may not.
+    Without either, no fact is given. ConfigError if it is not a JSON object or has an unknown entry.
     """
     if isinstance(given, dict):
         return _checked(given, None)
@@ -77,9 +77,9 @@ def read_sidecar(given: str | Path | dict[str, Any] | None, source: Path) -> Sid
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: is no JSON ({error})") from error
+        raise ConfigError(f"{path}: is not JSON ({error})") from error
     if not isinstance(said, dict):
-        raise ConfigError(f'{path}: is no JSON object. Write {{"scaling": 0.125}} or the like')
+        raise ConfigError(f'{path}: is not a JSON object. Write for example {{"scaling": 0.125}}')
     return _checked(said, path)
 
 
@@ -89,7 +89,8 @@ def _checked(said: dict[str, Any], path: Path | None) -> Sidecar:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(known)}"
-            Sidecar(path=path).fail(name, f"means nothing here; {hint}")
+            hint = ARRAYS.get(name, hint)
+            Sidecar(path=path).fail(name, f"is unknown; {hint}")
     found = Sidecar(**said, path=path)
     for name, kind in KINDS.items():
         value = getattr(found, name)
@@ -102,6 +103,11 @@ def _checked(said: dict[str, Any], path: Path | None) -> Sidecar:
     return found
 
 
+# What an array of the source says, and no sidecar.
+ARRAYS = {
+    "q_pos": "give the tokens of query rows as arrays layers.N.q_pos, int32 [Tq], of the source",
+    "sinks": "give sinks as arrays layers.N.sinks, float32 [Hq], of the source",
+}
 KINDS = {
     "prompt": str, "source": str, "model": str, "revision": str, "dtype": str,
     "n_prompt": int, "n_generated": int, "n_layers": int, "head_dim": int, "n_kv_heads": int, "q_from": int,

@@ -1,14 +1,15 @@
 """Traces in Python: recorded queries, keys and values as numpy arrays.
 
-    trace = kvreplay.open("trace.h5")
+    trace = kv.open("trace.h5")
     layer = trace.layer(7)
-    layer.q                     # [Hq, Tq, D], read when it is first asked for
-    kvreplay.Trace.write("mine.h5", {7: (q, k, v)})
+    layer.q                     # [Hq, Tq, D], read on first access
+    kv.Trace.write("mine.h5", {7: (q, k, v)})
 
-What a trace holds and what is taken where it says nothing stands in docs/formats.md.
+docs/formats.md lists the contents of a trace and their defaults.
 """
 
-from ..trace_io.write import LayerArrays, PromptArrays
+from kvtrace.write import LayerArrays, PromptArrays
+
 from .layer import Layer
 from .prompt import Prompt
 from .trace import Trace, open

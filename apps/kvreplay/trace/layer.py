@@ -1,4 +1,4 @@
-"""A layer of a prompt of a trace: its arrays and facts."""
+"""One layer of a trace's prompt: arrays and facts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from kvtrace.bits import Stored
+from kvtrace.metadata import LayerFacts, layer_path, open_layer_tensor
+from kvtrace.tensors import Tensor, open_array, read_float32, read_integers, read_only
+from kvtrace.walk import Node, fail
 
-from ..trace_io.bits import Stored
-from ..trace_io.metadata import LayerFacts, layer_path, open_layer_tensor
-from ..trace_io.tensors import Tensor, open_array, read_float32, read_integers, read_only
-from ..trace_io.walk import Node, fail
 from .prompt import Prompt
 
 if TYPE_CHECKING:
@@ -20,10 +20,13 @@ TENSORS = ("q", "k", "v", "out")
 
 
 class Layer:
-    """One layer of a prompt. Arrays are read when they are first asked for, stay with the layer, and are
-    read-only: copy what you mean to change.
+    """One layer of a prompt: q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv] and the facts of its attention.
 
-    Query head h reads kv head h // group. q and k are as the attention call sees them.
+        layer = kv.open("trace.h5").layer(7)
+        logits = layer.scaling * layer.q[0] @ layer.k[0].T          # [Tq, T] of query head 0
+
+    q and k are as the attention call sees them, after rotary embedding. Query head h reads kv head
+    h // group. Arrays are read on first access, cached, and read-only: copy an array to change it.
     """
 
     def __init__(self, trace: "Trace", prompt: str, facts: LayerFacts):
@@ -33,37 +36,37 @@ class Layer:
 
     @cached_property
     def q(self) -> np.ndarray:
-        """Queries [Hq, Tq, D]; float16 or float32 as stored, bfloat16 widened to float32 without rounding."""
+        """Queries [Hq, Tq, D]: float16 or float32 as stored; bfloat16 is widened to float32, exactly.
+        TraceError if the array holds NaN or infinity."""
         return self._floats("q")
 
     @cached_property
     def k(self) -> np.ndarray:
-        """Keys [Hkv, T, D], in the types of `q`."""
+        """Keys [Hkv, T, D]; types and errors as for `q`."""
         return self._floats("k")
 
     @cached_property
     def v(self) -> np.ndarray:
-        """Values [Hkv, T, Dv], in the types of `q`."""
+        """Values [Hkv, T, Dv]; types and errors as for `q`."""
         return self._floats("v")
 
     @cached_property
     def out(self) -> np.ndarray | None:
-        """The model's own attention output [Hq, Tq, Dv], in the types of `q`; None where not recorded."""
+        """The model's attention output [Hq, Tq, Dv], types as for `q`; None if not recorded."""
         return self._floats("out") if self._facts.has_out else None
 
     def raw(self, name: str) -> tuple[np.ndarray, str]:
-        """(numbers of "q", "k", "v" or "out" as they are stored, "float32", "float16" or "bfloat16").
+        """The array "q", "k", "v" or "out" as stored, and its type: "float32", "float16" or "bfloat16".
 
-        bfloat16 numbers are their bits, uint16. Nothing is converted; where the file holds the numbers in one
-        piece as memory would (no chunks, no compression, native byte order), the array is a read-only
-        numpy.memmap of the file rather than a copy. The numbers are not looked at: NaN stays NaN.
+        Nothing is converted or checked: bfloat16 comes as its bits (uint16), and NaN stays NaN. If the file
+        holds the array contiguously (no chunks, no compression, native byte order), the result is a
+        read-only numpy.memmap instead of a copy.
         """
         stored = self._stored(name, mapped=True)
         return stored.array, stored.type.name
 
     def stored(self, name: str) -> Tensor:
-        """One of "q", "k", "v" and "out" as the file holds it; good while the trace is open (`with
-        trace:`)."""
+        """The dataset "q", "k", "v" or "out" of the file; valid while the trace is open (`with trace:`)."""
         with self.trace._root() as root:
             return open_layer_tensor(root, self._prompt, self.number, name)
 
@@ -91,7 +94,7 @@ class Layer:
 
     @cached_property
     def q_pos(self) -> np.ndarray:
-        """int32 [Tq]: token of each query row, ascending; 0..Tq-1 where it is not recorded."""
+        """int32 [Tq]: token of each query row, ascending; 0..Tq-1 if not recorded."""
         if not self._facts.has_q_pos:
             return read_only(np.arange(self.n_query_rows, dtype=np.int32))
         with self._group() as group:
@@ -105,7 +108,8 @@ class Layer:
 
     @cached_property
     def sinks(self) -> np.ndarray | None:
-        """float32 [Hq]: logits that join the denominator only, one a query head; None: there are none."""
+        """Attention sinks, float32 [Hq]: one logit per query head that is added to the softmax's denominator
+        only; None if the layer has none."""
         if not self._facts.has_sinks:
             return None
         with self._group() as group:
@@ -126,123 +130,123 @@ class Layer:
 
     @property
     def number(self) -> int:
-        """In the model, from 0."""
+        """Number of the layer in the model, from 0."""
         return self._facts.number
 
     @property
     def n_q_heads(self) -> int:
-        """Hq, query heads."""
+        """Hq, number of query heads."""
         return self._facts.shapes.q_heads
 
     @property
     def n_kv_heads(self) -> int:
-        """Hkv, kv heads."""
+        """Hkv, number of kv heads."""
         return self._facts.shapes.kv_heads
 
     @property
     def group(self) -> int:
-        """Query heads of each kv head."""
+        """Query heads per kv head, Hq / Hkv."""
         return self.n_q_heads // self.n_kv_heads
 
     @property
     def n_tokens(self) -> int:
-        """T, rows of k and v."""
+        """T, number of tokens: rows of k and v."""
         return self._facts.shapes.n_tokens
 
     @property
     def n_query_rows(self) -> int:
-        """Tq, rows of q; below T where queries are strided."""
+        """Tq, rows of q; less than T if queries are strided."""
         return self._facts.shapes.n_query_rows
 
     @property
     def head_dim(self) -> int:
-        """D, numbers of a query or key."""
+        """D, width of a query or key."""
         return self._facts.shapes.head_dim
 
     @property
     def v_head_dim(self) -> int:
-        """Dv, numbers of a value."""
+        """Dv, width of a value."""
         return self._facts.shapes.v_head_dim
 
     @property
     def dtype(self) -> str:
-        """How k is stored: "float32", "float16" or "bfloat16"."""
+        """Stored type of k: "float32", "float16" or "bfloat16"."""
         return self._facts.dtype
 
     @property
     def source_dtype(self) -> str:
-        """What the model computed in, as far as the trace says; else `dtype`."""
+        """Type in which the model computed; `dtype` if not recorded."""
         return self._facts.source_dtype
 
     @property
     def scaling(self) -> float:
-        """Factor of the logit q.k."""
+        """Factor of the logits q.k, usually 1/sqrt(D)."""
         return self._facts.scaling
 
     @property
     def sliding_window(self) -> int:
-        """Row t sees rows t - window + 1..t; 0: all before it."""
+        """Sliding window in tokens: row t sees rows t - window + 1..t. 0: row t sees rows 0..t."""
         return self._facts.sliding_window
 
     @property
     def softcap(self) -> float:
-        """Logits s become softcap * tanh(s / softcap); 0: they stay."""
+        """Soft cap: logits s become softcap * tanh(s / softcap). 0: no cap."""
         return self._facts.softcap
 
     @property
     def q_prescaled(self) -> bool:
-        """Whether q carries the model's scaling already."""
+        """Whether q already includes the model's scaling."""
         return self._facts.q_prescaled
 
     @property
     def rope(self) -> dict[str, Any] | None:
-        """Rotary embedding that q and k carry: `type`, `theta`, `inv_freq`, `attention_factor`, `layout`,
-        `rotary_dims`. None where there is none, or where the trace does not say (`rope_recorded`)."""
+        """Rotary embedding of q and k: `type`, `theta`, `inv_freq`, `attention_factor`, `layout`,
+        `rotary_dims`. None if there is none or it is not recorded (see `rope_recorded`)."""
         return None if self._facts.rope is None else dict(self._facts.rope)
 
     @property
     def rope_recorded(self) -> bool:
-        """Whether the trace says anything of rotary embedding, be it that there is none."""
+        """Whether the trace records the rotary embedding, including that there is none."""
         return self._facts.rope_recorded
 
     @property
     def has_out(self) -> bool:
-        """Whether the model's own attention output is recorded."""
+        """Whether the model's attention output `out` is recorded."""
         return self._facts.has_out
 
     @cached_property
     def prompt(self) -> Prompt:
-        """The prompt whose layer it is."""
+        """The prompt that this layer belongs to."""
         return Prompt(self.trace, self._prompt, self.n_tokens)
 
     @property
     def n_prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt; see Prompt."""
         return self.prompt.n_prompt
 
     @property
     def n_generated(self) -> int:
-        """Tokens that the model generated."""
+        """Number of tokens that the model generated."""
         return self.prompt.n_generated
 
     @property
     def position_ids(self) -> np.ndarray:
-        """int32 [T]: positions of the tokens."""
+        """int32 [T]: positions of the tokens; 0..T-1 if not recorded."""
         return self.prompt.position_ids
 
     @property
     def token_ids(self) -> np.ndarray | None:
-        """int32 [T], or None."""
+        """int32 [T]: ids of the tokens; None if not recorded."""
         return self.prompt.token_ids
 
     @property
     def token_classes(self) -> np.ndarray | None:
-        """uint8 [T], or None."""
+        """uint8 [T]: 0 word, 1 punctuation, 2 special; None if not recorded."""
         return self.prompt.token_classes
 
     @property
     def token_text(self) -> list[str] | None:
-        """Strings [T], or None."""
+        """Text of each token, [T] str; None if not recorded."""
         return self.prompt.token_text
 
     def __reduce__(self) -> tuple[Any, tuple["Trace", int, str]]:
@@ -256,7 +260,7 @@ class Layer:
 
 
 def heads_text(layer: Layer) -> str:
-    """Its heads in words: 9 query heads on 3 kv heads of 64; the width of values where it is another."""
+    """The heads in words, "9 query heads on 3 kv heads of 64", and the width of values if it differs."""
     width = str(layer.head_dim)
     if layer.v_head_dim != layer.head_dim:
         width += f" (values {layer.v_head_dim})"

@@ -1,4 +1,4 @@
-"""A prompt of a trace, and what followed it."""
+"""A prompt of a trace and the tokens after it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,21 +6,26 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from ..trace_io.metadata import PromptFacts, read_prompt
-from ..trace_io.shapes import MOST_TOKENS
-from ..trace_io.tensors import expect_integers, open_array, read_integers, read_only
-from ..trace_io.walk import Node, fail, reading
+from kvtrace.metadata import PromptFacts, read_prompt
+from kvtrace.shapes import MOST_TOKENS
+from kvtrace.tensors import expect_integers, open_array, read_integers, read_only
+from kvtrace.walk import Node, fail, reading
 
 if TYPE_CHECKING:
     from .layer import Layer
     from .trace import Trace
 
-LAST_TOKEN_CLASS = 2  # word, punctuation, special
+LAST_TOKEN_CLASS = 2  # classes: 0 word, 1 punctuation, 2 special
 
 
 class Prompt:
-    """One prompt of a trace and what followed it: T tokens, of which the first `n_prompt` are the prompt."""
+    """One prompt of a trace and the tokens after it: T tokens, the first `n_prompt` of which are the prompt.
+
+        prompt = kv.open("trace.h5").prompt()
+        prompt.id, prompt.n_tokens, prompt.n_prompt, prompt.layers
+
+    `id`: its name in the trace. `n_tokens`: T. Properties raise TraceError if the file is damaged.
+    """
 
     def __init__(self, trace: "Trace", prompt: str, n_tokens: int):
         self.trace = trace
@@ -34,53 +39,53 @@ class Prompt:
 
     @property
     def layers(self) -> list[int]:
-        """Numbers of its layers, ascending."""
+        """Numbers of the recorded layers, ascending."""
         return self.trace.layers(self.id)
 
     def layer(self, number: int) -> "Layer":
-        """One of its layers."""
+        """A recorded layer. TraceError if the trace does not hold it."""
         return self.trace.layer(number, self.id)
 
     @property
     def n_prompt(self) -> int:
-        """Tokens of the prompt; T where it is not recorded."""
+        """Number of tokens of the prompt; T if not recorded."""
         return self._facts.n_prompt
 
     @property
     def n_generated(self) -> int:
-        """Tokens that the model generated; T - n_prompt where it is not recorded."""
+        """Number of tokens that the model generated; T - n_prompt if not recorded."""
         return self._facts.n_generated
 
     @property
     def question_from(self) -> int | None:
-        """First token of the question that ends the prompt; None where it is not recorded."""
+        """Index of the first token of the question at the end of the prompt; None if not recorded."""
         return self._facts.question_from
 
     @property
     def source(self) -> str:
-        """Where the prompt is from, empty where it is not recorded."""
+        """Where the prompt comes from; "" if not recorded."""
         return self._facts.source
 
     @cached_property
     def position_ids(self) -> np.ndarray:
-        """int32 [T]: positions, 0..T-1 where they are not recorded."""
+        """int32 [T]: positions of the tokens; 0..T-1 if not recorded."""
         found = self._integers("position_ids", 0, MOST_TOKENS)
         return read_only(np.arange(self.n_tokens, dtype=np.int32)) if found is None else found
 
     @cached_property
     def token_ids(self) -> np.ndarray | None:
-        """int32 [T]: ids of the tokens; None where they are not recorded."""
+        """int32 [T]: ids of the tokens; None if not recorded."""
         return self._integers("tokens", -MOST_TOKENS - 1, MOST_TOKENS)
 
     @cached_property
     def token_classes(self) -> np.ndarray | None:
-        """uint8 [T]: 0 word, 1 punctuation, 2 special; None where they are not recorded."""
+        """uint8 [T]: 0 word, 1 punctuation, 2 special; None if not recorded."""
         found = self._integers("token_class", 0, LAST_TOKEN_CLASS)
         return None if found is None else read_only(found.astype(np.uint8))
 
     @cached_property
     def token_text(self) -> list[str] | None:
-        """Text of each token on its own [T]; None where it is not recorded."""
+        """Text of each token, decoded alone, [T] str; None if not recorded."""
         with self._group() as group:
             if not group.has("token_text"):
                 return None

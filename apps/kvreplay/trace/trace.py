@@ -1,4 +1,4 @@
-"""A trace file: which prompts and layers it holds."""
+"""A trace file with its prompts and layers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -6,30 +6,40 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import TraceError
-from ..trace_io.content_id import content_id
-from ..trace_io.metadata import FileFacts, LayerFacts, read_file, read_layer
-from ..trace_io.walk import Node, OpenFiles, fail
-from ..trace_io.write import PromptArrays, write_trace
+from kvbase.errors import TraceError
+from kvtrace.content_id import content_id
+from kvtrace.metadata import FileFacts, LayerFacts, read_file, read_layer
+from kvtrace.walk import Node, OpenFiles, fail
+from kvtrace.write import PromptArrays, write_trace
+
 from .layer import Layer, heads_text
 from .prompt import Prompt
 
 
 def open(path: str | Path) -> "Trace":
-    """The trace at `path`: an HDF5 file, or a folder with an index.h5. TraceError where it is none."""
+    """Open the trace at `path`: an HDF5 file, or a folder with an index.h5.
+
+        trace = kv.open(kv.sample())
+        trace.prompts, trace.layers()           # ids of prompts, numbers of layers
+
+    Returns a Trace. Raises TraceError if `path` is not a trace.
+    """
     trace = Trace(path)
     trace.layers()
     return trace
 
 
 class Trace:
-    """A trace file, or the index.h5 of a large dump; a folder stands for the index.h5 in it.
+    """A trace file, or the index.h5 of a trace with one file per layer; a folder means the index.h5 in it.
 
-    The file is opened for each call and closed behind it, unless the trace is used as a context manager:
-    then it stays open until the block ends. A trace can be pickled; what is pickled is its path.
+        layer = kv.Trace("trace.h5").layer(7)
+        layer.q.shape                           # (Hq, Tq, D)
 
-    Wherever a prompt is asked for, None is the only one, or the first of several in the order of their ids.
-    Every method raises TraceError, naming file and dataset, where the file is damaged or contradicts itself.
+    Each call opens the file and closes it again. Used as a context manager, the trace keeps the file open
+    until the block ends. A trace can be pickled: the pickle holds its path.
+
+    Arguments called `prompt` are ids. None means the only prompt, or the first one in the order of ids.
+    Every method raises TraceError, with the file and the dataset, if the file is damaged or inconsistent.
     """
 
     def __init__(self, path: str | Path):
@@ -60,31 +70,33 @@ class Trace:
         source: str = "",
         compress: bool = False,
     ) -> "Trace":
-        """Write arrays as a trace file, whole or not at all, and return it.
+        """Write arrays as a trace file and return it as a Trace.
+
+            kv.Trace.write("mine.h5", {7: (q, k, v)}, n_prompt=768, model="my-model", rope={"theta": 10000.0})
 
         layers: {number in the model, from 0: (q, k, v)} with q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv],
-            Hq a multiple of Hkv; q and k as the attention call sees them, behind rotary embedding and norms.
-            Instead of the tuple a LayerArrays, or a mapping with its names, says more of a layer (scaling,
-            sliding window, soft cap, rope, sinks, q_pos, out); a Layer of another trace is taken as it is.
-            A mapping may be lazy: each layer is asked for once, written, and let go.
-            Arrays are float32, float16 or bfloat16, of numpy (ml_dtypes), torch, jax or cupy.
-        prompts: {id: PromptArrays, or a mapping with its names} for several prompts, instead of `layers`,
-            `prompt` and everything that belongs to a prompt.
+            Hq a multiple of Hkv; q and k as the attention call sees them, after rotary embedding and norms.
+            float32, float16 or bfloat16, from numpy (ml_dtypes), torch, jax or cupy.
+            Instead of the tuple: a LayerArrays, or a dict with its fields, which adds facts of the layer
+            (scaling, sliding window, soft cap, rope, sinks, q_pos, out); or a Layer of another trace.
+            A lazy mapping works: each layer is read once, written, and released.
+        prompts: {id: PromptArrays, or a dict with its fields}, for several prompts. It replaces `layers`,
+            `prompt` and every argument about one prompt.
         prompt: id of the one prompt.
-        n_prompt: tokens of the prompt, from 1 to T; what follows was generated. Default: all.
-        n_generated: tokens that were generated. Default: those behind n_prompt.
-        n_layers: layers of the model. Default: one more than the last that is given.
+        n_prompt: tokens of the prompt, 1 to T; later tokens were generated. Default: T.
+        n_generated: generated tokens. Default: T - n_prompt.
+        n_layers: layers of the model. Default: one more than the last layer in `layers`.
         model, revision: of the model; free text.
-        rope: rotary embedding that q and k carry, as `rope_json` (docs/formats.md), at least {"theta": ...};
-            "none" where there is none. Default: not recorded, so that positions cannot be re-assigned.
+        rope: rotary embedding of q and k as `rope_json` (docs/formats.md), at least {"theta": ...}; "none" if
+            they carry none. Default: not recorded; then methods cannot re-assign positions.
         token_ids, position_ids: integers [T]. token_classes: integers [T], 0 word, 1 punctuation, 2 special.
-        token_text: strings [T]. source: where the prompt is from.
-        compress: gzip; it saves little.
+        token_text: strings [T]. source: where the prompt comes from, free text.
+        compress: gzip; saves little.
 
-        The trace's id is that of its content: equal arrays and facts give an equal id.
+        The trace's id is a hash of its content: equal arrays and facts give equal ids.
 
-        Raises TraceError where arrays or facts do not fit, naming layer and array, and OutputError where the
-        file cannot be written; then nothing stands at `path` that did not before.
+        Raises TraceError, with the layer and the array, if arrays or facts do not fit together, and
+        OutputError if the file cannot be written. After an error `path` is as it was before.
         """
         alone = PromptArrays(
             layers=layers if layers is not None else {},
@@ -100,7 +112,7 @@ class Trace:
             fail(str(path), "give either layers, of one prompt, or prompts")
         of_a_prompt = (value for name, value in vars(alone).items() if name != "layers")
         if prompts is not None and any(value is not None and not _is_empty(value) for value in of_a_prompt):
-            fail(str(path), "what belongs to a prompt stands in its entry of prompts")
+            fail(str(path), "put the facts of a prompt into its entry in prompts")
         write_trace(
             Path(path),
             {prompt: alone} if prompts is None else prompts,
@@ -117,23 +129,23 @@ class Trace:
 
     @property
     def model(self) -> str:
-        """Name of the model, "unknown" where it is not recorded."""
+        """Name of the model; "unknown" if not recorded."""
         return self._facts.model
 
     @property
     def revision(self) -> str:
-        """Revision of the model, empty where it is not recorded."""
+        """Revision of the model; "" if not recorded."""
         return self._facts.revision
 
     @property
     def n_layers(self) -> int:
-        """Layers of the model, of which the trace may hold a few."""
+        """Number of layers of the model; the trace may hold fewer."""
         return self._facts.n_layers
 
     @cached_property
     def trace_id(self) -> str:
-        """Identity of the content, as `kvreplay inspect` prints it. A file that carries none is read as a
-        whole to find it."""
+        """Hash of the content, as `kvreplay inspect` prints it. If the file does not store it, the whole file
+        is read to compute it."""
         if self._facts.trace_id:
             return self._facts.trace_id
         with self._root() as root:
@@ -145,16 +157,16 @@ class Trace:
         return list(self._facts.layers)
 
     def layers(self, prompt: str | None = None) -> list[int]:
-        """Numbers of the layers that are recorded of a prompt, ascending, from 0 as the model counts them."""
+        """Numbers of a prompt's recorded layers, ascending, counted from 0 as in the model."""
         return list(self._facts.layers[self._prompt_id(prompt)])
 
     def prompt(self, prompt: str | None = None) -> Prompt:
-        """A prompt: its lengths, tokens and positions."""
+        """A prompt with its lengths, tokens and positions. TraceError if the trace does not hold it."""
         found = self._prompt_id(prompt)
         return Prompt(self, found, self.layer(self._facts.layers[found][0], found).n_tokens)
 
     def layer(self, number: int, prompt: str | None = None) -> Layer:
-        """A layer of a prompt. TraceError where it is not recorded, saying which are."""
+        """A layer of a prompt. TraceError, with the recorded layers, if the trace does not hold it."""
         found = self._prompt_id(prompt)
         if number not in self._facts.layers[found]:
             held = ", ".join(map(str, self._facts.layers[found]))
@@ -175,7 +187,7 @@ class Trace:
 
     @contextmanager
     def _root(self) -> Iterator[Node]:
-        """Root of the open file, for a moment or, inside of `with`, for longer."""
+        """Root group of the file, open during the block, or longer if the trace is a context manager."""
         if self._held is not None:
             yield self._held.root
             return
@@ -217,8 +229,12 @@ def _is_empty(value: Any) -> bool:
 def _check_name(path: Path) -> None:
     part = Path(f"{path}.part")
     if path.suffix == ".part":
-        fail(str(path), "is an unfinished dump (.part). Finish it with kvdump --resume, or dump it again")
+        fail(
+            str(path),
+            "is an unfinished dump (.part). Finish it with kvreplay record --resume, or dump it again",
+        )
     if not path.exists() and part.exists():
         fail(
-            str(path), f"no such file, but there is an unfinished dump {part}. Finish it with kvdump --resume"
+            str(path),
+            f"no such file, but there is an unfinished dump {part}. Finish it with kvreplay record --resume",
         )

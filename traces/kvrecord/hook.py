@@ -1,0 +1,170 @@
+"""Intercepts the attention calls of a Hugging Face model.
+
+The hook is a named attention implementation. It forwards every call to the model's own implementation and
+passes inputs and output to a callback. Its name is also registered for masks, with the mask function of the
+model's implementation: otherwise transformers builds no mask, and windowed models silently attend to all.
+"""
+
+import itertools
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvbase.errors import TraceError
+
+from .release import interface_changed, require_release
+
+require_release()
+try:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+except ImportError as error:
+    raise interface_changed(error) from error
+
+# Names cannot be removed from the interface, so recordings reuse a few.
+_new_names = (f"kvreplay-{number}" for number in itertools.count())
+_free_names = []
+
+
+@dataclass
+class AttentionCall:
+    """One attention call of one layer, batch size 1.
+
+    q [Hq, n, D], k [Hkv, n, D], v [Hkv, n, Dv]: rows of the n new tokens, after RoPE, kv heads not repeated.
+    out [Hq, n, Dv]: the layer's attention output. kv_len: how many rows the call attended to, cache included.
+    """
+
+    layer: int
+    module: Any
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    kv_len: int
+    scaling: float
+    sliding_window: int
+    softcap: float
+    sinks: Any
+    q_prescaled: bool
+
+
+def base_implementation(model):
+    """Name of the implementation to forward to: the model's, or "eager" if only that one is exact.
+
+    sdpa ignores attention sinks and refuses a soft cap.
+    """
+    config = model.config.get_text_config()
+    has_sinks = any(hasattr(module, "sinks") for module in model.modules())
+    if has_sinks or getattr(config, "attn_logit_softcapping", None):
+        return "eager"
+    return model.config._attn_implementation or "eager"
+
+
+def base_function(base, module):
+    """The attention function that the name `base` means for this module. TraceError if there is none."""
+    function = AttentionInterface().get(base)
+    if function is None:
+        function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if function is None:
+        raise TraceError(f"{type(module).__name__} has no {base} attention function to delegate to")
+    return function
+
+
+@contextmanager
+def base_attention(model):
+    """While entered, `model` uses the implementation that the hook forwards to, without the hook. It may
+    differ from the one that the model would choose."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(base_implementation(model))
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _refuse_call(*_, **__):
+    raise TraceError("the recording is over, but a model still calls its hook")
+
+
+class NamedAttention:
+    """Context manager: while entered, every attention call of `model` goes through `attend`."""
+
+    def __init__(self, model):
+        self.model = model
+        self.base = base_implementation(model)
+        self.before = model.config._attn_implementation
+        self.name = None
+
+    def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        """Returns the attention output [1, n, Hq, Dv], and the weights or None. query [1, Hq, n, D]; key and
+        value [1, Hkv, T, .]. `own`: the function that the model would have called with these arguments."""
+        raise NotImplementedError
+
+    def __enter__(self):
+        masks = AttentionMaskInterface()
+        if self.base not in masks:
+            raise TraceError(
+                f"attention implementation {self.base!r} has no mask function that the recorder knows"
+            )
+        self.name = _free_names.pop() if _free_names else next(_new_names)
+        AttentionInterface.register(self.name, self._forward)
+        AttentionMaskInterface.register(self.name, masks[self.base])
+        self.model.set_attn_implementation(self.name)
+        return self
+
+    def __exit__(self, *_):
+        self.model.set_attn_implementation(self.before)
+        # The name stays registered; this drops its reference to the model.
+        AttentionInterface.register(self.name, _refuse_call)
+        _free_names.append(self.name)
+
+    def _forward(self, module, *args, **kwargs):
+        return self.attend(base_function(self.base, module), module, *args, **kwargs)
+
+
+class AttentionHook(NamedAttention):
+    """While entered, calls `on_call(AttentionCall)` after every attention call of `model`."""
+
+    def __init__(self, model, on_call):
+        super().__init__(model)
+        self.on_call = on_call
+
+    def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        output = own(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        self.on_call(_describe(module, query, key, value, output[0], scaling, kwargs))
+        return output
+
+
+def layer_of(module):
+    """Layer index of an attention module. TraceError if it has none."""
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise TraceError(f"{type(module).__name__} does not know its layer index")
+    return layer
+
+
+def _describe(module, query, key, value, out, scaling, kwargs):
+    if query.shape[0] != 1:
+        raise TraceError(f"batch of {query.shape[0]} sequences: record one sequence at a time")
+    n = query.shape[2]
+    default = query.shape[-1] ** -0.5
+    passed = default if scaling is None else float(scaling)
+    own = getattr(module, "scaling", None)
+    sinks = kwargs.get("s_aux")
+    return AttentionCall(
+        layer=layer_of(module),
+        module=module,
+        q=query[0].detach(),
+        # With a cache, key and value hold the whole cache (in a windowed layer: the window), new rows last.
+        k=key[0, :, -n:].detach(),
+        v=value[0, :, -n:].detach(),
+        out=out[0].detach().transpose(0, 1),
+        kv_len=key.shape[2],
+        scaling=passed,
+        sliding_window=int(kwargs.get("sliding_window") or 0),
+        softcap=float(kwargs.get("softcap") or 0.0),
+        sinks=None if sinks is None else sinks.detach(),
+        # OPT scales q itself and passes 1; other models pass the module's scaling.
+        q_prescaled=isinstance(own, float) and passed == 1.0 and own != 1.0,
+    )

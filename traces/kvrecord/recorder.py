@@ -1,0 +1,295 @@
+"""Records a model while it runs: `with record(model, path) as rec: model.generate(...)`."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+
+import torch
+from kvbase.errors import TraceError
+from kvbase.selections import layers_in
+
+from . import __version__
+from .facts import measure, require_layers
+from .gradient import check_chain
+from .hook import AttentionHook
+from .input_norms import query_input_modules
+from .layout import check_layout
+from .lookahead import check_cut
+from .model import model_name
+from .prompt_capture import PromptCapture
+from .repeat import check_cached
+from .repeat_rows import has_template, suffix_of
+from .sinks import DirectorySink, FileSink, is_directory_target
+from .snapkv_cut import Cut
+from .spool import RowSpool
+
+STORAGE_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record.
+
+    dtype: "source" stores the model's type. query_stride: every n-th query is kept.
+    out_layers: layers that also get `out`. with_output: every layer gets `out`, `o_proj` and `resid_norm`.
+    with_input: every layer gets `resid_in_norm`. with_text: texts and classes of tokens.
+    gradient: samples of the gradient at every attention output (0: none), with labels `gradient_labels`
+        ("model": drawn from its predictions, "recorded": the text), from row `gradient_from` on (an int, or a
+        share as a float below 1; None: see `gradient.first_scored`).
+    repeat: tokens per chunk in which the context is repeated (0: not repeated).
+    lookahead: rows generated after the context once SnapKV has cut its cache to `lookahead_budget` tokens per
+        kv head (0: none).
+    context_tokens: length of the context of `repeat` and `lookahead` (None: the prompt).
+    """
+
+    layers: str | tuple = "all"
+    dtype: str = "source"
+    query_stride: int = 1
+    out_layers: tuple = ()
+    with_output: bool = False
+    with_text: bool = False
+    compress: bool = False
+    gradient: int = 0
+    gradient_labels: str = "model"
+    gradient_from: int | float | None = None
+    gradient_seed: int = 0
+    repeat: int = 0
+    context_tokens: int | None = None
+    with_input: bool = False
+    lookahead: int = 0
+    lookahead_budget: int = Cut.budget
+
+    def settings(self):
+        """The options that determine the rows, as plain values. Options of parts that are switched off are
+        left out, so the settings equal those of older traces, which lack the options."""
+        values = asdict(self)
+        left_out = [] if self.gradient else [name for name in values if name.startswith("gradient")]
+        left_out += [] if self.repeat else ["repeat"]
+        left_out += [] if self.repeat or self.lookahead else ["context_tokens"]
+        left_out += [] if self.lookahead else ["lookahead", "lookahead_budget"]
+        left_out += [] if self.with_input else ["with_input"]
+        return {name: value for name, value in values.items() if name not in left_out}
+
+
+def storage_dtype(dtype, model_dtype):
+    """ "f32", "f16" or "bf16" from an option that may be "source". TraceError for other model dtypes."""
+    if dtype != "source":
+        return dtype
+    if model_dtype not in STORAGE_OF:
+        raise TraceError(f"the model computes in {model_dtype}: choose --dtype f32, f16 or bf16")
+    return STORAGE_OF[model_dtype]
+
+
+def version_attributes():
+    """Versions of the packages that determine the numbers, and the time."""
+    versions = {f"{name}_version": metadata.version(name) for name in ("torch", "transformers", "h5py")}
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"created_utc": now, "dumper": f"kvreplay record {__version__}", **versions}
+
+
+def require_no_dropout(model):
+    """TraceError if a module is in training mode and has dropout."""
+    for module in model.modules():
+        if module.training and _drops(module):
+            raise TraceError(
+                f"{type(model).__name__} is in training mode, so dropout would change what is recorded: "
+                "call model.eval()"
+            )
+
+
+def _drops(module):
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    # Attributes such as attention_dropout and layerdrop, which an attention or a stack of blocks passes on.
+    return any("drop" in name and isinstance(p, float) and p > 0 for name, p in vars(module).items())
+
+
+class Recorder:
+    """Context manager that records the prompts that run through a model. It publishes the trace on a clean
+    exit only.
+
+    Unless `prompt` is used, the first forward call opens prompt "0". The model must run one sequence at a
+    time, with a growing cache. Errors: see `record`.
+    """
+
+    def __init__(self, model, path, options, root=None, settings=None, tokenizer=None, resume=False):
+        self.model = model
+        self.path = path
+        self.tokenizer = tokenizer
+        self.resume = resume
+        self.blocks = None
+        self.modules = None
+        self.dtype = storage_dtype(options.dtype, model.dtype)
+        self.options = options
+        self.settings = settings or {}
+        self.root = root or {}
+        self.capture = None
+        self.listening = True
+
+    def __enter__(self):
+        require_no_dropout(self.model)
+        self.facts = measure(self.model)
+        n_layers = self.model.config.get_text_config().num_hidden_layers
+        wanted = self.options.layers
+        self.layers = list(self.facts) if wanted == "all" else layers_in(wanted, range(n_layers))
+        require_layers(self.model, self.facts, self.layers)
+        if self.options.with_output:
+            check_layout(self.model, self.layers)
+        if self.options.gradient:
+            self.blocks = check_chain(self.model, self.layers)
+        if self.options.with_input or self.options.repeat:
+            self.modules = query_input_modules(self.model, self.layers)
+        if self.options.repeat:
+            if has_template(self.tokenizer):
+                suffix_of(self.tokenizer)
+            check_cached(self.model, self.layers)
+        if self.options.lookahead:
+            check_cut(self.model)
+        self._open_files(self._root_attributes(n_layers))
+        self.hook = AttentionHook(self.model, self._on_call)
+        self.hook.__enter__()
+        self.tap = self.model.register_forward_pre_hook(self._on_forward, with_kwargs=True)
+        return self
+
+    def _open_files(self, root):
+        directory = is_directory_target(self.path)
+        self.spool = RowSpool(self.path)
+        try:
+            if directory:
+                self.sink = DirectorySink(self.path, root, self.options.compress, self.resume)
+            else:
+                self.sink = FileSink(self.path, root, self.options.compress)
+        except BaseException:
+            self.spool.close()
+            raise
+
+    def __exit__(self, failed, *_):
+        self.tap.remove()
+        self.hook.__exit__()
+        if failed is not None:
+            self._drop_prompt()
+        try:
+            if failed is None and self.capture is not None:
+                self._finish_prompt()
+            if failed is None:
+                self.sink.publish()
+        except BaseException:
+            failed = TraceError
+            raise
+        finally:
+            self.spool.close()
+            if failed is not None:
+                self.sink.abandon()
+
+    @contextmanager
+    def prompt(self, prompt_id, attributes=None, on_step=None):
+        """Records everything that runs in the block as one prompt. Yields a dict of attributes of the
+        prompt's group, to which the block may add. `on_step(note)` is called for every captured and written
+        layer."""
+        attributes = dict(attributes or {})
+        missing = self.sink.missing_layers(prompt_id, self.layers)
+        self._begin_prompt(prompt_id, missing, attributes, on_step)
+        try:
+            yield attributes
+        except BaseException:
+            self._drop_prompt()
+            raise
+        self._finish_prompt()
+
+    def adopt(self, prompt_id):
+        """True if every layer of the prompt was finished by an earlier run; the index then links to them, and
+        the prompt need not run."""
+        finished = self.resume and not self.sink.missing_layers(prompt_id, self.layers)
+        if finished:
+            self.sink.adopt_prompt(prompt_id, self.layers)
+        return finished
+
+    def _drop_prompt(self):
+        capture, self.capture = self.capture, None
+        if capture is not None:
+            capture.close()
+
+    def _begin_prompt(self, prompt_id, layers, attributes=None, on_step=None):
+        on_step = on_step or (lambda note: None)
+        self.capture = PromptCapture(self, prompt_id, layers, attributes or {}, on_step)
+
+    def _finish_prompt(self):
+        capture, self.capture = self.capture, None
+        if not capture.tokens:
+            capture.close()
+            raise TraceError(f"prompt {capture.prompt_id}: the model never ran")
+        self.listening = False
+        try:
+            capture.write()
+        finally:
+            self.listening = True
+
+    def _on_forward(self, module, args, kwargs):
+        if not self.listening:
+            return
+        if self.capture is None:
+            self._begin_prompt("0", self.sink.missing_layers("0", self.layers))
+        self.capture.on_forward(args, kwargs)
+
+    def _on_call(self, call):
+        if self.capture is not None:
+            self.capture.on_call(call)
+
+    def all_settings(self):
+        """Everything that determines the rows of this trace: equal settings give equal traces."""
+        return json.loads(json.dumps({**self.settings, **self.options.settings(), "dtype": self.dtype}))
+
+    def _root_attributes(self, n_layers):
+        first = self.facts[self.layers[0]]
+        rope = next((f.rope_json for f in self.facts.values() if f.rope_json), None)
+        config = self.model.config.to_dict()
+        config.pop("_name_or_path", None)
+        name = self.root.get("model") or model_name(self.model)
+        tokenizer = self.tokenizer and f"{type(self.tokenizer).__name__}, {len(self.tokenizer)} tokens"
+        return {
+            **version_attributes(),
+            "command_line": "record()",
+            "config_json": json.dumps(config, sort_keys=True, default=str),
+            "n_layers": n_layers,
+            "n_q_heads": first.n_q_heads,
+            "n_kv_heads": first.n_kv_heads,
+            "head_dim": first.head_dim,
+            "v_head_dim": first.v_head_dim,
+            "rope_json": rope,
+            "tokenizer": tokenizer,
+            "dump_json": json.dumps(self.all_settings(), sort_keys=True),
+            **self._gradient_attributes(),
+            **self.root,
+            "model": name,
+        }
+
+    def _gradient_attributes(self):
+        options = self.options
+        if not options.gradient:
+            return {}
+        return {
+            "g_samples": options.gradient,
+            "g_labels": options.gradient_labels,
+            "g_seed": options.gradient_seed,
+        }
+
+
+def record(model, path, tokenizer=None, name=None, **options):
+    """A Recorder of `model`: a context manager that records while your code runs the model.
+
+        with record(model, "trace.h5", layers="every:4", dtype="bf16"):
+            model.generate(ids, max_new_tokens=64)
+
+    path: a file, or a directory for one file per layer. name: the model's name in the trace (default: the
+    name that it was loaded by). options: the fields of Options. tokenizer: needed only by `with_text` and
+    `repeat`. Raises TraceError if the model never calls the attention interface, if its input is padded or
+    batched, or if it runs without a growing cache.
+    """
+    if options.get("with_text") and tokenizer is None:
+        raise TraceError("with_text needs the tokenizer")
+    if options.get("repeat") and tokenizer is None:
+        raise TraceError("repeat needs the tokenizer: the instruction to repeat is a text")
+    root = {"model": name} if name else None
+    return Recorder(model, path, Options(**options), root=root, tokenizer=tokenizer)

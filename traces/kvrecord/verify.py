@@ -1,0 +1,138 @@
+"""`--verify`: compares a trace with the model that made it.
+
+Three checks per prompt. The logits with and without the hook are equal. One full prefill over the recorded
+tokens gives the recorded q, k, v, so the decode steps recorded the same rows. Exact attention recomputed from
+the stored q, k, v gives the layer's output.
+"""
+
+from dataclasses import dataclass
+
+import h5py
+import numpy as np
+import torch
+from kvtrace.dtypes import read_floats, stored_dtype
+
+from .attention import exact_attention, mean_relative_deviation
+from .hook import AttentionHook, base_attention
+from .input_norms import query_input_modules, watching_inputs
+from .sinks import layer_group
+
+# Mean relative deviations. float32: the order of sums differs between decode and prefill. 16 bit: rounding
+# of the stored q, k, v (2^-9 bfloat16, 2^-11 float16), amplified by the softmax.
+TOLERANCE_OUT = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
+TOLERANCE_ROWS = {"f32": 1e-4, "f16": 2e-3, "bf16": 5e-3}
+# A model that computes in 16 bits is no more precise than this.
+TOLERANCE_HALF_MODEL = 3e-2
+
+
+@dataclass
+class Check:
+    """One measured deviation and its bound."""
+
+    prompt: str
+    what: str
+    deviation: float
+    bound: float
+
+    @property
+    def ok(self):
+        """True if the deviation is within the bound; False for NaN."""
+        return self.deviation <= self.bound
+
+    def __str__(self):
+        verdict = f"(<= {self.bound:.0e}) {'ok' if self.ok else 'FAILED'}"
+        return f"verify: prompt {self.prompt}: {self.what}: {self.deviation:.2e} {verdict}"
+
+
+def rows_bound(dtype, model_dtype):
+    """Bound on the deviation of rows, from their stored type and the type in which the model computes."""
+    half = model_dtype in (torch.float16, torch.bfloat16)
+    return max(TOLERANCE_ROWS[dtype], TOLERANCE_HALF_MODEL if half else 0)
+
+
+def attend_stored(group):
+    """Exact attention [Hq, Tq, Dv] from the stored tensors of an open layer group."""
+    q, k, v = (read_floats(group[name]) for name in "qkv")
+    q_pos = group["q_pos"][...] if "q_pos" in group else np.arange(k.shape[1])
+    attributes = group.attrs
+    return exact_attention(
+        q,
+        k,
+        v,
+        q_pos,
+        float(attributes["scaling"]),
+        int(attributes["sliding_window"]),
+        float(attributes["softcap"]),
+        group["sinks"][...] if "sinks" in group else None,
+    )
+
+
+def verify(model, path):
+    """List of Check: every prompt of a published trace against its model."""
+    checks = []
+    with h5py.File(path, "r") as trace, torch.no_grad():
+        for prompt_id in trace["prompts"]:
+            tokens = trace[f"prompts/{prompt_id}/tokens"][...].astype(np.int64)
+            ids = torch.from_numpy(tokens)[None].to(model.device)
+            compare = _LayerComparison(model, trace, prompt_id)
+            with AttentionHook(model, compare), watching_inputs(compare.modules, compare.on_norm):
+                hooked = model(input_ids=ids, use_cache=False).logits
+            plain = _plain_logits(model, ids)
+            difference = float((hooked - plain).abs().max())
+            checks.append(Check(prompt_id, "largest logit difference with the hook", difference, 0.0))
+            checks += compare.checks
+    return checks
+
+
+def _plain_logits(model, ids):
+    with base_attention(model):
+        return model(input_ids=ids, use_cache=False).logits
+
+
+class _LayerComparison:
+    """Compares each recorded layer with the attention call while it runs, so memory holds one layer."""
+
+    def __init__(self, model, trace, prompt_id):
+        self.half = model.dtype in (torch.float16, torch.bfloat16)
+        self.trace = trace
+        self.prompt_id = prompt_id
+        self.checks = []
+        layers = trace[f"prompts/{prompt_id}/layers"]
+        self.modules = query_input_modules(
+            model, [int(name) for name in layers if "resid_in_norm" in layers[name]]
+        )
+
+    def on_norm(self, layer, norm):
+        """Compares the norms of a module's input rows with the recorded ones."""
+        group = self.trace[layer_group(self.prompt_id, layer)]
+        off = mean_relative_deviation(group["resid_in_norm"][...][:, None], _doubles(norm)[:, None])
+        bound = TOLERANCE_ROWS[stored_dtype(group["k"])]
+        self._add(layer, "norm of what q is projected from against one full prefill", off, bound)
+
+    def __call__(self, call):
+        name = layer_group(self.prompt_id, call.layer)
+        if name not in self.trace:
+            return
+        group = self.trace[name]
+        dtype = stored_dtype(group["k"])
+        q_pos = group["q_pos"][...] if "q_pos" in group else slice(None)
+        seen = {"q": call.q[:, q_pos], "k": call.k, "v": call.v}
+        rows = max(
+            mean_relative_deviation(read_floats(group[tensor]), _doubles(live))
+            for tensor, live in seen.items()
+        )
+        self._add(call.layer, "q, k, v against one full prefill", rows, TOLERANCE_ROWS[dtype])
+        out = attend_stored(group)
+        live = mean_relative_deviation(out, _doubles(call.out[:, q_pos]))
+        self._add(call.layer, "recomputed attention against the layer's output", live, TOLERANCE_OUT[dtype])
+        if "out" in group:
+            stored = mean_relative_deviation(out, read_floats(group["out"]))
+            self._add(call.layer, "recomputed attention against stored out", stored, TOLERANCE_OUT[dtype])
+
+    def _add(self, layer, what, deviation, bound):
+        bound = max(bound, TOLERANCE_HALF_MODEL) if self.half else bound
+        self.checks.append(Check(self.prompt_id, f"layer {layer}: {what}", deviation, bound))
+
+
+def _doubles(tensor):
+    return tensor.detach().double().cpu().numpy()

@@ -1,4 +1,5 @@
-"""Reads what `kvreplay run` wrote and shows it: tables, statistics, figures, one self-contained page."""
+"""Reads the results of `kvreplay run` and shows them: tables, statistics, figures, one self-contained
+page."""
 
 from .errors import ResultsError
 
@@ -7,7 +8,7 @@ __all__ = ["ResultsError", "__version__", "load"]
 
 
 def __getattr__(name):
-    """`kvanalysis.load` brings pandas with it: only who asks for it waits."""
+    """Imports `kvanalysis.load`, and with it pandas, only when it is used."""
     if name == "load":
         from .data.load import load
 

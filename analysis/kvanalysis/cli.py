@@ -1,196 +1,184 @@
-"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|predict|allocate OUT`,
-`kvanalysis figure|leaderboard|sweep|study CONFIG`, and `kvanalysis claims DIR...`.
+"""Options of the verbs that read results. commands.py runs the verbs."""
 
-Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
-figure or a round of a sweep that failed gives its own.
-"""
-
-import argparse
-import os
-import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from . import __version__, commands
-from .answer.sizes import PEAK, SIZES
-from .commands import INTERRUPTED, fail
-from .errors import UserError
+from kvbase.selections import HELP as LAYERS
 
-OK, BAD_USAGE = 0, 2
+from . import commands
+from .answer.sizes import SIZES
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        """One line, where argparse would print the usage as well."""
-        self.exit(BAD_USAGE, f"{self.prog}: error: {message} (see --help)\n")
+FILE = {"metavar": "FILE", "type": Path}
+OUT = "folder that holds results.csv"
 
 
-def main(arguments=None):
-    """Runs one command; returns the exit code. stdout is data, stderr says what went wrong."""
-    options = _parser().parse_args(arguments)
-    try:
-        options.run(options)
-        sys.stdout.flush()
-    except UserError as problem:
-        return fail(problem, problem.code)
-    except ModuleNotFoundError as missing:
-        return fail(
-            f"{missing}: pip install 'kvreplay[analysis]', in a checkout pip install '.[analysis]'", BAD_USAGE
-        )
-    except KeyboardInterrupt:
-        return fail("interrupted; run again to continue", INTERRUPTED)
-    except BrokenPipeError:
-        # `table | head`: the reader has seen enough. The interpreter must not flush once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as problem:
-        return fail(f"cannot write: {problem}", BAD_USAGE)
-    return OK
+@dataclass(frozen=True)
+class Work:
+    """A verb for kvbase.command: its options, its function, and the text at the end of its --help."""
+
+    add_options: Callable[[Any], None]
+    run: Callable[[Any], int | None]
+    EXAMPLES: str
+    EXTRA: str = "analysis"
+    STOPPED: str = "run again to continue"
 
 
-def _parser():
-    parser = _Parser(
-        prog="kvanalysis", description="Figures, tables and a page from the results of `kvreplay run`."
+def _examples(*lines):
+    return "examples:\n" + "\n".join(f"  kvreplay {line}" for line in lines)
+
+
+def _report(parser):
+    parser.add_argument(
+        "out", metavar="OUT", type=Path, help=f"{OUT}, or figures of `kvreplay figures CONFIG`"
     )
-    parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
-    parsers = parser.add_subparsers(
-        required=True,
-        metavar="report|figures|figure|claims|leaderboard|table|compare|parquet|sweep|study|epsilon|confirm|predict"
-        "|allocate",
-    )
-    for add in (
-        *(_of_results, _compare, _figure, _claims, _leaderboard, _sweep, _study, _epsilon, _confirm),
-        *(_predict, _allocate),
-    ):
-        add(parsers)
-    return parser
+    parser.add_argument("-o", "--output", help="the page (default: OUT/report.html)", **FILE)
 
 
-def _command(parsers, run, text, place="out", what="the folder that holds results.csv", **how):
-    parser = parsers.add_parser(run.__name__, help=text, description=text)
-    parser.add_argument(place, **{"metavar": place.upper(), "type": Path, "help": what} | how)
-    parser.set_defaults(run=run)
-    return parser.add_argument
+def _out_only(parser):
+    parser.add_argument("out", metavar="OUT", type=Path, help=OUT)
 
 
-def _of_results(parsers):
-    file = {"metavar": "FILE", "type": Path}
-    page = "one self-contained HTML page of a run, or of a folder of figures"
-    add = _command(parsers, commands.report, page)
-    add("-o", "--output", help="the page (default: OUT/report.html)", **file)
-    _command(parsers, commands.figures, "OUT/figures/: PNG, PDF and the CSV behind each figure")
-    _command(parsers, commands.table, "the summary table on stdout")
-    add = _command(parsers, commands.parquet, "the table as one typed, compressed file")
-    add("-o", "--output", help="the file (default: OUT/results.parquet)", **file)
+def add_run_options(parser, overridden, default):
+    """Options of a verb that replays a configuration: output, traces, and how much to run."""
+    add = parser.add_argument
+    add("-o", "--out", metavar="DIR", type=Path, default=default, help=f"default: {default}")
+    add_overrides(parser, overridden)
+    add("--quick", action="store_true", help="only one kv head per layer: a quick look, not a result")
+    add("--force", action="store_true", help="discard the results of an earlier run")
 
 
-def _of_config(add, overridden):
-    """Options of what replays a configuration."""
+def add_overrides(parser, overridden):
+    """Options that change a configuration."""
+    add = parser.add_argument
     add("--trace", action="append", default=[], metavar="FILE", type=Path, help="instead of its traces")
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=f"override of {overridden}")
 
 
-def _compare(parsers):
-    text = "which method loses least at equal bytes, and which are told apart"
-    add = _command(parsers, commands.compare, text)
+def add_compare_options(parser):
+    """The question for `compare`: shares of bytes, layers, methods and the measure."""
+    add = parser.add_argument
     shares = "shares of the full cache's bytes: 20%% or 10%%,20%%,40%%"
     add("--at", required=True, metavar="SHARES", help=shares)
-    which = "which bytes: at the peak (default), the mean over steps, or those of the prompt after its cut"
-    add("--of", choices=tuple(SIZES), default=PEAK, help=which)
-    add("--layers", metavar="LIST", help="these layers only: 7 or 0,15-29")
-    nats = "nats (predicted from a gradient; the default where all methods have them)"
-    others = "distance (squared cosine distance, else the default), error, cosine, or a column"
-    less = f"what is compared: {nats}, {others} in which less is better"
-    add("--measure", metavar="NAME", help=less)
-    add("--methods", metavar="LIST", help="these methods only: h2o,tova")
+    which = (
+        "bytes to count: the prompt's after its cut, as papers count them (the default if the trace has a "
+        "prompt and tokens after it), at the peak, or the mean over steps"
+    )
+    add("--of", choices=tuple(SIZES), help=which)
+    add("--layers", metavar="LIST", help=LAYERS)
+    nats = "nats (predicted from a gradient; the default if all methods have them)"
+    others = "distance (squared cosine distance, the default otherwise), error, cosine, or a column"
+    add("--measure", metavar="NAME", help=f"measure to compare: {nats}, {others} in which less is better")
+    add("--methods", "--method", metavar="LIST", help="these methods only: h2o,tova")
     add("--phase", choices=("stream", "oneshot"), help="methods of this phase only")
 
 
-def _figure(parsers):
-    text = "runs a figure configuration (configs/figures/*.yaml), or all of a folder, and draws it"
-    add = _command(parsers, commands.figure, text, "config", "a configuration, or a folder of them")
-    _of_run_steps(add, Path("out/figures"))
+def _figures(parser):
+    what = f"{OUT}, a figure's configuration, or a folder of configurations"
+    parser.add_argument("place", metavar="OUT|CONFIG", type=Path, help=what)
+    add_run_options(parser.add_argument_group("with a configuration"), "every run step", Path("out/figures"))
 
 
-def _claims(parsers):
-    text = "which claims hold on which models: folders of `kvreplay figures` in one table"
+def _claims(parser):
     what = "a model's folder of figures (default name: the folder's)"
-    how = {"metavar": "[NAME=]DIR", "type": str, "nargs": "+"}
-    add = _command(parsers, commands.claims, text, "folders", what, **how)
-    add("--csv", metavar="FILE", type=Path, help="also write one row a claim and model")
+    parser.add_argument("folders", metavar="[NAME=]DIR", nargs="+", help=what)
+    parser.add_argument("--csv", help="also write one row for each claim and model", **FILE)
 
 
-def _leaderboard(parsers):
-    text = "replays a configuration of kind leaderboard, ranks its methods, and writes the page"
-    add = _command(parsers, commands.leaderboard, text, "config", "as configs/leaderboard.yaml")
-    _of_run_steps(add, Path("out/leaderboard"))
+def _leaderboard(parser):
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="such as configs/leaderboard.yaml")
+    add_run_options(parser, "every run step", Path("out/leaderboard"))
 
 
-def _of_run_steps(add, default):
-    """Options of a command that replays a figure configuration: where to, on what, and how much of it."""
-    add("-o", "--out", metavar="DIR", type=Path, default=default, help=f"default: {default}")
-    _of_config(add, "every run step")
-    add("--quick", action="store_true", help="one kv head per layer: a look, not a result")
-    add("--force", action="store_true", help="forget what an earlier run left")
-
-
-def _sweep(parsers):
+def _refine(parser):
     from .sweeps.rounds import ENGINES, RUN
 
-    text = "replays a configuration round by round, where its section `sweep` leaves a question open"
-    add = _command(parsers, commands.sweep, text, "config", "a configuration (configs/sweeps/*.yaml)")
+    add = parser.add_argument
+    add("config", metavar="CONFIG", type=Path, help="a configuration (configs/sweeps/*.yaml)")
     add("-o", "--out", metavar="OUT", type=Path, required=True, help="the sweep's folder")
     add("--engine", choices=ENGINES, default=RUN, help=f"default: {RUN}")
-    words = "further words of `kvreplay sweep submit`, in quotes"
-    add("--submit", default="", metavar="WORDS", help=words)
-    _of_config(add, "the configuration")
+    add("--submit", default="", metavar="WORDS", help="further options of `kvreplay sweep submit`, in quotes")
+    add_overrides(parser, "the configuration")
 
 
-def _study(parsers):
-    text = "records, replays and confirms several models: which measure orders methods as their loss does"
-    add = _command(parsers, commands.study, text, "config", "as configs/models.yaml")
+def _study(parser):
+    add = parser.add_argument
+    add("config", metavar="CONFIG", type=Path, help="such as configs/models.yaml")
     add("-o", "--out", metavar="OUT", type=Path, default=Path("out/models"), help="default: out/models")
     add("--files", metavar="DIR", type=Path, help="the folder of GGUF files (default: the configuration's)")
-    add("--models", metavar="NAMES", help="these models only, a list with commas")
+    add("--models", metavar="NAMES", help="these models only, separated by commas")
     add("--dry-run", action="store_true", help="print the commands, then stop")
-    add("--tables", action="store_true", help="the tables of what is finished, without running anything")
+    add("--tables", action="store_true", help="only print the tables of finished models, run nothing")
 
 
-def _epsilon(parsers):
-    text = "OUT/epsilon.csv: the smallest replayed budget of each head that meets an epsilon"
-    add = _command(parsers, commands.epsilon, text)
-    add("--epsilon", required=True, metavar="LIST", help="errors to meet: 0.05,0.1")
-    add("--measure", default="rel_err_out_mean", metavar="NAME", help="a column of the table")
+def _export(parser):
+    _out_only(parser)
+    add = parser.add_argument
+    add("-o", "--output", help="the Parquet file (default: OUT/results.parquet)", **FILE)
+    add("--epsilon", metavar="LIST", help="write OUT/epsilon.csv instead: the smallest budget of each "
+        "head that meets these errors, 0.05,0.1")  # fmt: skip
+    add("--measure", default="rel_err_out_mean", metavar="NAME", help="the column that --epsilon reads")
 
 
-def _confirm(parsers):
-    text = (
-        "which offline measure predicted what the model itself lost (kvconfirm); OUT/confirm_correlations.csv"
-    )
-    add = _command(parsers, commands.confirm, text)
+def add_confirmed_options(parser):
+    """Options of the tables of confirmed losses."""
+    add = parser.add_argument
     targets = ("loss_increase", "kl_mean", "top1")
-    predicted = f"what is predicted (default: {targets[0]}); top1: tokens whose first choice changed"
+    predicted = f"target of the prediction (default: {targets[0]}); top1: tokens whose first choice changed"
     add("--target", choices=targets, default=targets[0], help=predicted)
-    for option, what in (("--methods", "only"), ("--without", "without")):
-        text = f"{what} these methods, a list with commas; prints, and writes nothing"
-        add(option, metavar="NAMES", help=text)
+    add("--without", metavar="NAMES", help="without these methods, separated by commas; writes nothing")
 
 
-def _predict(parsers):
-    text = (
-        "nats a token that each method costs the model, from the trace alone: OUT/predicted.csv and a table"
-    )
-    _command(parsers, commands.predict, text)
-
-
-def _allocate(parsers):
-    text = "tokens for each kv head with the least predicted loss, as `allocator: file:PATH` reads them"
-    add = _command(parsers, commands.allocate, text)
-    add("--method", required=True, metavar="LABEL", help="a method instance, as `kvanalysis table` names it")
+def _allocate(parser):
+    _out_only(parser)
+    add = parser.add_argument
+    add("--method", required=True, metavar="LABEL", help="a method, as `kvreplay table` names it")
     budget = "the mean over kv heads in tokens, or a share of the full cache's bytes: 128 or 25%%"
     add("--budget", required=True, metavar="BUDGET", help=budget)
-    prompts = "the prompt whose losses count; several times: their mean (default: the only one)"
+    prompts = "the prompt whose losses count; repeat it for the mean of several (default: the only one)"
     add("--prompt", action="append", metavar="ID", help=prompts)
-    formats = "each layer chooses its row format too, at equal bytes: JSON only"
+    formats = "each layer also chooses its row format, at equal bytes: JSON only"
     add("--formats", action="store_true", help=formats)
-    csv = "the CSV file (default: stdout, without --json)"
-    add("-o", "--output", metavar="FILE", type=Path, help=csv)
-    add("--json", metavar="FILE", type=Path, help="the same by layer, with what is predicted")
+    add("-o", "--output", help="the CSV file (default: stdout, without --json)", **FILE)
+    add("--json", help="the budgets by layer, with the predicted losses", **FILE)
+
+
+report = Work(_report, commands.report, _examples("report out/first", "report out/figures -o claims.html"))
+figures = Work(_figures, commands.figures, _examples("figures out/first", "figures configs/figures --quick"))
+table = Work(_out_only, commands.table, _examples("table out/first", "table out/first | head"))
+export = Work(_export, commands.export, _examples("export out/first", "export out/first --epsilon 0.05,0.1"))
+claims = Work(
+    _claims, commands.claims, _examples("claims out/figures", "claims smol=out/a gemma=out/b --csv c.csv")
+)
+leaderboard = Work(
+    _leaderboard,
+    commands.leaderboard,
+    _examples("leaderboard configs/leaderboard.yaml", "leaderboard configs/leaderboard.yaml --trace mine.h5"),
+)
+refine = Work(
+    _refine,
+    commands.refine,
+    _examples(
+        "refine configs/sweeps/epsilon.yaml -o out/e",
+        "refine configs/sweeps/budgets.yaml -o out/b --engine local",
+    ),
+)
+study = Work(
+    _study,
+    commands.study,
+    _examples(
+        "study configs/models.yaml --dry-run", "study configs/models.yaml --files models --models smollm2"
+    ),
+)
+predict = Work(
+    _out_only, commands.predict, _examples("predict out/first", "predict out/first > predicted.txt")
+)
+allocate = Work(
+    _allocate,
+    commands.allocate,
+    _examples(
+        "allocate out/first --method snapkv --budget 128 -o budgets.csv",
+        "allocate out/first --method snapkv --budget 25% --formats --json budgets.json",
+    ),
+)

@@ -1,21 +1,15 @@
-"""What each command does with its options; what it needs is imported only then."""
+"""The commands and their options; each imports its modules only when it runs."""
 
 import math
 import shlex
 import sys
 from contextlib import closing
 
-from .errors import FigureError, ResultsError, SweepError, UserError
+from kvbase.command import INTERRUPTED, fail
 
-INTERRUPTED = 130
-STOPPED = (75, INTERRUPTED)  # exit codes of a step that was asked to end
+from .errors import ConfigError, FigureError, ResultsError, SweepError
 
-
-def fail(problem, code):
-    """Says what is wrong on stderr; returns the exit code."""
-    for line in str(problem).splitlines():
-        print(f"kvanalysis: error: {line}", file=sys.stderr)
-    return code
+STOPPED = (75, INTERRUPTED)  # exit codes of a step that was asked to stop
 
 
 def report(options):
@@ -27,6 +21,10 @@ def report(options):
 
         print(write_figures_page(options.out, file))
         return
+    _require_results(
+        options.out,
+        "report takes the output directory of a run, or what `kvreplay figures CONFIG -o DIR` made",
+    )
     from .drawing.progress import DrawingProgress
     from .page.report import write_report
 
@@ -37,12 +35,24 @@ def report(options):
 
 
 def figures(options):
+    _figures_of_configs(options) if _holds_configs(options.place) else _figures_of_run(options.place)
+
+
+def _holds_configs(place):
+    """Whether this is a figure's configuration, or a folder of them."""
+    return place.suffix in (".yaml", ".yml") or (place.is_dir() and any(place.glob("*.yaml")))
+
+
+def _figures_of_run(out):
+    _require_results(
+        out, "figures takes the output directory of a run, or a configuration of configs/figures"
+    )
     from .drawing.progress import DrawingProgress
     from .figures.make import write_figures
 
-    frame = _whole_curves(options.out)
+    frame = _whole_curves(out)
     with closing(DrawingProgress()) as told:
-        drawn = write_figures(frame, options.out / "figures", told=told)
+        drawn = write_figures(frame, out / "figures", told=told)
     _print_pictures(drawn)
 
 
@@ -54,38 +64,46 @@ def table(options):
 
 
 def compare(options):
+    """Prints the answers about a run's table; options.out: its folder."""
     from .answer.compare import compare_at
-    from .answer.selection import layers_in, shares_in
+    from .answer.selection import shares_in
     from .loss.predicted import losses_of
 
+    _require_results(options.out, "compare takes the output directory of a run, a trace or a configuration")
     shares = shares_in(options.at)
-    layers = layers_in(options.layers) if options.layers else None
     frame = _whole_curves(options.out)
     methods = options.methods.split(",") if options.methods else None
-    asked = {"of": options.of, "layers": layers, "measure": options.measure, "phase": options.phase}
+    asked = {"of": options.of, "layers": options.layers, "measure": options.measure, "phase": options.phase}
     asked |= {"methods": methods, "losses": losses_of(frame)}
     print("\n\n".join(str(compare_at(frame, share, **asked)) for share in shares))
 
 
-def parquet(options):
+def export(options):
+    if options.epsilon:
+        from .data.load import load
+        from .sweeps.products import write_epsilon
+
+        epsilons = _epsilons(options.epsilon)
+        print(write_epsilon(options.out, load(options.out), options.measure, epsilons))
+        return
     from .data.parquet import write_parquet
 
     print(write_parquet(options.out, options.output))
 
 
-def figure(options):
+def _figures_of_configs(options):
     from .figures.make import figure_configs, make_figure
 
     asked = _asked(options)
-    configs, failed = figure_configs(options.config), []
+    configs, failed = figure_configs(options.place), []
     for config in configs:
         print(f"{config.name}: {config.title}", file=sys.stderr)
         try:
             result = make_figure(config, options.out / config.name, asked)
         except (FigureError, ResultsError) as problem:
-            # The other figures of a folder may well suit a trace that this one does not.
+            # A trace that does not suit this figure may suit the others of the folder.
             failed.append(config.name)
-            if len(configs) == 1 or problem.code in STOPPED:
+            if len(configs) == 1 or problem.exit_code in STOPPED:
                 raise
             fail(problem, 0)
             continue
@@ -97,17 +115,17 @@ def figure(options):
 
 
 def claims(options):
-    from .data.whole_file import write_whole
+    from .data.whole_file import write_atomic
     from .page.claims_by_model import csv_text, folders_in, read_claims, tables
     from .stats.format import markdown
 
     found = read_claims(folders_in(options.folders))
     parts = [f"{caption}\n\n{markdown(header, rows)}" for caption, header, rows in tables(found)]
     if options.csv:
-        print(write_whole(options.csv, csv_text(found)), file=sys.stderr)
+        print(write_atomic(options.csv, csv_text(found)), file=sys.stderr)
     for model, names in found.quick.items():
         if names:
-            print(f"{model}: --quick, a look and not a result: {', '.join(names)}", file=sys.stderr)
+            print(f"{model}: --quick, a quick look and not a result: {', '.join(names)}", file=sys.stderr)
     print("\n\n".join(parts))
 
 
@@ -119,13 +137,13 @@ def leaderboard(options):
 
 
 def _asked(options):
-    """How the run steps of a figure configuration are run."""
+    """The options of a figure configuration's run steps."""
     from .figures.steps import RunOptions
 
     return RunOptions(tuple(options.trace), tuple(options.set), options.quick, options.force)
 
 
-def sweep(options):
+def refine(options):
     from .sweeps.config import read_sweep_config
     from .sweeps.drive import run_sweep
     from .sweeps.rounds import RUN, Engine
@@ -135,7 +153,7 @@ def sweep(options):
     except ValueError as problem:
         raise SweepError(f"--submit {options.submit}: {problem}") from problem
     if words and options.engine == RUN:
-        raise SweepError("--submit: `kvreplay run` takes no such words; add --engine local or slurm")
+        raise SweepError("--submit: `kvreplay run` takes no such options; add --engine local or slurm")
     config = read_sweep_config(options.config, options.set, options.trace)
     for path in run_sweep(config, options.out, Engine(options.engine, words)):
         print(path)
@@ -156,24 +174,18 @@ def study(options):
         print(path)
 
 
-def epsilon(options):
-    from .data.load import load
-    from .sweeps.products import write_epsilon
-
-    print(write_epsilon(options.out, load(options.out), options.measure, _epsilons(options.epsilon)))
-
-
 def _epsilons(text):
     try:
         epsilons = sorted({float(word) for word in text.split(",")})
     except ValueError:
         epsilons = []
     if not epsilons or not all(math.isfinite(each) and each > 0 for each in epsilons):
-        raise UserError(f"--epsilon {text}: write numbers above 0, as in 0.05,0.1")
+        raise ConfigError(f"--epsilon {text}: write numbers above 0, such as 0.05,0.1")
     return epsilons
 
 
-def confirm(options):
+def confirmed(options):
+    """Prints which offline measure predicted what the model lost; options.out: a folder with confirm.csv."""
     from .predict.cells import correlation_cells, group_cells, group_words
     from .predict.tables import chosen, correlation_table, of_traces, written
     from .predict.words import METHODS_NOTE, confirmed_note
@@ -207,18 +219,20 @@ def predict(options):
 
 def allocate(options):
     from .data.load import load
-    from .data.whole_file import write_whole
+    from .data.whole_file import write_atomic
     from .loss import budgets
     from .loss.budget_files import csv_text, json_text, summary
 
     if options.formats and options.output:
-        raise UserError("--formats: a CSV file of budgets holds tokens of one row format; write --json FILE")
+        raise ConfigError(
+            "--formats: a CSV file of budgets holds tokens of one row format; write --json FILE"
+        )
     budget = _budget(options.budget)
     found = budgets.allocate(load(options.out), options.method, budget, options.prompt, options.formats)
     print(summary(found), file=sys.stderr)
     for path, text in ((options.output, csv_text), (options.json, json_text)):
         if path:
-            print(write_whole(path, text(found)))
+            print(write_atomic(path, text(found)))
     if not (options.output or options.json):
         print((json_text if options.formats else csv_text)(found), end="")
 
@@ -232,14 +246,19 @@ def _budget(text):
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf or (percent and value > 1):
-        raise UserError(
-            f"--budget {text}: write tokens of a kv head, as 128, or a share of the bytes, as 25%"
+        raise ConfigError(
+            f"--budget {text}: write tokens per kv head, such as 128, or a share of the bytes, such as 25%"
         )
     return Budget(share=value) if percent or value < 1 else Budget(tokens=value)
 
 
+def _require_results(out, takes):
+    if not (out / "results.csv").is_file():
+        raise ResultsError(f"{out}: holds no results.csv. {takes}")
+
+
 def _whole_curves(out):
-    """The table of a run; of an adaptive sweep only what allows means over heads."""
+    """The table of a run; for an adaptive sweep, only the rows that allow means over heads."""
     from .budgets.replayed import at_common_budgets
     from .data.load import load
     from .data.shares import with_common_budgets

@@ -1,1 +1,2 @@
-"""The question of a user: which method loses least at the bytes that I can afford, and is that sure?"""
+"""The user's question: which method is best at the bytes that I can afford, and is the difference
+significant?"""

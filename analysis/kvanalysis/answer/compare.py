@@ -8,46 +8,47 @@ import numpy as np
 import pandas as pd
 
 from ..data.labels import named_values
-from ..errors import ResultsError, UserError
+from ..errors import ConfigError, ResultsError
 from ..loss.predicted import Losses
 from ..stats.families import family_of
-from ..stats.intervals import LEVEL, UNIT, holm, used_rows
+from ..stats.intervals import LEVEL, UNIT, used_rows
 from . import words
 from .contest import Contest, by_heads, by_nats
 from .measures import NATS, column_of
-from .nats import nats_at, nats_lead
+from .nats import nats_at, ranked_by_nats
 from .reached import Question, Reached, Unreached, reached
 from .selection import of_layers
-from .sizes import PEAK, Size, shares_are_of, size_of
+from .sizes import Size, default_size, is_share_of, size_of
 
 RANKING = [
     *("label", "name", "family", "error", "low", "high", "share"),
-    *("difference", "difference_low", "difference_high", "p", "decided", "layers_more", "how", "equals"),
+    *("difference", "ratio", "ratio_low", "ratio_high", "p", "decided", "layers_more", "how", "equals"),
     *("nats", "nats_low", "nats_high", "distance"),
 ]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Who loses least at `share` of the full cache's bytes, which `size` counts.
+    """The ranking of methods at `share` of the full cache's bytes, which `size` counts.
 
-    `measure`: what methods are ranked by, "nats" or a column. `ranking`, a row a method, the least loss
-    first, then those that cannot be compared: `label`, `name` (the label with what changes bytes or
-    phase, even if all were given it), `family` (stats.families), `error`, the measure with its 95 %
-    interval `low`, `high`, the `share` that it really takes, `difference` to the first with its interval
-    (positive: it loses more), `p` after Holm's correction over all pairs, `decided` (significantly more
-    than the first), `layers_more`: in how many layers of texts it loses more (NaN by nats), `how` the
-    number was found or why there is none, `equals`: labels with the same numbers on every head, which
-    count as one contender, `nats`: what it is predicted to cost the model a token, with a 95 % interval,
-    where the results say so, and `distance`: what was measured on the heads, which by nats is the column
-    of second rank, else `error` again.
+    `measure`: "nats", or the column that methods are ranked by. `ranking` has a row for each method, the
+    lowest error (or predicted loss) first, and at the end those that cannot be compared. Its columns:
+    `label`; `name`, the label with every parameter that changes bytes or phase, even if all methods share it;
+    `family` (stats.families); `error`, the measure, with its 95 % interval `low`, `high`;
+    `share`, the share that the method really takes; `difference` from the first (positive: worse);
+    `ratio` to the first in a typical layer (geometric mean over layers; by nats, of the predictions), with
+    its 95 % interval `ratio_low`, `ratio_high`; `p`: one-sided, corrected for the comparisons with the best;
+    `decided`: significantly worse than the first, so that it cannot be the best;
+    `layers_more`: the number of layers of texts in which it is worse (NaN by nats);
+    `how` the number was found, or why there is none; `equals`: labels with equal numbers on every head, which
+    count as one contender; `nats`: predicted loss per token, with a 95 % interval, if the results have one;
+    `distance`: the measure on the heads (ranked by nats: the second-best measure, else `error` again).
     """
 
     share: float
     size: Size
     measure: str
     ranking: pd.DataFrame
-    n_pairs: int
     n_units: int
     n_blocks: int
     n_texts: int
@@ -61,23 +62,23 @@ class Answer:
 
     @property
     def best(self) -> str | None:
-        """The label with the least loss, whether or not the lead is sure; None where none can be compared.
-        Its `name` in the ranking is what may be quoted."""
+        """The label with the lowest error, significant or not; None if no method can be compared.
+        Quote its `name` in the ranking, not the label."""
         return None if self.compared.empty else str(self.compared["label"].iloc[0])
 
     @property
     def winner_decided(self) -> bool:
-        """Whether the first is told apart from every other."""
+        """Whether the first differs significantly from every other method."""
         return len(self.compared) > 1 and bool(self.compared["decided"].iloc[1:].all())
 
     @property
     def sentence(self) -> str:
-        """Who loses least, by how much, and whether that is sure: one sentence to quote."""
+        """The best method, its lead, and whether the lead is significant: one sentence to quote."""
         return words.sentence(self)
 
     @property
     def caveats(self) -> list[str]:
-        """What a reader must know before quoting it, a sentence each."""
+        """Limits to know before quoting the sentence, one sentence each."""
         return words.caveats(self)
 
     def __str__(self) -> str:
@@ -88,8 +89,8 @@ def compare_at(
     frame: pd.DataFrame,
     share: float,
     *,
-    of: str = PEAK,
-    layers: list[int] | None = None,
+    of: str | None = None,
+    layers: str | list[int] | None = None,
     measure: str | None = None,
     phase: str | None = None,
     methods: list[str] | None = None,
@@ -97,25 +98,30 @@ def compare_at(
 ) -> Answer:
     """The Answer of `load`'s table at a share of the full cache's bytes, (0, 1].
 
-    `of`: which bytes, "peak", "mean" over the steps, or "prompt", those of the prompt after its cut;
-    `layers`: all, or those named; `measure`: "nats" (the default where `losses` holds all that compete),
-    "distance" (else the default, measures.DEFAULT), "error", "cosine", or a column in which less is better;
-    `phase`: "stream" or "oneshot" alone; `methods`: names, or all; `losses`: those of the table, predicted
-    for all of its layers. Oracles and the plain exact cache do not compete, and who lacks a head that another
-    has is left out. Raises UserError or ResultsError where there is nothing to
+    `of`: the bytes to count (None: `sizes.default_size`): "peak", "mean" over the steps, or "prompt", the
+    prompt's bytes after its cut;
+    `layers`: these layers, or all; `measure`: "nats" (the default if `losses` has every competing method),
+    "distance" (otherwise the default, measures.DEFAULT), "error", "cosine", or a column in which less is
+    better; `phase`: "stream" or "oneshot" alone; `methods`: names, or all; `losses`: losses predicted for the
+    table, over all of its layers. Oracles and the plain exact cache do not compete. A method that lacks a
+    head which another method has is left out. Raises ConfigError or ResultsError if there is nothing to
     compare.
+
+    Example: `print(compare_at(load("out/x"), 0.2, of="prompt"))`.
     """
+    of = of or default_size(frame)
+    layers = None if layers == "all" else layers
     rows = _rivals(of_layers(frame, layers), phase, methods)
     column = column_of(frame, None if measure == NATS else measure)
-    asked = Question(share, column, size_of(rows, of), shares_are_of(frame.attrs.get("meta", {}), of))
+    asked = Question(share, column, size_of(rows, of), is_share_of(frame.attrs.get("meta", {}), of))
     found = {label: reached(own, asked) for label, own in rows.groupby("label", sort=True)}
-    floors = _out_of_reach(frame, rows, asked, phase, methods)
+    floors = _unreachable_methods(frame, rows, asked, phase, methods)
     found |= {label: floor for label, floor in floors.items() if not isinstance(found.get(label), Reached)}
-    found = _on_all_heads(found)
+    found = _keep_complete(found)
     numbers = {label: each.values for label, each in found.items() if isinstance(each, Reached)}
     values, equals = _distinct(numbers)
     predicted = nats_at(losses if layers is None else None, rows, asked)
-    nats_first = nats_lead(measure, predicted, list(values), losses)
+    nats_first = ranked_by_nats(measure, predicted, list(values), losses)
     contest = by_nats(predicted, list(values)) if nats_first else by_heads(values)
     found |= {label: Unreached("no loss is predicted") for label in values if label not in contest.losses}
     family = rows.groupby("label")["family"].first()
@@ -130,7 +136,6 @@ def compare_at(
         size=asked.size,
         measure=NATS if nats_first else column,
         ranking=ranking,
-        n_pairs=len(contest.pairs),
         n_units=len(units),
         n_blocks=len(units.droplevel("kv_head").unique()),
         n_texts=len(units.droplevel(["layer", "kv_head"]).unique()),
@@ -139,7 +144,7 @@ def compare_at(
     )
 
 
-NAMED = ("phase", "row_format", "gqa.level", "allocator")  # what a quoted method must not go without
+NAMED = ("phase", "row_format", "gqa.level", "allocator")  # parameters that a quoted method must name
 
 
 def _names(rows: pd.DataFrame) -> dict[str, str]:
@@ -152,9 +157,9 @@ def _names(rows: pd.DataFrame) -> dict[str, str]:
     return names
 
 
-def _out_of_reach(frame, rows, asked, phase, methods) -> dict[str, Reached | Unreached]:
-    """Methods that were asked for the share and have no cell of it: the floor that the run found. One without
-    any row has no label of its own: it is named by all that it was given."""
+def _unreachable_methods(frame, rows, asked, phase, methods) -> dict[str, Reached | Unreached]:
+    """Methods that were requested at the share and have no cell there: the floor that the run found. A method
+    without any row has no label; its name lists all parameters that it was configured with."""
     labels = {
         (own.method, _canonical(own.given)): own.label for own in rows.drop_duplicates("label").itertuples()
     }
@@ -177,8 +182,8 @@ def _canonical(given: dict) -> str:
     return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
 
-def _on_all_heads(found: dict[str, Reached | Unreached]) -> dict[str, Reached | Unreached]:
-    """Who has no number on some head that another has is left out: means of other heads are no comparison."""
+def _keep_complete(found: dict[str, Reached | Unreached]) -> dict[str, Reached | Unreached]:
+    """Leaves out methods without a number on some head that another has: their means are not comparable."""
     units = [each.values.index for each in found.values() if isinstance(each, Reached)]
     every = reduce(pd.Index.union, units) if units else []
     return {
@@ -200,12 +205,14 @@ def _rivals(frame: pd.DataFrame, phase: str | None, methods: list[str] | None) -
         raise ResultsError("no finished cell of a method that compresses: there is nothing to compare")
     if used["model"].nunique() > 1:
         names = ", ".join(sorted(used["model"].unique()))
-        raise UserError(f"results of several models cannot be ranked together: {names}; compare each alone")
+        raise ConfigError(
+            f"results of several models cannot be ranked together: {names}; compare them one by one"
+        )
     used = used.assign(family=used["label"].map(family_of(used)))
     return used if phase is None else used[used["family"] == phase]
 
 
-SAME = 1e-6  # relative: sums of float32 in another order
+SAME = 1e-6  # relative tolerance: float32 sums in another order
 
 
 def _distinct(values: dict[str, pd.Series]) -> tuple[dict[str, pd.Series], dict[str, list[str]]]:
@@ -225,27 +232,23 @@ def _equal(first: pd.Series, second: pd.Series) -> bool:
 
 
 def _rows(found, contest: Contest, equals, family):
-    adjusted = dict(zip(contest.pairs, holm([pair.p for pair in contest.pairs.values()]), strict=True))
     for label in contest.ranked:
         error, low, high = contest.losses[label]
         row = {"label": label, "family": family[label], "error": error, "low": low, "high": high}
         row |= {"share": found[label].share, "how": found[label].how, "equals": ", ".join(equals[label])}
         row |= {"layers_more": contest.layers_more.get(label, np.nan)}
-        yield row | _against(contest.ranked[0], label, contest.pairs, adjusted)
+        yield row | _against_best(contest, label)
     for label, each in found.items():
         if isinstance(each, Unreached):
             row = {"label": label, "family": family.get(label, ""), "how": each.why}
             yield row | {"decided": False, "equals": ""}
 
 
-def _against(best: str, label: str, pairs, adjusted) -> dict[str, object]:
-    """Label minus best."""
-    forward = (label, best) in pairs
-    key = (label, best) if forward else (best, label)
-    if key not in pairs:
+def _against_best(contest: Contest, label: str) -> dict[str, object]:
+    """The label beside the first: difference, ratio with its interval, and whether it can be the best."""
+    pair = contest.pair(label, contest.ranked[0])
+    if pair is None:
         return {"decided": False}
-    pair, sign = pairs[key], 1 if forward else -1
-    ends = sorted((sign * pair.low, sign * pair.high)) if np.isfinite(pair.low) else (np.nan, np.nan)
-    p = adjusted[key]
-    return {"difference": sign * pair.difference, "difference_low": ends[0], "difference_high": ends[1],
-            "p": p, "decided": bool(p < 1 - LEVEL and sign * pair.difference > 0)}  # fmt: skip
+    p = min(1.0, (len(contest.ranked) - 1) * pair.p_worse) if np.isfinite(pair.p) else np.nan
+    ratios = {"ratio": pair.ratio, "ratio_low": pair.low, "ratio_high": pair.high}
+    return {"difference": pair.difference, **ratios, "p": p, "decided": bool(p < 1 - LEVEL)}

@@ -1,19 +1,19 @@
-"""Measures that methods are compared by: columns of results.csv where less is better, or one minus them."""
+"""Measures to compare methods by: columns of results.csv in which less is better, or one minus a column."""
 
 import re
 
 import pandas as pd
 
-from ..errors import UserError
+from ..errors import ConfigError
 
 MAIN = "rel_err_out_mean"
-# What methods are ranked by unless somebody asks for another: by predicted nats where the results say them of
-# every method, else by the column that orders methods most nearly as models' own losses do (docs/ranking.md).
+# Methods are ranked by predicted nats if the results have them for every method. Otherwise the default is the
+# column whose ranking agrees best with models' own losses (docs/ranking.md). --measure overrides it.
 NATS = "nats"
 DEFAULT = "cosine_distance_sq"
 ERROR, COSINE, DISTANCE = "error", "cosine", "distance"
 SHORT = {DISTANCE: DEFAULT, ERROR: MAIN, COSINE: "cosine_mean"}
-# Larger is better: one minus them is compared.
+# Larger is better: methods are compared by one minus these columns.
 FROM_ONE = {
     "cosine_mean": "cosine distance",
     "kept_mass_mean": "missing mass",
@@ -31,8 +31,8 @@ COMPARABLE = re.compile(r"(rel_err|eps|partition_err|log_partition_err)_\w+|cosi
 
 
 def column_of(frame: pd.DataFrame, measure: str | None) -> str:
-    """The column of a measure's name or short name; None: DEFAULT, or the main measure where an older table
-    lacks it. Raises UserError with the names that there are."""
+    """The column of a measure's name or short name. None: DEFAULT, or the main measure if an older table
+    lacks DEFAULT. Raises ConfigError with the available names."""
     if measure is None:
         measure = DEFAULT if DEFAULT in frame and frame[DEFAULT].notna().any() else MAIN
     name = SHORT.get(measure, measure)
@@ -40,14 +40,14 @@ def column_of(frame: pd.DataFrame, measure: str | None) -> str:
     if name in known and frame[name].notna().any():
         return name
     there = ", ".join([NATS, *SHORT, *(each for each in known if frame[each].notna().any())])
-    raise UserError(f"--measure {measure}: no measure of these results in which methods compete: {there}")
+    raise ConfigError(f"--measure {measure}: these results have no such measure; they have {there}")
 
 
 def words_of(column: str) -> str:
-    """What is compared, in words."""
+    """The measure in words."""
     return WORDS.get(column, column)
 
 
 def loss(values: pd.Series, column: str) -> pd.Series:
-    """The measure so that less is better."""
+    """The measure, turned so that less is better."""
     return 1 - values if column in FROM_ONE else values

@@ -1,4 +1,4 @@
-"""What methods are predicted to cost the model at a share of the bytes."""
+"""The loss that methods are predicted to cost the model at a share of the bytes."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.shares import with_common_budgets
-from ..errors import UserError
+from ..errors import ConfigError
 from ..loss.predicted import REMEDY, Losses
 from .measures import NATS
 from .reached import Question, Reached, Unreached, reached
@@ -16,10 +16,12 @@ INSTANCE = ["trace_id", "prompt", "label", "budget_tokens", "seed"]
 
 
 def nats_at(losses: Losses | None, rows: pd.DataFrame, asked: Question) -> pd.DataFrame:
-    """Nats a token at the share of `asked`, with their 95 % interval, means over texts: a row for each label
-    of `rows` that is predicted there, columns `nats`, `nats_low`, `nats_high`, NaN where a trace has none.
+    """Nats a token at the share in `asked`, with their 95 % interval, means over texts. The table has a row
+    for each label of `rows` that is predicted there, columns `nats`, `nats_low`, `nats_high` (NaN if a trace
+    has none).
 
-    `losses`: of the table, of all layers, whose `rows` compete; empty where they are None or say why not.
+    `losses`: the losses of the table over all layers, whose `rows` compete. Empty if they are None or say why
+    not.
     """
     nothing = pd.DataFrame(columns=list(COLUMNS.values()), dtype=float)
     if losses is None or losses.why:
@@ -28,7 +30,7 @@ def nats_at(losses: Losses | None, rows: pd.DataFrame, asked: Question) -> pd.Da
     sums = rows.groupby(INSTANCE, dropna=False)[size].sum()
     if "budget_share" in rows:
         sums["budget_share"] = rows.groupby(INSTANCE, dropna=False)["budget_share"].first()
-    # `reached` asks for units; an instance is one.
+    # `reached` expects units; here an instance is one unit.
     table = losses.table.merge(sums.reset_index(), on=INSTANCE).assign(layer=0, kv_head=0)
     found = {}
     for label, own in table.groupby("label", sort=True):
@@ -42,14 +44,16 @@ def _mean(found: Reached | Unreached) -> float:
     return float(found.values.mean()) if isinstance(found, Reached) else np.nan
 
 
-def nats_lead(measure: str | None, predicted: pd.DataFrame, labels: list[str], losses: Losses | None) -> bool:
-    """Whether `labels` are ranked by nats: they were asked for, or nobody asked and each of them has some
-    with an interval. Without one the trace lacks masked runs, and the second order of a few layers orders
-    methods no better than distances do (docs/ranking.md). Raises UserError where they were asked for and
-    there are none."""
+def ranked_by_nats(
+    measure: str | None, predicted: pd.DataFrame, labels: list[str], losses: Losses | None
+) -> bool:
+    """Whether `labels` are ranked by nats: the user asked for it, or named no measure and every label has
+    nats with an interval. Nats have no interval if the trace lacks masked runs; the second order of a few
+    layers then orders methods no better than distances do (docs/ranking.md). Raises ConfigError if the user
+    asked for nats and there are none."""
     known = predicted["nats"].reindex(labels).notna()
     certain = predicted["nats_low"].reindex(labels).notna()
     if measure == NATS and labels and not known.any():
-        why = losses.why if losses and losses.why else f"no loss is predicted of these rows: {REMEDY}"
-        raise UserError(f"--measure {NATS}: {why}")
+        why = losses.why if losses and losses.why else f"no loss is predicted for these rows: {REMEDY}"
+        raise ConfigError(f"--measure {NATS}: {why}")
     return measure == NATS or (measure is None and len(labels) > 0 and bool(certain.all()))

@@ -1,7 +1,7 @@
-"""What a method loses at a share of the full cache's bytes: replayed there, or between two replayed budgets.
+"""A method's error at a share of the full cache's bytes: replayed there, or between two replayed budgets.
 
-Shares are those of the layers in question: bytes of all their heads over those of the full cache, as a
-Size counts them. Between two budgets the error of each head is taken to be a power of the bytes. Nothing is
+A share is taken over the compared layers: bytes of all their heads over the full cache's bytes, as a Size
+counts them. Between two budgets the error of each head is interpolated as a power of the bytes. Nothing is
 extrapolated.
 """
 
@@ -15,15 +15,15 @@ from ..stats.intervals import UNIT, unit_means
 from .measures import loss
 from .sizes import PEAK, SIZES, Size
 
-NEAR = 0.97  # a replayed budget within 3 % below the share stands for it
-EXACT = 1e-9  # relative: shares that are the same number
+NEAR = 0.97  # a replayed budget at most 3 % below the share stands for the share
+EXACT = 1e-9  # relative tolerance: shares that are the same number
 TEXT = UNIT[:2]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """`values`: the measure of every unit at the share; `share`: bytes over those of the full cache, the mean
-    over texts; `how` in words."""
+    """`values`: the measure of every unit at the share; `share`: bytes over the full cache's bytes, the mean
+    over texts; `how`: the way it was found, in words."""
 
     values: pd.Series
     share: float
@@ -39,8 +39,8 @@ class Unreached:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every method: its `column` at `share` of the bytes that `size` counts.
-    `marked`: the column `budget_share` holds shares of these bytes."""
+    """The column and share that every method is asked for: `column` at `share` of the bytes that `size`
+    counts. `marked`: whether the column `budget_share` holds shares of these bytes."""
 
     share: float
     column: str
@@ -49,7 +49,7 @@ class Question:
 
 
 def reached(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
-    """`rows`: those of one method instance, finished, all budgets."""
+    """The measure of one method instance at the share. `rows`: its finished rows, all budgets."""
     found = [_of_text(own, asked) for _, own in rows.groupby(TEXT, sort=True)]
     lacking = [each for each in found if isinstance(each, Unreached)]
     if lacking:
@@ -65,7 +65,7 @@ def reached(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
 def _of_text(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     points, share = _points(rows, asked), asked.share
     if not points:
-        return Unreached("it has no number here")
+        return Unreached("no head has a number here")
     fits = [point for point in points if point.share <= share * (1 + EXACT)]
     for_it = [
         point for point in fits if point.asked is not None and np.isclose(point.asked, share, rtol=EXACT)
@@ -73,18 +73,18 @@ def _of_text(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     if for_it:
         return Reached(for_it[0].values, for_it[0].share, for_it[0].words)
     if not fits:
-        return Unreached(f"its least here is {points[0].share:.1%} of {asked.size.short}")
+        return Unreached(f"its smallest size here is {points[0].share:.1%} of {asked.size.short}")
     if fits[-1].share >= NEAR * share:
         return Reached(fits[-1].values, fits[-1].share, fits[-1].words)
     if len(fits) == len(points):
-        return Unreached(f"its most here is {points[-1].share:.1%} of {asked.size.short}")
+        return Unreached(f"its largest size here is {points[-1].share:.1%} of {asked.size.short}")
     return _between(fits[-1], points[len(fits)], share)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A budget of one text: `share` of the full cache's bytes that it takes, over all heads; `asked`: the
-    share of these bytes for which it was asked, None if otherwise."""
+    """A budget of one text: `share`, the share of the full cache's bytes that it takes, over all heads;
+    `asked`, the share of these bytes that was requested, or None."""
 
     share: float
     values: pd.Series
@@ -93,9 +93,9 @@ class _Point:
 
 
 def _points(rows: pd.DataFrame, question: Question) -> list[_Point]:
-    """By rising bytes, of the heads that the text has; a budget that only some of them were replayed at is
-    none, unless no other is there. Heads that were asked for one share belong together, whatever their
-    tokens."""
+    """Points by rising bytes, over the heads of the text. A budget that was replayed on some of the heads
+    only is skipped, unless no other budget is there. Heads that were asked for one share belong together,
+    whatever their budgets in tokens."""
     tokens = [
         _point(own, question, None) for _, own in rows.groupby(rows["budget_tokens"].fillna(0).astype(int))
     ]
@@ -103,16 +103,16 @@ def _points(rows: pd.DataFrame, question: Question) -> list[_Point]:
     shares = [
         _point(own, question, share if question.marked else None)
         for share, own in marked.groupby("share")
-        if _is_one_budget(own)
+        if _has_single_budget(own)
     ]
     points = [point for point in (*shares, *tokens) if len(point.values)]
     most = max((len(point.values) for point in points), default=0)
     return sorted((point for point in points if len(point.values) == most), key=lambda point: point.share)
 
 
-def _is_one_budget(rows: pd.DataFrame) -> bool:
-    """Whether every head and seed has one budget at a share: runs that were asked otherwise (of the mean, of
-    other layers) and stand in one folder do not agree."""
+def _has_single_budget(rows: pd.DataFrame) -> bool:
+    """Whether every head and seed has one budget at a share. Runs in one folder disagree if they were asked
+    for other shares (of the mean, or over other layers)."""
     return not rows.duplicated([*UNIT, "seed"]).any()
 
 

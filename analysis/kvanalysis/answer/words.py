@@ -1,8 +1,9 @@
-"""An answer in words: one sentence that can be quoted, what limits it, and its table."""
+"""An answer in words: one sentence to quote, its limits, and its table."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+from kvbase.selections import layer_words
 from scipy.special import stdtrit
 
 from ..stats.families import ONESHOT, STREAM
@@ -10,72 +11,74 @@ from ..stats.format import ABSENT, aligned, interval, percent, significant
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 from ..stats.words import count
 from .measures import DEFAULT, MAIN, NATS, words_of
-from .selection import layer_words
 from .sizes import PEAK, PROMPT
 
 if TYPE_CHECKING:
     from .compare import Answer
 
-ENDS = ("difference_low", "difference_high")
-NAMED = 3  # labels that a sentence lists; more are counted
+NAMED = 3  # a sentence lists at most so many labels, and counts the rest
 NO_WINNER = "no clear winner"
-APART = "paired over layers, 95 %, corrected for all pairs"
-PHASES = {  # what it means that methods of both phases are ranked
-    PEAK: "Bytes are those of the peak: one-shot methods reach it at the last token, streaming ones early"
-    " on.",
-    PROMPT: "Bytes are those of the prompt after its cut: one-shot methods keep every later token besides,"
-    " streaming ones stay within their budget.",
+APART = (
+    "×: geometric mean over layers; significant: paired t test of its logarithm, 95 %, multiple comparisons"
+    " with the best"
+)
+PHASES = {  # caveats where one-shot and streaming methods are ranked together
+    PEAK: "Bytes are counted at the peak: one-shot methods reach it at the last token, streaming methods"
+    " early on.",
+    PROMPT: "Bytes are counted after the prompt is cut: one-shot methods also keep every later token,"
+    " streaming methods stay within their budget.",
 }
-ORDERS = {  # how a measure orders methods of one budget, beside the model's own loss
-    MAIN: "The mean relative error hardly orders methods of one budget as models’ own losses do"
-    " (docs/ranking.md): look at --measure distance, too.",
-    DEFAULT: "On four models this measure orders methods of one budget as the model’s own loss does with a"
-    " rank correlation of 0.71 to 0.89 (docs/ranking.md); nats predicted from a gradient reach 0.85 to 0.89.",
-    NATS: "On four models predicted nats order methods of one budget as the model’s own loss does with a rank"
-    " correlation of 0.85 to 0.89; the interval of a ratio of two held 95 % of the measured ratios"
+ORDERS = {  # how well a measure ranks methods of one budget: agreement with the model's own loss
+    MAIN: "At one budget, the mean relative error agrees only partly with the model’s own loss on the order"
+    " of methods (docs/ranking.md): look at --measure distance, too.",
+    DEFAULT: "On four models, at one budget, this measure’s ranking of methods has a rank correlation of 0.71"
+    " to 0.89 with the model’s own loss (docs/ranking.md); nats predicted from a gradient reach 0.85 to"
+    " 0.89.",
+    NATS: "On four models, at one budget, the ranking by predicted nats has a rank correlation of 0.85 to"
+    " 0.89 with the model’s own loss; the intervals of predicted ratios held 95 % of the measured ratios"
     " (docs/ranking.md).",
 }
-MOST_TIMES = 1e6  # with all their digits
-TWICE = 2  # as large a loss that is not sure needs a reason
-MOST_LAYERS = 200  # beyond, more layers are no advice
-SHARE = "% of full"  # the peak's; of other bytes it is named after them
+MOST_TIMES = 1e6  # larger ratios are printed with few digits
+TWICE = 2  # an error larger by this factor and yet not significantly larger needs an explanation
+MOST_LAYERS = 200  # larger numbers of layers are no useful advice
+SHARE = "% of full"  # the column at the peak; other sizes have names of their own
 HEADER = (
     *(
         "method",
-        "loss",
+        "error",
         "95 % interval",
         SHARE,
-        "more than the first",
+        "times the first",
         "95 % of that",
         "in layers",
         "p",
     ),
-    *("apart", "phase", "how"),
+    *("significant", "phase", "how"),
 )
 
 
 def sentence(answer: "Answer") -> str:
-    """Who loses least, by how much, whether that is significant, and on what it rests."""
+    """The best method, its lead, whether the lead is significant, and the evidence."""
     found = verdict(answer)
     if answer.measure == NATS:
         return f"At {100 * answer.share:.3g} % of {answer.size.of}, {found} ({basis(answer)})."
     there_is = "there is " if found.startswith(NO_WINNER) else ""
-    rests_on = basis(answer) if len(answer.compared) else "see what is left out"
+    rests_on = basis(answer) if len(answer.compared) else "the reasons are below"
     return (
         f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found} ({rests_on}).{_nats(answer)}"
     )
 
 
 def _nats(answer: "Answer") -> str:
-    """What the first is predicted to cost the model, and who costs least by that."""
+    """The loss predicted for the first method, and the method with the lowest predicted loss."""
     rows = answer.compared[answer.compared["nats"].notna()]
     if rows.empty:
         return ""
     first, least = rows.iloc[0], rows.loc[rows["nats"].astype(float).idxmin()]
     said = f" Predicted loss of {first['name']}: {_nats_of(first)}"
     if first["name"] == least["name"]:
-        return f"{said}, the least of {len(rows)}."
-    return f"{said}; {least['name']} costs the model least, {_nats_of(least)}."
+        return f"{said}, the lowest of {len(rows)}."
+    return f"{said}; {least['name']} has the lowest, {_nats_of(least)}."
 
 
 def _nats_of(row) -> str:
@@ -83,10 +86,10 @@ def _nats_of(row) -> str:
 
 
 def basis(answer: "Answer") -> str:
-    """What the loss is, and by what test it differs significantly."""
+    """The measure, the evidence, and the test of significance."""
     if answer.measure == NATS:
-        return f"{scope(answer)}; significant: 95 %, corrected for all pairs"
-    return f"loss: {scope(answer)}; told apart: {APART}"
+        return f"{scope(answer)}; significant: 95 %, multiple comparisons with the best"
+    return f"error: {scope(answer)}; {APART}"
 
 
 def verdict(answer: "Answer") -> str:
@@ -96,27 +99,53 @@ def verdict(answer: "Answer") -> str:
         return "none of these methods was replayed"
     first, others = rows.iloc[0], rows.iloc[1:]
     if others.empty:
-        return f"{first['name']} alone was replayed, its loss {significant(first['error'])}"
+        return f"{first['name']} is the only method replayed, its error {significant(first['error'])}"
     if answer.measure == NATS:
         return _cheapest(first, others)
-    if others["decided"].all():
-        return _clear(first, others)
-    sure, unsure = others[others["decided"]], others[~others["decided"]]
-    near = _listed([f"{row.name} (+{significant(row.difference)})" for row in unsure.itertuples()])
-    least = f"{NO_WINNER}: {first['name']} has the least loss, {significant(first['error'])}"
-    if sure.empty and len(unsure) > 1:
-        return f"{least}, and none of the {len(unsure)} others is told apart from it: {near}"
-    more = f"; {_listed(sure['name'])} {_lose(sure)} more for sure" if len(sure) else ""
-    return f"{least}, not told apart from {near}{more}"
+    worse, near = others[others["decided"]], others[~others["decided"]]
+    if worse.empty:
+        return _undecided(answer, first, others)
+    least = f"{first['name']} has the lowest error, {significant(first['error'])}"
+    if near.empty:
+        second = others.iloc[0]
+        lead = f"{second['name']}, the next, has {_ratio(second)} times as much"
+        every = {1: "it is", 2: "both are"}.get(len(others), f"all {len(others)} others are")
+        ends = interval(second["ratio_low"], second["ratio_high"])
+        return f"{least}; {lead} [{ends}]; {every} significantly worse"
+    rest = f"significantly worse: {_listed(worse['name'])}; not significantly: {_listed(_with_ratios(near))}"
+    return f"{least}; {rest}"
+
+
+def _undecided(answer: "Answer", first, others) -> str:
+    """The sentence if no method is significantly worse than the first, and the evidence that is missing."""
+    least = f"{NO_WINNER}: {first['name']} has the lowest error, {significant(first['error'])}"
+    near = f"{least}, and no other is significantly worse: {_listed(_with_ratios(others))}"
+    needed = _needed_layers(answer)
+    return f"{near}; with {needed} like these {others.iloc[0]['name']} would be" if needed else near
+
+
+def _with_ratios(rows) -> list[str]:
+    """Names with their ratios to the first."""
+    return [
+        f"{row['name']} (+{significant(row['difference'])})"
+        if np.isnan(row["ratio"])
+        else f"{row['name']} (×{_ratio(row)})"
+        for _, row in rows.iterrows()
+    ]
+
+
+def _ratio(row) -> str:
+    return significant(row["ratio"])
 
 
 def _cheapest(first, others) -> str:
-    """The least predicted nats, how many times as much the next costs, and who costs significantly more."""
+    """The lowest predicted loss, the ratio of the next to it, and the methods that cost significantly
+    more."""
     second, dearer = others.iloc[0], others[others["decided"]]
     least = f"{first['name']} is predicted to cost the model least, {_nats_of(first)}"
     if first["error"] > 0:
-        ends = [(first["error"] + second[end]) / first["error"] for end in ENDS]
-        times = f"{second['error'] / first['error']:.2f} times as much [{interval(*ends)}]"
+        ends = interval(second["ratio_low"], second["ratio_high"])
+        times = f"{second['ratio']:.2f} times as much [{ends}]"
     else:
         times = _nats_of(second)
     more = f"{len(dearer)} of {count(len(others), 'other')} cost significantly more"
@@ -125,16 +154,8 @@ def _cheapest(first, others) -> str:
     return f"{least}; {second['name']}, the next, {times}; {more}"
 
 
-def _clear(first, others) -> str:
-    second = others.iloc[0]
-    ends = interval(second["difference_low"], second["difference_high"])
-    lead = f"{significant(second['difference'])} [{ends}] less than {second['name']}"
-    rest = f", the next; all {len(others)} others lose more for sure" if len(others) > 1 else ""
-    return f"{first['name']} loses least: {significant(first['error'])}, {lead}{rest}"
-
-
 def scope(answer: "Answer") -> str:
-    """What the loss is and on what it was measured."""
+    """The measure, and the heads, layers, texts and model behind it."""
     return f"{words_of(answer.measure)} over {_evidence(answer)}"
 
 
@@ -144,13 +165,9 @@ def _evidence(answer: "Answer") -> str:
 
 
 def _blocks(answer: "Answer") -> str:
-    """The evidence that is counted: layers, those of several texts apart."""
+    """The number of independent blocks in words: layers, counted for each text."""
     of_texts = f" of {answer.n_texts} texts" if answer.n_texts > 1 else ""
     return count(answer.n_blocks, "layer") + of_texts
-
-
-def _lose(rows) -> str:
-    return "loses" if len(rows) == 1 else "lose"
 
 
 def _listed(labels) -> str:
@@ -162,77 +179,80 @@ def _listed(labels) -> str:
 
 
 def caveats(answer: "Answer") -> list[str]:
-    """What a reader must know before quoting the sentence; each is one sentence."""
+    """Limits to know before quoting the sentence, one sentence each."""
     rows = answer.compared
-    of_test = _of_prediction if answer.measure == NATS else _of_layers
+    of_test = _prediction_caveats if answer.measure == NATS else _layer_test_caveats
     return [
         *of_test(answer, rows),
-        *_one_kind_of_text(answer),
+        *_text_caveat(answer),
         *_interpolated(rows),
         *left_out(answer),
-        *_both_phases(answer, rows),
-        *_main_measure(answer),
+        *_phase_caveat(answer, rows),
+        *_agreement_caveat(answer),
     ]
 
 
-def _of_layers(answer: "Answer", rows) -> list[str]:
-    """What limits a test over layers."""
+def _layer_test_caveats(answer: "Answer", rows) -> list[str]:
+    """Limits of a test over layers."""
     return [
-        *_few_blocks(answer, rows),
-        *_chosen_afterwards(answer, rows),
-        *_contrary_layers(answer, rows),
-        *_more_layers(answer, rows),
+        *_few_layers_caveat(answer, rows),
+        *_multiple_testing_caveat(answer, rows),
+        *_contrary_layer_caveats(answer, rows),
+        *_needed_layers_caveat(answer, rows),
     ]
 
 
-def _of_prediction(answer: "Answer", rows) -> list[str]:
-    """What limits predicted nats."""
+def _prediction_caveats(answer: "Answer", rows) -> list[str]:
+    """Limits of predicted nats."""
     layers = count(len(answer.layers), "layer")
-    texts = [f"The loss is what errors of {layers} cost: of fewer than the model’s it is a lower bound."]
+    texts = [f"The loss is that of errors in {layers}: if the model has more, it is a lower bound."]
     if len(rows) < 2:
         return texts
     return [
         *texts,
-        f"The first was picked afterwards out of {len(rows)}: significant is what Holm’s correction over"
-        f" {count(answer.n_pairs, 'pair')} leaves at {100 * (1 - LEVEL):.0f} %, by how far predicted and"
-        " measured ratios of two methods lie apart.",
+        f"{_best_of(rows)}; p comes from how far predicted ratios of two methods were from measured ones.",
     ]
 
 
-def _one_kind_of_text(answer: "Answer") -> list[str]:
+def _text_caveat(answer: "Answer") -> list[str]:
     if answer.n_texts == 0:
         return []
-    return [f"Layers of {count(answer.n_texts, 'text')} are no evidence on other texts or models."]
+    return [f"Layers of {count(answer.n_texts, 'text')} are no evidence about other texts or models."]
 
 
-def _few_blocks(answer: "Answer", rows) -> list[str]:
+def _few_layers_caveat(answer: "Answer", rows) -> list[str]:
     if answer.n_blocks >= FEWEST_BLOCKS or len(rows) < 2:
         return []
     return [
-        f"With {_blocks(answer)} nothing can be told apart: it takes {FEWEST_BLOCKS}, since"
-        " heads of one layer err alike."
+        f"With {_blocks(answer)} no difference can be significant: the test needs {FEWEST_BLOCKS}, since"
+        " heads of one layer have similar errors."
     ]
 
 
-def _chosen_afterwards(answer: "Answer", rows) -> list[str]:
+def _multiple_testing_caveat(answer: "Answer", rows) -> list[str]:
     if len(rows) < 2:
         return []
-    return [
-        f"The first was picked afterwards out of {len(rows)}: told apart is what a paired t test over layers"
-        f" leaves after Holm’s correction over {count(answer.n_pairs, 'pair')} at {100 * (1 - LEVEL):.0f} %."
-    ]
+    return [f"{_best_of(rows)}."]
 
 
-def _contrary_layers(answer: "Answer", rows) -> list[str]:
-    """Why a large difference of means is not sure."""
+def _best_of(rows) -> str:
+    """What significance means, although the first was picked after looking."""
+    return (
+        f"The first was picked out of {len(rows)}: a significantly worse method cannot be the best, with"
+        f" {100 * LEVEL:.0f} % confidence for all together (one-sided p times {len(rows) - 1})"
+    )
+
+
+def _contrary_layer_caveats(answer: "Answer", rows) -> list[str]:
+    """Why a large difference of means is not significant."""
     if answer.n_blocks < FEWEST_BLOCKS:
         return []
     least = rows["error"].iloc[0] if len(rows) else 0
     large = rows.iloc[1:][~rows["decided"].iloc[1:] & (rows["error"].iloc[1:] > TWICE * least)]
     first = rows["name"].iloc[0]
     return [
-        f"{row.name} loses {_times(row.error / least)} times as much as {first} on average, but more in only"
-        f" {row.layers_more:.0f} of {_blocks(answer)}."
+        f"{row.name} has {_times(row.error / least)} times the mean error of {first}, but a higher error in"
+        f" only {row.layers_more:.0f} of {_blocks(answer)}."
         for row in large.itertuples()
         if row.layers_more < answer.n_blocks
     ]
@@ -242,20 +262,26 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}" if ratio < MOST_TIMES else significant(ratio)
 
 
-def _more_layers(answer: "Answer", rows) -> list[str]:
-    """How many layers like these would tell the first from the next."""
-    if len(rows) < 2 or rows["decided"].iloc[1] or answer.n_blocks < FEWEST_BLOCKS:
+def _needed_layers_caveat(answer: "Answer", rows) -> list[str]:
+    """How many layers like these would make the next method significantly worse, where others are."""
+    needed = _needed_layers(answer) if len(rows) > 1 and rows["decided"].any() else None
+    if not needed:
         return []
-    second = rows.iloc[1]
-    half = (second["difference_high"] - second["difference_low"]) / 2
-    if not half > 0 or not second["difference"] > 0:
-        return []
-    deviation = half / stdtrit(answer.n_blocks - 1, (1 + LEVEL) / 2) * np.sqrt(answer.n_blocks)
+    return [f"If other layers differ as much, {needed} would make {_names(rows)} differ significantly."]
+
+
+def _needed_layers(answer: "Answer") -> str | None:
+    """Layers like these that would make the second method significantly worse; None if it is, or if it has
+    the lower error in the typical layer."""
+    rows = answer.compared
+    if rows["decided"].iloc[1] or answer.n_blocks < FEWEST_BLOCKS or not rows["ratio"].iloc[1] > 1:
+        return None
+    center, low, high = np.log(rows[["ratio", "ratio_low", "ratio_high"]].iloc[1].to_numpy(dtype=float))
+    deviation = (high - low) / 2 / stdtrit(answer.n_blocks - 1, (1 + LEVEL) / 2) * np.sqrt(answer.n_blocks)
     counts = np.arange(FEWEST_BLOCKS, MOST_LAYERS + 1)
-    needed = stdtrit(counts - 1, 1 - (1 - LEVEL) / 2 / answer.n_pairs) * deviation / np.sqrt(counts)
-    enough = counts[needed < second["difference"]]
-    layers = f"about {enough[0]} layers" if len(enough) else f"more than {MOST_LAYERS} layers"
-    return [f"Were the difference as large in others, {layers} would tell {_names(rows)} apart."]
+    needed = stdtrit(counts - 1, 1 - (1 - LEVEL) / (len(rows) - 1)) * deviation / np.sqrt(counts)
+    enough = counts[needed < center]
+    return f"about {enough[0]} layers" if len(enough) else f"more than {MOST_LAYERS} layers"
 
 
 def _names(rows) -> str:
@@ -266,28 +292,28 @@ def _interpolated(rows) -> list[str]:
     between = rows.loc[rows["how"].str.startswith("between"), "name"]
     if between.empty:
         return []
-    return [f"Interpolated between two budgets (a power of the bytes, head by head): {_listed(between)}."]
+    return [f"Interpolated between two budgets (as a power of the bytes, for each head): {_listed(between)}."]
 
 
 def left_out(answer: "Answer") -> list[str]:
-    """Each reason once, with the labels that it holds for."""
+    """Each reason once, with the labels that it applies to."""
     out = answer.ranking[answer.ranking["error"].isna()]
     reasons = out.groupby("how", sort=False)["name"]
     return [f"Not compared: {_listed(own)} ({why})." for why, own in reasons]
 
 
-def _both_phases(answer: "Answer", rows) -> list[str]:
+def _phase_caveat(answer: "Answer", rows) -> list[str]:
     if answer.size.name not in PHASES or not {STREAM, ONESHOT} <= set(rows["family"]):
         return []
     return [PHASES[answer.size.name]]
 
 
-def _main_measure(answer: "Answer") -> list[str]:
+def _agreement_caveat(answer: "Answer") -> list[str]:
     return [ORDERS[answer.measure]] if answer.measure in ORDERS else []
 
 
 def cells(answer: "Answer"):
-    """(header, rows) of the ranking, as `stats.format.aligned` takes them."""
+    """(header, rows) of the ranking, as `stats.format.aligned` expects them."""
     rows = []
     for row in answer.ranking.itertuples():
         label = f"{row.name} = {row.equals}" if row.equals else row.name
@@ -296,8 +322,8 @@ def cells(answer: "Answer"):
             [
                 (label, label), (significant(row.error), row.error),
                 (interval(row.low, row.high), row.low), (percent(row.share), row.share),
-                (significant(row.difference), row.difference),
-                (interval(row.difference_low, row.difference_high), row.difference_low),
+                (significant(row.ratio), row.ratio),
+                (interval(row.ratio_low, row.ratio_high), row.ratio_low),
                 _layers(row, answer), (significant(row.p), row.p), (apart, apart), (row.family, row.family),
                 (row.how, row.how),
             ]
@@ -317,9 +343,12 @@ def cells(answer: "Answer"):
 
 
 def _cells_by_nats(answer: "Answer", header, rows):
-    """The measure of heads in place of the count of layers, which says nothing here."""
+    """The ranking by nats: the count of layers means nothing here, the measure of heads replaces it."""
     at = header.index("in layers")
-    names = {"loss": "predicted nats", "in layers": "distance", "apart": "significant"}
+    names = {
+        "error": "predicted nats",
+        "in layers": "distance",
+    }
     distances = [(significant(value), value) for value in answer.ranking["distance"]]
     return [names.get(name, name) for name in header], [
         [*row[:at], distance, *row[at + 1 :]] for row, distance in zip(rows, distances, strict=True)
@@ -327,15 +356,15 @@ def _cells_by_nats(answer: "Answer", header, rows):
 
 
 def _layers(row, answer: "Answer"):
-    """In how many layers a method loses more than the first."""
+    """The number of layers in which a method's error is larger than the first's."""
     if np.isnan(row.error) or row.Index == 0:
         return ABSENT, None
     return f"{row.layers_more:.0f} of {answer.n_blocks}", row.layers_more
 
 
 def text(answer: "Answer") -> str:
-    """The whole answer for a terminal: the sentence, the table, what limits it."""
-    named = "" if answer.measure == NATS else "loss: "
+    """The whole answer for a terminal: the sentence, the table, the limits."""
+    named = "" if answer.measure == NATS else "error: "
     layers = f"Layers {layer_words(answer.layers)}; {named}{words_of(answer.measure)}."
     lines = [
         sentence(answer),

@@ -1,1 +1,1 @@
-"""Which budget a method needs: curves of replayed budgets, their bends and knees, searches, regret."""
+"""The budget that a method needs: curves over replayed budgets, their bends and knees, searches, regret."""

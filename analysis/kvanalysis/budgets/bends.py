@@ -1,11 +1,11 @@
-"""Where error against budget bends: the budgets that a straight line between their neighbours misses.
+"""Finds where error against budget bends: budgets off the straight line between their neighbours.
 
 The curve of a method instance is ln(mean error over heads) against ln(budget), seeds averaged first, at the
-budgets that all heads were replayed at. A budget between two others bends the curve if its ln(error) lies
-off the straight line through its two neighbours by more than the tolerance. Then the geometric midpoints of
-both neighbouring intervals are wanted of all heads. An interval whose midpoint would come closer than CLOSEST
-to one of its ends is not cut. An error of zero has no logarithm: a budget is not judged where its own error
-or a neighbour's is zero.
+budgets at which all heads were replayed. A budget between two others bends the curve if its ln(error) lies
+off the straight line through its two neighbours by more than the tolerance. All heads are then replayed at
+the geometric midpoints of both neighbouring intervals. An interval is not divided if its midpoint would come
+closer than CLOSEST to one of its ends. An error of zero has no logarithm: a budget is not judged if its own
+error or a neighbour's is zero.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 from ..stats.intervals import UNIT
 from .replayed import INSTANCE, common_curves, midpoint, with_budget
 
-CLOSEST = 1.05  # ratio of two neighbouring budgets
+CLOSEST = 1.05  # smallest ratio of two neighbouring budgets
 
 
 def bends(budgets, errors, tolerance):
@@ -29,7 +29,7 @@ def bends(budgets, errors, tolerance):
 
 
 def refining_budgets(budgets, errors, tolerance):
-    """The midpoints that the bends of one curve ask for, ascending."""
+    """The midpoints around the bends of one curve, ascending."""
     budgets, found = list(budgets), set()
     for i in bends(budgets, errors, tolerance):
         for low, high in ((budgets[i - 1], budgets[i]), (budgets[i], budgets[i + 1])):
@@ -40,7 +40,7 @@ def refining_budgets(budgets, errors, tolerance):
 
 
 def refinements(table, tolerance):
-    """{instance: budgets that its bends ask for} of `replayed`'s table; without any it is not in it."""
+    """{instance: midpoints around its bends} for `replayed`'s table; instances without any are left out."""
     wanted = {}
     for instance, curve in common_curves(table).items():
         budgets = refining_budgets(curve.index, curve, tolerance)
@@ -50,8 +50,8 @@ def refinements(table, tolerance):
 
 
 def of_all_heads(table, wanted):
-    """A row per (instance, unit, budget) that `wanted`, {instance: budgets}, asks for; every head that the
-    instance was replayed at."""
+    """A row per (instance, unit, budget) in `wanted`, {instance: budgets}, for every head at which the
+    instance was replayed."""
     heads = with_budget(table)[[*INSTANCE, *UNIT]].drop_duplicates()
     parts = [
         heads[(heads[INSTANCE] == list(instance)).all(axis=1)].assign(budget_tokens=budget)

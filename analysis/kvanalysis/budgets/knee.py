@@ -1,20 +1,20 @@
-"""The knee of error against budget: where more budget stops paying as it did."""
+"""The knee of error against budget: the point after which more budget reduces the error less."""
 
 import numpy as np
 import pandas as pd
 
 from ..stats.intervals import UNIT, mean_interval, unit_means, used_rows
 
-KNEE_DEPTH = 0.1  # of the chord's height: shallower bends are straight lines with noise
+KNEE_DEPTH = 0.1  # share of the chord's height: shallower bends are straight lines with noise
 
 
 def knee(budgets, errors):
     """(budget, error, depth) of the knee of one curve; NaN, NaN and the depth if there is none.
 
     The rule: on log-log axes, scaled so that the chord from the first to the last point falls from (0, 1) to
-    (1, 0), the knee is the point farthest below the chord: there more budget stops paying as it did. There
-    is none below three points, where the error does not fall from the smallest to the largest budget, or
-    where the depth is below KNEE_DEPTH: a power law is a straight line and has no knee.
+    (1, 0), the knee is the point farthest below the chord. There is none below three points, if the error
+    does not fall from the smallest to the largest budget, or if the depth is below KNEE_DEPTH: a power law is
+    a straight line and has no knee.
     """
     budgets, errors = np.asarray(budgets, dtype=float), np.asarray(errors, dtype=float)
     if len(budgets) < 3 or not (errors > 0).all() or errors[-1] >= errors[0]:
@@ -29,14 +29,14 @@ def knee(budgets, errors):
 
 
 def unit_errors(frame, measure):
-    """The measure over (label, budget_tokens, *UNIT), seeds averaged, where there is a budget."""
+    """The measure over (label, budget_tokens, *UNIT), seeds averaged, for rows with a budget."""
     rows = used_rows(frame)
     rows = rows[rows["budget_tokens"].notna() & rows[measure].notna()]
     return unit_means(rows, [measure], ["label", "budget_tokens"])[measure]
 
 
 def unit_curves(frame, measure):
-    """{(label, *UNIT): (budgets, errors)} of every curve with a budget; budgets ascending."""
+    """{(label, *UNIT): (budgets, errors)} for every curve with a budget; budgets ascending."""
     curves = {}
     for key, values in unit_errors(frame, measure).groupby(level=["label", *UNIT], sort=True):
         budgets = values.index.get_level_values("budget_tokens").to_numpy(dtype=float)
@@ -45,7 +45,7 @@ def unit_curves(frame, measure):
 
 
 def knees(frame, measure="rel_err_out_mean"):
-    """A row per (label, *UNIT): `knee_budget`, `knee_error`, `depth` (NaN as `knee` says)."""
+    """A row per (label, *UNIT): `knee_budget`, `knee_error`, `depth` (NaN as in `knee`)."""
     rows = [(*key, *knee(*curve)) for key, curve in unit_curves(frame, measure).items()]
     return pd.DataFrame(rows, columns=["label", *UNIT, "knee_budget", "knee_error", "depth"])
 

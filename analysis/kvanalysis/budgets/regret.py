@@ -1,4 +1,5 @@
-"""What a method loses against the oracles at the same budget, and where (docs/measures_explained.md)."""
+"""How much higher a method's error is than the oracles' at equal budgets, and why
+(docs/measures_explained.md)."""
 
 import numpy as np
 import pandas as pd
@@ -8,8 +9,8 @@ from ..stats.intervals import used_rows
 from ..stats.paired import compare_units
 
 TOPK_HEAD, TOPK_GROUP, STATIC = "topk per head", "topk per group", "static oracle"
-# The oracle whose budget means the same: top-k reads as many tokens as a stream holds, the static oracle
-# cuts once.
+# The oracle whose budget has the same meaning: top-k reads as many tokens as a stream holds, the static
+# oracle cuts once.
 REFERENCE = {STREAM: TOPK_GROUP, READS: TOPK_GROUP, ONESHOT: STATIC}
 PARTS = {
     "set_error": "rel_err_set_mean",
@@ -19,7 +20,7 @@ PARTS = {
 
 
 def rung_labels(rows):
-    """{rung: label} of the oracles that were run with their default parameters."""
+    """{rung: label} for the oracles that were run with default parameters."""
     found = {}
     instances = rows[rows["oracle"]].drop_duplicates(["method", "params_json"])
     for method, params, label in zip(
@@ -39,11 +40,11 @@ def _rung(method, params):
 
 
 def ladder(rows):
-    """One row per (budget, rung or method); empty where no static oracle was run at that budget.
+    """One row per (budget, rung or method); empty if no static oracle was run at that budget.
 
     Columns: budget_tokens, label, rung ("" for methods), family, rel_err_out_mean and static_error over the
     heads that both have, regret (geometric mean of the ratios over heads), regret_of_means, difference with
-    interval, wins, ties, losses, n_units, reference and reference_error, and where the run has them
+    interval, wins, ties, losses, n_units, reference and reference_error, and, if the run has them,
     set_error, selection (set_error - reference_error), beyond_set (error - set_error), normaliser_part,
     numerator_part.
     """
@@ -92,7 +93,7 @@ def _compared(result):
 
 
 def _split(label, errors, parts, reference):
-    """The parts of the error over the heads on which label and reference have all of them."""
+    """The parts of the error, over the heads on which label and reference have all parts."""
     split = dict.fromkeys(("reference", "reference_error", "set_error", "selection", "beyond_set"), np.nan)
     split |= {part: table[label].mean() for part, table in parts.items() if label in table}
     if reference not in errors:

@@ -1,6 +1,6 @@
-"""Budgets: evenly spaced on a logarithmic scale, and means over seeds at those that were replayed.
+"""Budgets evenly spaced on a logarithmic scale, and means over seeds at replayed budgets.
 
-A method instance is a method and what it was given beside its defaults, as canonical text.
+A method instance is a method with its non-default parameters as canonical text.
 """
 
 import math
@@ -16,7 +16,8 @@ INSTANCE = ["method", "given_json"]
 
 @dataclass(frozen=True)
 class Curve:
-    """One head of one instance, arrays [budgets] in ascending order of budgets (NaN if it takes none)."""
+    """One head of one instance, arrays [budgets] in ascending order of budgets (NaN if the method takes
+    none)."""
 
     budgets: np.ndarray
     errors: np.ndarray
@@ -27,9 +28,9 @@ class Curve:
 
 def replayed(frame, measure):
     """A row per (instance, unit, budget) of `load`'s table, in its order: `error`, the mean of `measure` over
-    seeds, NaN where a seed failed or has no value; `n_seeds`, `n_prefill` and `model`.
+    seeds, NaN if a seed failed or has no value; `n_seeds`, `n_prefill` and `model`.
 
-    The budget is missing (pd.NA) where the method takes none.
+    The budget is missing (pd.NA) if the method takes none.
     """
     values = frame[measure].where(frame["status"] == "ok")
     groups = frame.assign(value=values).groupby(
@@ -47,13 +48,13 @@ def replayed(frame, measure):
 
 
 def with_budget(table):
-    """The rows of `replayed` of methods that take a budget; budgets as int."""
+    """The rows of `replayed` for methods that take a budget; budgets as int."""
     rows = table[table["budget_tokens"].notna()]
     return rows.assign(budget_tokens=rows["budget_tokens"].astype("int64"))
 
 
 def head_curves(table):
-    """((*INSTANCE, *UNIT), Curve) of every head and instance of `replayed`'s table, in its order."""
+    """((*INSTANCE, *UNIT), Curve) for every head and instance in `replayed`'s table, in its order."""
     keys = [*INSTANCE, *UNIT]
     codes = table.groupby(keys, sort=False).ngroup().to_numpy()
     budgets = table["budget_tokens"].astype(float).to_numpy()
@@ -71,8 +72,8 @@ def head_curves(table):
 
 def common_curves(table):
     """{instance: Series of mean errors over budgets}, ascending: the mean over heads of an instance at the
-    budgets that all its heads were replayed at. Heads that miss a value at one of these are left out, so
-    that every budget's mean is one of the same heads. Instances without such a head are left out.
+    budgets at which all its heads were replayed. Heads without a value at one of these are left out, so
+    that every budget's mean covers the same heads. Instances without such a head are left out.
     """
     curves = {}
     for instance, rows in with_budget(table).groupby(INSTANCE, sort=False):
@@ -85,8 +86,9 @@ def common_curves(table):
 
 
 def at_common_budgets(frame):
-    """The rows of `load`'s table at budgets that every head of the instance was replayed at; those of methods
-    without a budget and of failed cells stay. What a search tried at some heads has no mean over all of them.
+    """The rows of `load`'s table at budgets at which every head of the instance was replayed, and all rows of
+    methods without a budget and of failed cells. Budgets that a search tried at some heads have no mean over
+    all heads.
     """
     head = frame.groupby(UNIT, sort=False).ngroup()
     instance, budget = [frame[name] for name in INSTANCE], frame["budget_tokens"]
@@ -96,8 +98,8 @@ def at_common_budgets(frame):
 
 
 def missing_rows(wanted, table):
-    """The rows of `wanted` (columns INSTANCE, UNIT, budget_tokens) that `replayed`'s table lacks, each once,
-    in order."""
+    """The rows of `wanted` (columns INSTANCE, UNIT, budget_tokens) that are not in `replayed`'s table, each
+    once, in order."""
     keys = [*INSTANCE, *UNIT, "budget_tokens"]
     held = pd.MultiIndex.from_frame(with_budget(table)[keys])
     wanted = wanted[keys].drop_duplicates()
@@ -105,19 +107,19 @@ def missing_rows(wanted, table):
 
 
 def log_spaced(first, last, count):
-    """`count` budgets from `first` to `last` whose neighbours have one ratio, rounded to whole tokens; fewer
-    where rounding makes two equal. Ascending; `count` is 2 at least."""
+    """`count` budgets from `first` to `last` with a constant ratio of neighbours, rounded to whole tokens;
+    fewer if rounding makes two equal. Ascending; `count` is at least 2."""
     ratio = last / first
     return sorted({whole(first * ratio ** (i / (count - 1))) for i in range(count)})
 
 
 def midpoint(low, high):
-    """The whole budget next to sqrt(low * high) strictly between the two; None between neighbours."""
+    """The whole budget nearest to sqrt(low * high), strictly between the two; None if they are neighbours."""
     if high - low < 2:
         return None
     return min(max(whole(math.sqrt(low * high)), low + 1), high - 1)
 
 
 def whole(tokens):
-    """Half a token counts as one."""
+    """Rounds to whole tokens, halves upwards."""
     return math.floor(tokens + 0.5)

@@ -1,9 +1,9 @@
-"""The budget from which on an epsilon is met, of every head: what is known of it, and what to try next.
+"""For every head, the budget from which on an epsilon is met: its known bounds, and the budget to try next.
 
 A replayed budget meets epsilon if the mean of the measure over its seeds is at most epsilon; a budget with a
-failed cell misses. Curves need not be monotone. What is asked is the smallest replayed budget from which on
-every larger replayed one meets: below it lies the largest one that misses, and smaller ones that meet are
-counted. Nothing is interpolated.
+failed cell misses. Curves need not be monotone. The answer is the smallest replayed budget from which on
+every larger replayed budget meets. Just below it lies the largest budget that misses; smaller budgets that
+meet are counted. Nothing is interpolated.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,9 @@ COUNTS = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Bracket:
-    """Indices into a curve's budgets: `misses`, the largest that misses (None: all meet), and `meets`, the
-    next one (None: the largest of all misses). `smaller_meets`: how many below `misses` meet."""
+    """Indices into a curve's budgets: `misses`, the largest budget that misses (None: all meet), and `meets`,
+    the next one (None: the largest budget misses). `smaller_meets`: number of budgets below `misses` that
+    meet."""
 
     meets: int | None
     misses: int | None
@@ -35,7 +36,7 @@ class Bracket:
 
 
 def bracket(errors, epsilon):
-    """The Bracket of one curve, its errors in ascending order of budgets."""
+    """The Bracket of one curve, with its errors in ascending order of budgets."""
     meets = np.asarray(errors, dtype=float) <= epsilon  # NaN misses
     missing = np.flatnonzero(~meets)
     if not len(missing):
@@ -46,7 +47,7 @@ def bracket(errors, epsilon):
 
 def probe(budgets, errors, epsilon, resolution):
     """The budget to try next, None if the search has ended: the crossing lies between two budgets that are
-    neighbours or whose ratio is at most `resolution`, or it is not between replayed budgets at all."""
+    neighbours or whose ratio is at most `resolution`, or it does not lie between replayed budgets."""
     found = bracket(errors, epsilon)
     if found.meets is None or found.misses is None:
         return None
@@ -55,8 +56,8 @@ def probe(budgets, errors, epsilon, resolution):
 
 
 def open_searches(table, epsilons, resolution):
-    """A row per search that goes on, of `replayed`'s table: INSTANCE, UNIT, `epsilon` and the `budget_tokens`
-    that it tries next."""
+    """A row per unfinished search in `replayed`'s table: INSTANCE, UNIT, `epsilon` and `budget_tokens`, the
+    budget to try next."""
     rows = [
         (*key, epsilon, budget)
         for key, curve in head_curves(with_budget(table))
@@ -69,11 +70,11 @@ def open_searches(table, epsilons, resolution):
 def epsilon_table(frame, measure, epsilons):
     """A row per (instance, unit, epsilon) of `load`'s table, in its order, epsilons ascending; COLUMNS.
 
-    status `met`: budget_tokens is the smallest replayed budget from which on every larger replayed one meets
-    epsilon, and error its error; budget_below the largest replayed one that misses, missing if all meet.
-    `not_met`: the largest replayed budget misses; budget_below is that one. `smaller_meets`: budgets below
-    budget_below that meet. `no_budget`: the method takes none, error is its error. `no_value`: the measure
-    has no value at any budget, because it does not apply or all failed.
+    status `met`: budget_tokens is the smallest replayed budget from which on every larger replayed budget
+    meets epsilon, and error its error; budget_below is the largest replayed budget that misses, missing if
+    all meet. `not_met`: the largest replayed budget misses; it is budget_below. `smaller_meets`: number of
+    budgets below budget_below that meet. `no_budget`: the method takes none; error is its error. `no_value`:
+    the measure has no value at any budget, because it does not apply or all cells failed.
     """
     rows = [
         dict(zip([*INSTANCE, *UNIT], key, strict=True))
@@ -104,23 +105,23 @@ def _at(curve, index, budget, error):
     return {} if index is None else {budget: curve.budgets[index], error: curve.errors[index]}
 
 
-SHARES = {"quarter": 0.25, "half": 0.5, "most": 0.75}  # of the heads
+SHARES = {"quarter": 0.25, "half": 0.5, "most": 0.75}  # shares of heads
 COUNTED = ["met", "at_smallest", "smaller_meets", "heads"]
 
 
 def labelled(answers, frame):
-    """Rows of `epsilon_table` (or epsilon.csv) of the instances of `load`'s table, with its `label`."""
+    """Rows of `epsilon_table` (or epsilon.csv) for the instances of `load`'s table, with its `label`."""
     names = frame[["trace_id", *INSTANCE, "label"]].drop_duplicates()
     return answers.merge(names.rename(columns={"given_json": "given"}))
 
 
 def over_heads(answers, by=("label", "measure", "epsilon")):
-    """A row per group of `labelled` answers, of the heads that took a budget.
+    """A row per group of `labelled` answers, over the heads that took a budget.
 
     `quarter`, `half`, `most`: the smallest budget that suffices for 25, 50 and 75 % of the heads, infinite
-    if no replayed one does. `met`: heads with a budget that suffices; `at_smallest`: those for which the
-    smallest replayed one does; `smaller_meets`: those where a budget meets though a larger one misses;
-    `heads`: all.
+    if no replayed budget does. `met`: number of heads with a budget that suffices; `at_smallest`: heads for
+    which the smallest replayed budget does; `smaller_meets`: heads where a budget meets though a larger one
+    misses; `heads`: all heads.
     """
     answers = answers[answers["status"].isin((MET, NOT_MET))]
     rows = [(*key, *_of_heads(group)) for key, group in answers.groupby(list(by), sort=True)]

@@ -1,1 +1,1 @@
-"""Files that kvreplay wrote, as typed tables and arrays."""
+"""kvreplay's files as typed tables and arrays."""

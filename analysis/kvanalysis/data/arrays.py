@@ -1,4 +1,4 @@
-"""Arrays in HDF5: what a run saved for each cell, and what a trace recorded."""
+"""Arrays in HDF5 files: saved by a run for each cell, or recorded in a trace."""
 
 from itertools import pairwise
 
@@ -8,11 +8,12 @@ import numpy as np
 from ..errors import ResultsError
 from .results_csv import one_line
 
-HALF_WIDTH_BITS = 16  # of a bfloat16: the upper half of a float32
+HALF_WIDTH_BITS = 16  # a bfloat16 is the upper half of a float32
 
 
 class Arrays:
-    """curves.h5, kept.h5, outputs.h5 or projections.h5 (docs/formats.md): datasets of a cell by its key."""
+    """curves.h5, kept.h5, outputs.h5 or projections.h5 (docs/formats.md): datasets of each cell by its
+    key."""
 
     def __init__(self, path):
         if not path.is_file():
@@ -24,18 +25,18 @@ class Arrays:
         return next(self.each([key]))
 
     def each(self, keys, names=None):
-        """The same of several cells, one after the other, from one open file. `names`: of the datasets that
-        are read (default: all); a run has thousands of cells, and each dataset takes its time."""
+        """The datasets of several cells, one after the other, from one open file. `names`: datasets to
+        read (default: all); a run has thousands of cells, and every dataset takes time."""
         try:
             with h5py.File(self._path) as file:
                 for key in keys:
                     if key not in file:
-                        raise ResultsError(f"{self._path}: holds nothing for cell {key}")
+                        raise ResultsError(f"{self._path}: has nothing for cell {key}")
                     cell = file[key]
                     if lacking := [name for name in names or () if name not in cell]:
                         raise ResultsError(
-                            f"{self._path}: cell {key} lacks {', '.join(lacking)}: it is of an older version;"
-                            " replay into another folder"
+                            f"{self._path}: cell {key} lacks {', '.join(lacking)}: it was written by an"
+                            " older version; replay into a new folder"
                         )
                     yield {name: cell[name][()] for name in names or cell}
         except OSError as problem:
@@ -49,7 +50,7 @@ class Arrays:
 
 
 class Recorded:
-    """A trace as float64 arrays; small parts of it, for pictures and independent checks."""
+    """A trace as float64 arrays, for pictures and independent checks of small parts."""
 
     def __init__(self, path):
         self._path = path
@@ -80,7 +81,8 @@ class Recorded:
             return file[f"prompts/{prompt}/tokens"][()]
 
     def token_texts(self, prompt):
-        """The text of each token, [T] str; where the trace holds none (kvdump --with-text), "" each."""
+        """The text of each token, [T] str; "" for each if the trace has none (`kvreplay record
+        --with-text`)."""
         with h5py.File(self._path) as file:
             group = file[f"prompts/{prompt}"]
             if "token_text" not in group:
@@ -89,7 +91,7 @@ class Recorded:
 
 
 def _wide(dataset):
-    """Two-byte floats that numpy does not know (bfloat16) are read as bits and shifted."""
+    """Two-byte floats that numpy lacks (bfloat16) are read as bits and shifted."""
     kind = dataset.id.get_type()
     if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 2 and kind.get_fields()[2] == 8:
         bits = np.empty(dataset.shape, np.uint16)
@@ -99,8 +101,8 @@ def _wide(dataset):
 
 
 def holds_first_token(path, keys):
-    """[cells] 1 where the cell holds token 0 after its prompt, 0 where not, NaN where the file says nothing
-    of it; None without the file. `keys`: of cells. Raises ResultsError.
+    """[cells] 1 if the cell holds token 0 after its prompt, 0 if not, NaN if the file lacks the cell; None
+    without the file. `keys`: keys of the cells. Raises ResultsError.
 
     Lists are ascending, so token 0 is the first of a list or not in it (docs/formats.md).
     """
@@ -117,5 +119,5 @@ def _holds(file, key):
     group = file.get(key)
     if group is None or "kept_off" not in group or len(group["kept_off"]) < 2:
         return np.nan
-    # The list after the prompt is the first one, and an empty one is followed by another's tokens.
+    # The first list is the one after the prompt; if it is empty, the next list's tokens follow at once.
     return float(group["kept_off"][1] > 0 and group["kept_flat"][0] == 0)

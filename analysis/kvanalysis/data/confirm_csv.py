@@ -1,4 +1,4 @@
-"""Reads confirm.csv and confirm_layers.csv: what the model itself lost with what each method kept."""
+"""Reads confirm.csv and confirm_layers.csv: the model's own loss with the tokens that each method kept."""
 
 import json
 import re
@@ -24,15 +24,15 @@ LOSSES = {
     **dict.fromkeys((*OF_LOSSES, "confirm_s"), NUMBER),
     **dict.fromkeys(("status", "error"), TEXT),
 }
-# Of prompts that ask for something (`kvconfirm lines`); a table may lack them.
+# Only for prompts that ask for something (`kvreplay tasks lines`); a table may lack these columns.
 ANSWERS = ("answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob")  # fmt: skip
-# Of instances with coded rows, whose numbers are means; tables of older versions lack them.
+# For instances with quantised rows, whose numbers are means over draws; tables of older versions lack them.
 DRAWS = {"n_draws": COUNT, "loss_increase_sd": NUMBER, "kl_mean_sd": NUMBER}
 CELLS = "cells"  # hash of the keys of an instance's cells; tables of older versions lack it
 LAYERS = {**IDENTITY, "layer": COUNT, **dict.fromkeys(OF_LAYERS, NUMBER)}
 NAMED = ("key", "trace_id", "prompt", "method", "given", "selection", "layers")  # no field of these is empty
-# What may stand once: another key of the same says that results or model have changed in between.
+# Unique combinations: a second key with equal values means that results or model have changed in between.
 RANGE = ["trace_id", "prompt", "method", "given", "budget_tokens", "seed", "selection", "layers",
          "distance_from", "distance_to"]  # fmt: skip
 RECORDED, OWN = "recorded", "own"
@@ -41,9 +41,9 @@ RECORDED, OWN = "recorded", "own"
 def read_confirm_csv(path):
     """One row per instance and range of distances behind the prompt, failed instances included: counts as
     Int64, losses in nats a token as floats. None without such a file; raises ResultsError. The columns of
-    DRAWS are there in any case, missing where nothing is told.
+    DRAWS always exist, with missing values where the table lacks them.
 
-    The rows of an instance begin with that of all its rows (docs/closed_loop.md).
+    An instance's first row is the one over all its rows (docs/closed_loop.md).
     """
     frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER) | DRAWS)
     if frame is None:
@@ -59,7 +59,7 @@ def read_confirm_csv(path):
 
 
 def drawn_once(losses):
-    """Marks rows of instances that code what they store and were run once: their noise is not known."""
+    """Marks rows of instances that quantise what they store and were run once: their noise is unknown."""
     codes = {text: _rounds(text) for text in losses["params"].unique()}
     coded = (losses["method"] == "qjl") | losses["params"].map(codes)
     return coded & ~(losses["n_draws"].astype(float) > 1)
@@ -81,8 +81,8 @@ def draw_variance(losses):
 
 
 def read_confirm_layers_csv(path):
-    """One row per instance and compressed layer, errors as floats, NaN where one does not apply. None without
-    such a file; raises ResultsError."""
+    """One row per instance and compressed layer, errors as floats, NaN where an error does not apply. None
+    without such a file; raises ResultsError."""
     frame = _table(path, LAYERS, (*NAMED, "layer"))
     if frame is not None:
         _refuse(path, frame.duplicated(["key", "layer"]), "repeats a layer of an instance")
@@ -92,7 +92,7 @@ def read_confirm_layers_csv(path):
 def layers_of(text):
     """[0, 1, 2, 7] of "0-2,7"; ValueError for anything else."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise ValueError(f"{text!r} is no list of layers")
+        raise ValueError(f"{text!r} is not a list of layers")
     ends = ([int(end) for end in part.split("-")] for part in text.split(","))
     return list(chain.from_iterable(range(each[0], each[-1] + 1) for each in ends))
 
@@ -106,18 +106,18 @@ def _table(path, columns, never_empty, optional=None):
         if missing:
             raise ResultsError(
                 f"{path}: missing columns: {', '.join(missing)}; move it away and run"
-                f" `kvconfirm {path.parent}` again"
+                f" `kvreplay confirm {path.parent} --model M` again"
             )
 
     kinds = columns | (optional or {})
-    return typed_table(path, "a table of kvconfirm", kinds, TEXT, never_empty, check)
+    return typed_table(path, "a table of `kvreplay confirm`", kinds, TEXT, never_empty, check)
 
 
 def _refuse(path, rows, why):
     if rows.any():
         raise ResultsError(
             f"{path}: row {row_number(rows)} {why}; move the file away and run"
-            f" `kvconfirm {path.parent}` again"
+            f" `kvreplay confirm {path.parent} --model M` again"
         )
 
 

@@ -1,4 +1,4 @@
-"""What kvconfirm measured, beside the results that it belongs to."""
+"""The measurements of `kvreplay confirm`, joined with the results that they belong to."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from .confirm_csv import CELLS, read_confirm_csv, read_confirm_layers_csv
 from .results_csv import row_number
 
 CONFIRM, LAYERS = "confirm.csv", "confirm_layers.csv"
-# What a cell of results.csv and a row of confirm.csv share; the table of a run calls `given` given_json.
+# Columns that identify an instance in results.csv and confirm.csv; a run's table calls `given` given_json.
 INSTANCE = ["trace_id", "prompt", "method", "given_json", "budget_tokens", "seed"]
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """`losses`: the rows of confirm.csv; `layers`: those of confirm_layers.csv whose instance stands in
+    """`losses`: the rows of confirm.csv; `layers`: the rows of confirm_layers.csv whose instance is in
     `losses`, empty without such a file. Both have `given_json`, and the `label` and `oracle` of the run."""
 
     losses: pd.DataFrame
@@ -25,10 +25,10 @@ class Confirmed:
 
 
 def confirmed(frame, whole=True):
-    """The Confirmed of `load`'s table from the first of its folders; None where kvconfirm did not run.
+    """The Confirmed for `load`'s table from the first of its folders; None if the closed loop did not run.
 
-    Every row must belong to an instance of the table, else ResultsError: it is of other results. Unless
-    `whole`, when the table holds the rows of some traces only: rows of others are left out.
+    Every row must belong to an instance of the table; otherwise ResultsError: it belongs to other results.
+    With `whole=False` the table may hold the rows of some traces only: rows of other traces are left out.
     """
     for folder in frame.attrs.get("folders", ())[:1]:
         path = Path(folder) / CONFIRM
@@ -40,7 +40,7 @@ def confirmed(frame, whole=True):
 
 
 def whole_rows(losses):
-    """The finished instances' rows over all rows behind the prompt."""
+    """The finished instances' rows over all rows after the prompt."""
     finished = losses[losses["status"] == "ok"]
     width = finished["distance_to"] - finished["distance_from"]
     return finished[width == width.groupby(finished["key"]).transform("max")]
@@ -61,7 +61,7 @@ def _joined(frame, losses, layers, path, whole):
 
 
 def _layers(losses, layers):
-    """Rows of instances that are not finished stand in confirm_layers.csv first: they do not count yet."""
+    """Rows of unfinished instances are written to confirm_layers.csv first: they do not count yet."""
     labels = losses.drop_duplicates("key")[["key", "label", "oracle"]]
     if layers is None:
         return pd.DataFrame(columns=["key", "layer"])
@@ -75,18 +75,19 @@ def _refuse_foreign(frame, together, path):
     row = together[foreign].iloc[0]
     held = sorted(frame["trace_id"].unique())
     why = (
-        f"is of trace {row['trace_id'][:12]}, the results are of {', '.join(name[:12] for name in held)}"
+        f"is from trace {row['trace_id'][:12]}, the results are from {', '.join(name[:12] for name in held)}"
         if row["trace_id"] not in held
-        else f"is {_named(row)}, which results.csv does not hold"
+        else f"is {_named(row)}, which results.csv lacks"
     )
     raise ResultsError(
         f"{path}: row {row_number(foreign)} {why}: it was confirmed from other results; move the file"
-        f" away and run `kvconfirm {path.parent}` again"
+        f" away and run `kvreplay confirm {path.parent} --model M` again"
     )
 
 
 def _refuse_replaced(frame, together, path):
-    """Rows of results that a later run has replaced say nothing of the errors beside them."""
+    """Raises ResultsError for rows whose results were replaced later: they do not belong to the errors beside
+    them."""
     if CELLS not in together:
         return
     keys = frame.groupby(INSTANCE, dropna=False)["key"].agg(cells_hash).rename("now").reset_index()
@@ -96,12 +97,12 @@ def _refuse_replaced(frame, together, path):
         row = together[replaced].iloc[0]
         raise ResultsError(
             f"{path}: row {row_number(replaced)} ({_named(row)}) was confirmed from results that have been"
-            f" replaced since; run `kvconfirm {path.parent}` again"
+            f" replaced since; run `kvreplay confirm {path.parent} --model M` again"
         )
 
 
 def cells_hash(keys):
-    """As kvconfirm writes it."""
+    """The hash that the closed loop writes."""
     return hashlib.sha256("\n".join(sorted(set(keys))).encode()).hexdigest()[:16]
 
 

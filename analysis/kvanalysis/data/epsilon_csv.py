@@ -1,4 +1,4 @@
-"""Reads epsilon.csv: what is known of the budget from which on each head meets an epsilon."""
+"""Reads epsilon.csv: bounds on the budget from which on each head meets an epsilon."""
 
 import pandas as pd
 
@@ -14,15 +14,15 @@ KINDS = dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, float)
 
 
 def read_epsilon_csv(path):
-    """Its rows, numbers as floats; None without such a file. Raises ResultsError."""
+    """The rows, numbers as floats; None without such a file. Raises ResultsError."""
     if not path.is_file():
         return None
     try:
-        missing = {name: [""] for name in NUMBERS}  # an empty text is a text
+        missing = {name: [""] for name in NUMBERS}  # an empty text stays a text
         frame = pd.read_csv(path, dtype=KINDS, keep_default_na=False, na_values=missing)
     except (OSError, ValueError) as problem:
         raise ResultsError(f"{path}: cannot be read: {one_line(problem)}") from problem
     lacking = ", ".join(sorted(set(KINDS) - set(frame)))
     if lacking:
-        raise ResultsError(f"{path}: lacks {lacking}; `kvanalysis epsilon OUT` writes it anew")
+        raise ResultsError(f"{path}: lacks {lacking}; `kvreplay export OUT --epsilon LIST` writes it again")
     return frame

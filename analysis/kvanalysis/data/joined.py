@@ -1,4 +1,4 @@
-"""Tables of several runs as one: a cell that stands in two of them counts once."""
+"""Tables of several runs as one: a cell that is in two of them counts once."""
 
 import numpy as np
 import pandas as pd
@@ -7,22 +7,22 @@ from ..errors import ResultsError
 from .results_csv import TIMES
 
 CELL = ["trace_id", "prompt", "layer", "kv_head", "method", "params_json", "budget_tokens", "seed"]
-# Budgets that are replayed together share sums, and instruction sets and devices round differently: what is
-# left of one number in single precision.
+# Budgets replayed together share sums, and instruction sets and devices round differently: two computations
+# of one number in single precision agree only to these tolerances.
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
-SHOWN = ["prompt", "layer", "kv_head", "method", "budget_tokens", "seed"]  # of a cell in a message
+SHOWN = ["prompt", "layer", "kv_head", "method", "budget_tokens", "seed"]  # describes a cell in a message
 
 
 def joined(tables):
-    """The rows of all (place, typed table), in order. Of cells with equal numbers (to the digits that single
-    precision holds) the first row stays, of a failed and a finished one the finished one.
+    """The rows of all (place, typed table), in order. If cells have equal numbers (to single precision), the
+    first row is kept; if one has failed and the other has finished, the finished row is kept.
 
-    Raises ResultsError, which names both places, where two finished rows of a cell differ in a number other
-    than the times of the run.
+    Raises ResultsError, which names both places, if two finished rows of a cell differ in any number except
+    the times of the run.
     """
     if len(tables) == 1:
         return tables[0][1]
-    frames = _of_one_kind([frame for _, frame in tables])
+    frames = _unified_types([frame for _, frame in tables])
     whole = pd.concat(frames, ignore_index=True)
     first = _first_rows(whole)
     again = np.flatnonzero((first != np.arange(len(whole))) & (whole["status"] == "ok").to_numpy())
@@ -32,8 +32,8 @@ def joined(tables):
     return whole[first == np.arange(len(whole))].reset_index(drop=True)
 
 
-def _of_one_kind(frames):
-    """A column that holds text in one table is text in all; one that a table lacks is empty there."""
+def _unified_types(frames):
+    """A column that is text in one table becomes text in all; a column that a table lacks is empty there."""
     names = list(dict.fromkeys(name for frame in frames for name in frame))
     texts = [name for name in names if any(_is_text(frame, name) for frame in frames)]
     return [frame.assign(**{name: _as_text(frame, name) for name in texts}) for frame in frames]
@@ -54,7 +54,7 @@ def _word(value):
 
 
 def _first_rows(whole):
-    """[rows] the row that stands for each row's cell: its first finished one, else its first."""
+    """[rows] the row that represents each row's cell: its first finished row, else its first."""
     cells = whole.groupby(CELL, sort=False, dropna=False).ngroup()
     order = np.arange(len(whole)) + len(whole) * (whole["status"] != "ok").to_numpy()
     return pd.Series(order).groupby(cells).transform("min").to_numpy() % len(whole)

@@ -1,4 +1,4 @@
-"""Names for the legend: the method and what tells its instances apart."""
+"""Names for the legend: the method and the parameters that distinguish its instances."""
 
 import json
 
@@ -10,11 +10,12 @@ ORACLE_METHODS = ("topp",)
 
 
 def add_labels(frame):
-    """`frame` with the columns `label` (str) and `oracle` (bool); needs `params_json` and `given_json` beside
-    the dicts `params` and `given`.
+    """`frame` with the columns `label` (str) and `oracle` (bool); needs `params_json` and `given_json` as
+    well as the dicts `params` and `given`.
 
-    `given` holds what an instance was given beside the method's defaults; what all instances of a method
-    share is left out. Values that follow from a budget are not in it, so they split no curve.
+    `given` holds an instance's parameters that differ from the method's defaults; parameters that all
+    instances of a method share are left out. Values that follow from a budget are not in it, so they do not
+    split curves.
     """
     by = ["method", "given_json", "params_json"]
     instance = frame.groupby(by, sort=False).ngroup().to_numpy()
@@ -27,34 +28,34 @@ def add_labels(frame):
 
 
 def is_oracle(method, params):
-    """Whether the method reads what no cache of its budget could: the full cache, or the future."""
+    """Whether the method reads something that no cache of its budget could: the full cache, or the future."""
     return (
         "oracle" in method
         or method in ORACLE_METHODS
         or _votes_by_later_rows(method, params)
         or _is_global_oracle(params)
-        or _learns_itself(params)
+        or _budgets_follow_rows(params)
     )
 
 
 def _votes_by_later_rows(method, params):
-    """LAQ by the trace's own next rows, where no others were generated."""
+    """LAQ with the trace's own next rows, if no other rows were generated."""
     return method == "laq" and not params.get("generated")
 
 
-def _learns_itself(params):
-    """Budgets that follow from the rows they are measured on."""
+def _budgets_follow_rows(params):
+    """Budgets that follow from the rows on which they are measured."""
     rule = params.get("allocator")
     return isinstance(rule, dict) and rule.get("calibration") == "self"
 
 
 def _is_global_oracle(params):
-    """H2O's scores summed over future rows too: no cache can do that, so it may not be called H2O."""
+    """H2O's scores summed over future rows too: no cache can do that, so it must not be called H2O."""
     return params.get("variant") == "oracle_global"
 
 
 def _telling(all_given):
-    """Sorted names of the parameters in which the instances of one method differ."""
+    """Sorted names of the parameters that differ between the instances of one method."""
     instances = list({json.dumps(given, sort_keys=True): given for given in all_given}.values())
     names = sorted({name for given in instances for name in given})
     return [name for name in names if len({json.dumps(given.get(name)) for given in instances}) > 1]
@@ -62,13 +63,15 @@ def _telling(all_given):
 
 def _label(method, given, names):
     shown = [name for name in names if name in given]
+    if method == "exact" and "row_format" in given and "row_format" not in shown:
+        shown.append("row_format")  # quantised, it is not exact
     if _is_global_oracle(given):
         method, shown = "oracle_global", [name for name in shown if name != "variant"]
     return " ".join([method, *named_values(given, shown)])
 
 
 def named_values(given, names):
-    """["name=value"] of what an instance was given; a row format is known by its value."""
+    """["name=value"] for an instance's parameters; a row format is shown by its value alone."""
     return [
         row_format_text(given[name]) if name == "row_format" else f"{name}={_value(given[name])}"
         for name in names

@@ -1,4 +1,4 @@
-"""Results as one typed table: of a folder, of a file, or of several of them together."""
+"""Results as one typed table: from a folder, a file, or several of them together."""
 
 import json
 from pathlib import Path
@@ -15,17 +15,17 @@ from .results_csv import read_results_csv, row_number
 
 
 def load(source):
-    """One row per cell, failed cells included, of a results folder, a results.csv or a results.parquet; of a
-    list of them the rows of all, where a cell that stands in several counts once.
+    """One row per cell, failed cells included, from a results folder, a results.csv or a results.parquet; for
+    a list of them the rows of all, where a cell that is in several counts once.
 
-    Counts are nullable integers, measures are floats (NaN where the field is empty), a column beyond the
+    Counts are nullable integers, measures are floats (NaN where the field is empty). A column outside the
     contract is floats if all its fields are numbers. `params`, `given` and `extras` are dicts, `params_json`,
     `given_json` and `extras_json` their canonical text, `label` the legend entry, `oracle` whether the method
     sees what a cache could not. `frame.attrs["meta"]` holds results.meta.json, {} without that file, {"runs":
-    [one each]} of several sources; `frame.attrs["folders"]` says where the arrays of the runs are.
+    [one each]} for several sources; `frame.attrs["folders"]` lists the folders with the arrays of the runs.
 
-    Raises ResultsError; also if a cell has different numbers in two sources (the times of a run aside).
-    Source: docs/formats.md.
+    Raises ResultsError; also if a cell has different numbers in two sources (except for the times of the
+    run). Source: docs/formats.md.
     """
     several = isinstance(source, list | tuple)
     places = [Path(place) for place in (source if several else [source])]
@@ -42,7 +42,7 @@ def load(source):
 
 
 def _table(place):
-    """(typed table, results.meta.json) of one source; a folder's results.csv is younger than its parquet."""
+    """(typed table, results.meta.json) of one source; a folder's results.csv is newer than its parquet."""
     if place.suffix == ".parquet" and not place.is_dir():
         frame, meta = read_parquet(place)
         return checked(frame, place), meta
@@ -53,7 +53,7 @@ def _table(place):
 
 
 def checked(frame, path):
-    """A typed table with its parameters as dicts; a cell that stands twice is refused."""
+    """A typed table with its parameters as dicts; raises ResultsError if a cell is there twice."""
     frame["params_json"] = frame["params"]
     frame["given_json"] = frame["given"] if "given" in frame else frame["params"]
     _refuse_repeated_cells(frame, path)
@@ -63,12 +63,12 @@ def checked(frame, path):
 
 
 def _texts(column):
-    """A column of texts: one without a single entry was read as missing numbers."""
+    """A column of texts: a column without any entry was read as missing numbers."""
     return column.where(column.notna(), "").astype(str)
 
 
 def _parsed(texts, path, name):
-    """[rows] the JSON objects; equal texts share one dict, an empty one means no parameters."""
+    """[rows] the JSON objects; equal texts share one dict, an empty text means no parameters."""
     place, known = pd.factorize(texts)
     found = np.empty(len(known), dtype=object)
     for i, text in enumerate(known):
@@ -82,14 +82,14 @@ def _parsed(texts, path, name):
 
 
 def _refuse_repeated_cells(frame, path):
-    """A cell that stands twice would count twice in every mean."""
+    """Raises ResultsError if a cell is there twice, because it would count twice in every mean."""
     again = frame.duplicated(CELL)
     if again.any():
-        raise ResultsError(f"{path}: row {row_number(again)} repeats a cell that stands above it")
+        raise ResultsError(f"{path}: row {row_number(again)} repeats a cell of an earlier row")
 
 
 def _folders(place, meta):
-    """Where the arrays of a source are: in its folder, and in those of a sweep's rounds."""
+    """The folders with the arrays of a source: its own, and those of a sweep's rounds."""
     folder = place if place.is_dir() else place.parent
     rounds = (folder / str(each.get("folder", "")) for each in meta.get("rounds", []))
     return [str(folder), *map(str, rounds)]

@@ -1,4 +1,4 @@
-"""results.meta.json: what a run says of itself."""
+"""results.meta.json: a run's description of itself."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ from .results_csv import one_line
 
 
 class Meta(dict):
-    """results.meta.json, which nobody changes: pandas copies `attrs` deeply with every selection."""
+    """results.meta.json. It must not be changed: pandas copies `attrs` deeply with every selection, this
+    class does not."""
 
     def __deepcopy__(self, _):
         return self
@@ -29,7 +30,7 @@ def load_meta(out_dir):
 
 
 def meta_text(out_dir):
-    """results.meta.json as it stands."""
+    """The text of results.meta.json."""
     return _path(out_dir).read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What the engine says of a table in results.meta.json: budgets, instances and heads that show nothing."""
+"""The engine's notes on a table in results.meta.json: budgets, instances and heads without information."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,7 +10,8 @@ from .row_formats import row_format_text
 
 @dataclass(frozen=True)
 class NotedInstance:
-    """A method with what it was `given` beside its defaults; `brief` is what its row of a summary says."""
+    """A method with its `given` parameters (those that differ from the defaults); `brief`: the note in its
+    row of a summary."""
 
     method: str
     given: dict[str, Any]
@@ -20,8 +21,8 @@ class NotedInstance:
 
 @dataclass(frozen=True)
 class Note:
-    """One note; docs/troubleshooting.md says what each kind means. `instances` is empty where it is about
-    the whole table; `budgets` in tokens; `traces` are ids; `cells` and `heads` count those in which it holds;
+    """One note; docs/troubleshooting.md explains each kind. `instances` is empty if the note is about
+    the whole table; `budgets` in tokens; `traces` are ids; `cells` and `heads` count where it holds;
     `text` is one sentence."""
 
     kind: str
@@ -33,7 +34,7 @@ class Note:
     text: str
 
     def brief(self, trace_id: str, method: str, given: Mapping[str, Any], budget: int | None) -> str:
-        """What is to be said of an instance at a budget (None: it takes none) on a trace; "" for nothing."""
+        """The note for an instance at a budget (None: it takes none) on a trace; "" if there is none."""
         at = budget in self.budgets if budget is not None else not self.budgets
         if not at or trace_id not in self.traces:
             return ""
@@ -42,8 +43,8 @@ class Note:
 
 
 def notes_of(meta: Mapping[str, Any]) -> list[Note]:
-    """The notes of results.meta.json as `load` holds it, in the engine's order. Empty where an older program
-    wrote the file, and for several sources: what was said of each alone need not hold for all of them."""
+    """The notes of results.meta.json as `load` holds it, in the engine's order. Empty if an older program
+    wrote the file, and for several sources, because notes on each alone need not hold for all together."""
     return [_note(said) for said in meta.get("notes", [])]
 
 
@@ -62,7 +63,7 @@ def _note(said: Mapping[str, Any]) -> Note:
 
 
 def _short_formats(all_given: list[dict[str, Any]]) -> Callable[[str], str]:
-    """Puts the short names of row formats, as labels have them, where the engine writes them out."""
+    """A function that replaces row formats that the engine writes out by their short names, as in labels."""
     formats = [given["row_format"] for given in all_given if "row_format" in given]
     names = {f"row_format={_written(each)}": row_format_text(each) for each in formats}
 

@@ -1,4 +1,4 @@
-"""results.parquet: the typed table of a results folder, with what results.meta.json says in its metadata."""
+"""results.parquet: the typed table of a results folder, with results.meta.json in its metadata."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from .results_csv import COLUMNS, COUNT, NUMBER, TEXT, check_header, one_line, r
 from .whole_file import whole_file
 
 META, UNITS = b"kvreplay.meta", b"kvreplay.units"  # keys of the file's metadata
-TEXT_DTYPE = pd.Series(["text"]).dtype  # as pandas reads texts of a CSV: it differs between its versions
+TEXT_DTYPE = pd.Series(["text"]).dtype  # dtype of texts read from a CSV: it differs between pandas versions
 
 
 def write_parquet(out_dir, file=None):
@@ -35,11 +35,11 @@ def write_parquet(out_dir, file=None):
 
 
 def read_parquet(path):
-    """(table as `read_results_csv` gives it, results.meta.json as a dict) of a file that `write_parquet`
+    """(table as `read_results_csv` returns it, results.meta.json as a dict) from a file that `write_parquet`
     wrote. Raises ResultsError, PackageError."""
     arrow, parquet = _pyarrow()
     if not path.is_file():
-        raise ResultsError(f"{path}: no such file; `kvanalysis parquet OUT` writes it")
+        raise ResultsError(f"{path}: no such file; `kvreplay export OUT` writes it")
     try:
         with parquet.ParquetFile(path) as file:
             table = file.read()
@@ -49,7 +49,7 @@ def read_parquet(path):
     except (OSError, ValueError, arrow.ArrowException) as problem:
         raise ResultsError(f"{path}: not a kvreplay results file: {one_line(problem)}") from problem
     if frame.empty:
-        raise ResultsError(f"{path}: holds no cell yet")
+        raise ResultsError(f"{path}: has no cell yet")
     return frame, meta
 
 

@@ -1,4 +1,4 @@
-"""Reads results.csv into a typed table: the columns that stay, their types, and what is refused."""
+"""Reads results.csv into a typed table: the guaranteed columns, their types, and what is refused."""
 
 import io
 import warnings
@@ -9,7 +9,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype, is_string_dtype
 
 from ..errors import ResultsError
 
-# The contract: every column of results.csv and how it is read. More columns may follow; these stay.
+# The contract: these columns of results.csv stay, and are read as these types. More columns may follow.
 TEXT, COUNT, NUMBER, GUESSED = "text", "count", "number", "guessed"
 COLUMNS = {
     **dict.fromkeys(("key", "trace_id", "model", "prompt"), TEXT),
@@ -27,15 +27,15 @@ COLUMNS = {
     **dict.fromkeys(("n_evictions", "bound_log10_tokens", "bound_holds", "select_s", "attend_s"), NUMBER),
     **dict.fromkeys(("status", "error"), TEXT),
 }
-TIMES = ("select_s", "attend_s")  # of a run: no two are alike
+TIMES = ("select_s", "attend_s")  # times of a run: no two runs have equal ones
 OPTIONAL = {"given": TEXT, "budget_share": TEXT}  # tables of older versions lack them
-LARGEST_COUNT = 2.0**53  # beyond it float64 does not tell whole numbers apart
+LARGEST_COUNT = 2.0**53  # beyond it float64 cannot represent every whole number
 NEVER_EMPTY = ("trace_id", "prompt", "layer", "kv_head", "method", "status")
 
 
 def read_results_csv(path):
     """One row per cell, failed cells included: counts as Int64, numbers as floats (NaN where the field is
-    empty), a column beyond the contract as floats if all its fields are numbers, everything else as text.
+    empty), a column outside the contract as floats if all its fields are numbers, everything else as text.
 
     Raises ResultsError. Source: docs/formats.md.
     """
@@ -45,16 +45,16 @@ def read_results_csv(path):
 
 
 def results_table(path):
-    """The same of a file that is there, or of a text in memory (an io.StringIO, whose str() names it)."""
+    """`read_results_csv` for an existing file or a text in memory (an io.StringIO, whose str() names it)."""
     kinds = COLUMNS | OPTIONAL
     frame = typed_table(path, "a kvreplay results file", kinds, GUESSED, NEVER_EMPTY, check_header)
     if frame.empty:
-        raise ResultsError(f"{path}: holds no cell yet")
+        raise ResultsError(f"{path}: has no cell yet")
     return frame
 
 
 def check_header(found, path):
-    """Raises ResultsError where columns of the contract are missing."""
+    """Raises ResultsError if columns of the contract are missing."""
     missing = [name for name in COLUMNS if name not in found]
     if 2 * len(missing) > len(COLUMNS):
         raise ResultsError(
@@ -74,16 +74,16 @@ def one_line(problem):
 
 
 def typed_table(path, what, columns, others, never_empty, check_header):
-    """The table of a CSV as `columns` {name: TEXT, COUNT or NUMBER} has it, further columns as `others`.
+    """The table in a CSV with `columns` {name: TEXT, COUNT or NUMBER}, and further columns as `others`.
 
     `check_header(names, path)` may refuse the header. Raises ResultsError, which says that the file is not
-    `what`, or names the first field that is not what its column should hold.
+    `what`, or names the first field that does not fit its column.
     """
     names = list(_read(path, what, nrows=0))
     check_header(names, path)
     kinds = {name: columns.get(name, others) for name in names}
     texts = {name: str for name, kind in kinds.items() if kind == TEXT}
-    # Only numbers may be missing, so that a prompt called NA stays what it is.
+    # Only numbers may be missing, so that a prompt named NA stays a text.
     missing = {name: [""] for name in names if name not in texts}
     frame = _read(path, what, dtype=texts, na_values=missing, low_memory=False)
     found = pd.DataFrame({name: _column(frame[name], kind, path, what) for name, kind in kinds.items()})
@@ -111,26 +111,26 @@ def _column(column, kind, path, what):
         return column.fillna("")
     numeric = column.empty or (is_numeric_dtype(column) and not is_bool_dtype(column))
     if kind == GUESSED and not numeric:
-        return column.fillna("") if is_string_dtype(column) else _as_it_stands(path, what, column.name)
+        return column.fillna("") if is_string_dtype(column) else _raw_texts(path, what, column.name)
     if kind == GUESSED:
         return column.astype(float)
     if not numeric or _wrong(column.to_numpy(dtype=float), kind).any():
-        _refuse_first(_as_it_stands(path, what, column.name), kind, path)
+        _refuse_first_invalid(_raw_texts(path, what, column.name), kind, path)
     return column.astype("Int64" if kind == COUNT else float)
 
 
-def _as_it_stands(path, what, name):
+def _raw_texts(path, what, name):
     return _read(path, what, usecols=[name], dtype=str)[name].fillna("")
 
 
 def _wrong(values, kind):
-    """[rows] whether a number is infinite, or is no count; a missing one is neither."""
+    """[rows] whether a number is infinite or not a count; a missing number is neither."""
     if kind == NUMBER:
         return np.isinf(values)
     return (values != np.floor(values)) & ~np.isnan(values) | (np.abs(values) > LARGEST_COUNT)
 
 
-def _refuse_first(texts, kind, path):
+def _refuse_first_invalid(texts, kind, path):
     values = pd.to_numeric(texts.where(texts != "", "0"), errors="coerce").to_numpy(dtype=float)
     wrong = np.isnan(values) | _wrong(values, kind)
     wanted = "a whole number" if kind == COUNT else "a finite number"

@@ -1,18 +1,19 @@
-"""How the rows of a cache are stored, as results name it: its short name, and whether two name the same.
+"""How the rows of a cache are stored, as in results: the short name of a row format, and equality of two.
 
-A row format is a word, a map with a name, or a map of parts. Two of them are the same where they differ in
-nothing but what is left out because it is the default (docs/configuration.md); the short name leaves it out.
+A row format is a word, a map with a name, or a map of parts. Two row formats are equal if they differ only in
+defaults that one of them leaves out (docs/configuration.md); the short name leaves defaults out.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 SOURCE = "source"
-SHARED = ("rotate", "rotate_block", "keys")  # beside parts they hold for both
+SHARED = ("rotate", "rotate_block", "keys")  # next to parts, they apply to both
 KEYS_ALONE = "keys"  # has no meaning for values
 PROTECTION = {"sinks": 0, "recent": 1}
-BARE = ("rotation", "codebook", "rotate", "keys")  # their values say what they are
-# The defaults of parameters, as `kvreplay describe FORMAT` prints them, and of what composes with formats.
+BARE = ("rotation", "codebook", "rotate", "keys")  # their values are shown without their names
+# The defaults of parameters, as `kvreplay describe FORMAT` prints them, and of transforms combined with
+# formats.
 _INTEGERS, _FLOATS, _MICRO = {"group": 64}, {"scale": 1.0}, {"block": 32, "scale_rounding": "floor"}
 _ROTATED = {"bits": 3, "rotation": "haar", "codebook": "beta"}
 _KIVI = {"bits": 4, "g": 32, "R": 128}
@@ -35,14 +36,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def same_row_format(first: str | dict, second: str | dict) -> bool:
-    """Whether two say the same, defaults left out or not."""
+    """Whether two row formats are equal, with defaults left out or written."""
     return _normal(first) == _normal(second)
 
 
 def row_format_text(row_format: str | dict) -> str:
-    """Its short name: "int4 hadamard", "K tq_mse 3 + V source", "kvquant 3 sinks=4".
+    """The short name: "int4 hadamard", "K tq_mse 3 + V source", "kvquant 3 sinks=4".
 
-    No comma stands in it: lists of labels on a command line have commas between them.
+    It contains no comma, because commas separate labels in lists on a command line.
     """
     key, value, rest = _normal(row_format)
     same = {**key, KEYS_ALONE: None} == {**value, KEYS_ALONE: None}
@@ -57,12 +58,12 @@ def parts_named(row_format: str | dict) -> tuple[str, str]:
 
 
 def is_rotated(row_format: str | dict) -> bool:
-    """Whether `rotate` turns a part before it is coded; formats with a rotation of their own do not count."""
+    """Whether `rotate` turns a part before it is coded; formats that include a rotation do not count."""
     return any(part.get("rotate", "none") != "none" for part in _normal(row_format)[:2])
 
 
 def _normal(row_format: str | dict) -> tuple[dict, dict, dict]:
-    """(key, value, what holds for both), without what is the default."""
+    """(key, value, options for both), without defaults."""
     given = {"name": row_format} if isinstance(row_format, str) else row_format
     if "name" in given:
         part = {name: each for name, each in given.items() if name not in _REST}

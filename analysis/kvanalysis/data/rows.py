@@ -1,4 +1,4 @@
-"""Rows of results that no file holds yet: of a replay in this process."""
+"""Rows of results that are not in a file: from a replay in this process."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from .labels import add_labels
 from .load import checked
 from .meta import Meta
 from .results_csv import results_table
-from .whole_file import write_whole
+from .whole_file import write_atomic
 
 
 class _Text(io.StringIO):
@@ -22,7 +22,7 @@ class _Text(io.StringIO):
 
 
 def frame_of_rows(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> pd.DataFrame:
-    """The table that `load` gives of the same rows in a results.csv, with `meta` as its results.meta.json. A
+    """The table that `load` returns for these rows in a results.csv, with `meta` as its results.meta.json. A
     row is {column: value}, None where a field is empty. Raises ResultsError."""
     text = _Text(_csv(rows))
     frame = add_labels(checked(results_table(text), text))
@@ -31,12 +31,12 @@ def frame_of_rows(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) ->
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], folder: str | Path, meta: Mapping[str, Any]) -> Path:
-    """Writes them as results.csv into a folder, which is made, and `meta` as results.meta.json; returns the
-    first. Each is whole or not there."""
+    """Writes the rows as results.csv into a folder, which is created, and `meta` as results.meta.json;
+    returns the path of results.csv. Each file is written completely or not at all."""
     file = Path(folder) / "results.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file.with_name("results.meta.json"), json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
-    return write_whole(file, _csv(rows))
+    write_atomic(file.with_name("results.meta.json"), json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    return write_atomic(file, _csv(rows))
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,7 +1,7 @@
-"""A trace whose attention rows are written down: unit vectors as keys and values, logarithms as queries.
+"""A trace with prescribed attention rows: unit vectors as keys and values, logarithms as queries.
 
-With scale 1 the logit of token i in row t is ln p_t(i), so the softmax of row t is p_t, over any kept tokens
-it is p_t renormalised, and the output of a step is the vector of its probabilities.
+With scale 1 the logit of token i in row t is ln p_t(i), so the softmax of row t is p_t; over any subset of
+kept tokens it is p_t renormalised, and the output of a step is the vector of its probabilities.
 """
 
 import h5py

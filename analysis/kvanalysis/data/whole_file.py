@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import os
 from contextlib import contextmanager, suppress
@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def whole_file(path):
-    """A path beside `path` to write to. What was written takes the place of `path` at the end; if the block
-    raises, `path` stays what it was."""
+    """A path beside `path` to write to. At the end the written file replaces `path`; if the block
+    raises, `path` is unchanged."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield draft
@@ -17,7 +17,7 @@ def whole_file(path):
             draft.unlink()
 
 
-def write_whole(path, text):
+def write_atomic(path, text):
     """Writes the text; returns the path."""
     with whole_file(path) as draft:
         draft.write_text(text, encoding="utf-8", newline="")

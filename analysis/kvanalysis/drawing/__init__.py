@@ -1,1 +1,1 @@
-"""What figures share: styles, axes, grids of panels, files."""
+"""Parts that figures share: styles, axes, grids of panels, files."""

@@ -1,4 +1,4 @@
-"""Draws error against budget on one axes: curves, bands, levels, ticks."""
+"""Draws error against budget on one set of axes: curves, bands, levels, ticks."""
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -7,16 +7,16 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from .log_ticks import plain_log
 from .style import DOTTED, styles_for
 
-# A mean error below this is rounding of the replay's own arithmetic (float32), not a loss to plot.
+# A mean error below this is rounding of the replay's own arithmetic (float32), not an error to plot.
 ROUNDING = 1e-5
 AS_ZEROS = 1.0  # the error of an output of zeros
-ROOM_BELOW = 0.85  # factor on the least error
-MOST_CURVES = 12  # labels whose curves can be told apart
-LOG_RATIO = 5  # from this ratio of largest to smallest error a linear axis would flatten the good methods
-TICK_ROOM = 0.28  # inches; budgets closer than this on the axis would print over each other
-SIDE_BY_SIDE = 0.08  # powers of two that the labels of a single budget are spread over
+ROOM_BELOW = 0.85  # factor below the smallest error
+MOST_CURVES = 12  # largest number of curves that a reader can distinguish
+LOG_RATIO = 5  # from this ratio of largest to smallest error on, a linear axis would flatten the good methods
+TICK_ROOM = 0.28  # inches; tick labels of budgets closer than this would overlap
+SIDE_BY_SIDE = 0.08  # range, in powers of two, over which the labels of a single budget are spread
 BAND_OPACITY = 0.13
-MOST_BANDS = 10  # of more curves the bands lie on each other and hide every curve
+MOST_BANDS = 10  # with more curves, overlapping bands would hide every curve
 
 
 def drawable(points):
@@ -25,9 +25,9 @@ def drawable(points):
 
 
 def styles_of(points):
-    """{label: Style} of everything in a run's summary: the same in all of its figures.
+    """{label: Style} for everything in a run's summary, identical in all of its figures.
 
-    What has no error to draw comes last, so that it takes no colour from what has.
+    Labels without an error to draw come last, so that they take no colour from the others.
     """
     shown = set(drawable(points)["label"])
     held = set(points.loc[points["oracle"] | points["full_cache"], "label"])
@@ -35,7 +35,7 @@ def styles_of(points):
 
 
 def draw(axes, points, styles):
-    """Curves of every label in `points` (rows of `summarise`, thus by rising budget; one panel)."""
+    """Curves of every label in `points` (rows of `summarise`, so budgets rise; one panel)."""
     curves = points[points["budget_tokens"].notna()]
     for label, rows in curves.groupby("label", sort=True):
         _curve(axes, rows, styles[label], _aside(label, curves), banded(styles))
@@ -49,7 +49,7 @@ def banded(shown):
 
 
 def _aside(label, curves):
-    """A factor on the budget: 1, unless one budget alone was run; then the labels stand side by side."""
+    """A factor on the budget: 1, unless only one budget was run; then the labels stand side by side."""
     labels = sorted(curves["label"].unique())
     if len(labels) < 2 or curves["budget_tokens"].nunique() > 1:
         return 1.0
@@ -64,7 +64,7 @@ def _curve(axes, rows, style, aside, with_band):
             style.band(axes, budget, low, high)
     elif np.isfinite(low[0]):
         axes.vlines(budget, low, high, color=style.colour, linewidth=0.8)
-    # Hollow where cells are missing: such a mean is over other heads than its neighbours'.
+    # Hollow where cells are missing: such a mean covers other heads than its neighbours.
     style.curve(axes, budget, error, rows["n_rows"] < rows["n_cells"])
 
 
@@ -81,7 +81,7 @@ def handle(style, with_budget):
 
 
 def legend_text(rows):
-    """The label, and in words what the style of the line says."""
+    """The label, and the meaning of its line style in words."""
     notes = []
     if rows["oracle"].any():
         notes.append("oracle")
@@ -93,7 +93,7 @@ def legend_text(rows):
 
 
 def set_budget_axis(axes, budgets, width):
-    """Logarithmic, ticks at the budgets that were run; `width` is that of the axes in inches."""
+    """Logarithmic, with ticks at the budgets that were run; `width`: width of the axes in inches."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_locator(NullLocator())
     if not budgets:
@@ -116,12 +116,12 @@ def _spaced(budgets, gap):
 
 
 def top_of(errors):
-    """The largest error that an axis shows: what is lost as an output of zeros is would flatten all else."""
+    """The largest error on an axis: errors near that of an output of zeros would flatten everything else."""
     return AS_ZEROS if (np.asarray(errors) < AS_ZEROS).any() else np.inf
 
 
 def frame_errors(axes, errors):
-    """`set_error_axis`, with ends that neither what is lost nor an interval stretches. `errors`: a series."""
+    """`set_error_axis` with ends that ignore intervals and errors near that of zeros. `errors`: a series."""
     top = top_of(errors)
     set_error_axis(axes, errors[errors <= top])
     if np.isfinite(top) and errors.max() > top:
@@ -131,7 +131,7 @@ def frame_errors(axes, errors):
 
 
 def above_notes(points, measure="rel_err_out_mean"):
-    """A sentence about what `frame_errors` leaves above the axis, [] if nothing; rows of a summary."""
+    """[a sentence about points above the axis of `frame_errors`], [] if there are none; rows of a summary."""
     points = drawable(points)
     above = points[points[measure] > top_of(points[measure])]
     spans = above.groupby("label")[measure].agg(["min", "max"])

@@ -1,4 +1,4 @@
-"""What an axis of a sheet of curves shows: label, scale, ticks, levels."""
+"""An axis of a sheet of curves: label, scale, ticks, levels."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,8 @@ ERROR = "mean rel. error [1]"
 @dataclass(frozen=True)
 class Axis:
     """`scale`: linear (y from zero), log, budget (powers of two, ticks at the values) or error (log if the
-    values span much). `ticks`: {value: text}. `levels`: {text: value}, dashed lines that are no data."""
+    values span a large ratio). `ticks`: {value: text}. `levels`: {text: value}, dashed lines that are not
+    data."""
 
     label: str
     scale: str = "linear"
@@ -23,7 +24,7 @@ class Axis:
 
 
 def set_axis(axes, name, axis, values, width):
-    """Scale, ticks and limits of one axis; `values`: all that will be drawn on it, `width` in inches."""
+    """Sets scale, ticks and limits of an axis; `values`: all values drawn on it; `width`: inches."""
     values = np.asarray(values, dtype=float)
     values = values[np.isfinite(values)]
     scale = {"x": axes.set_xscale, "y": axes.set_yscale}[name]

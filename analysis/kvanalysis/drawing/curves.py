@@ -1,7 +1,7 @@
 """Curves of several labels in one or more panels.
 
-The points are a table with the columns panel, label, x, y, where there is an interval low and high, and where
-single values stand beside a curve `dot`, true for those.
+The points are a table with the columns panel, label, x, y; optionally low and high, an interval; and
+optionally `dot`, true for single values beside a curve.
 """
 
 from dataclasses import dataclass, replace
@@ -23,9 +23,9 @@ LEVEL_COLOUR = "#555555"
 
 @dataclass(frozen=True)
 class Sheet:
-    """`labels`: all labels of a set of figures, so that each looks the same in all of them; default: those
-    of the points. `markers`: whether points are marked; long curves are not. `levels_in`: the panels with the
-    levels of y; default: all."""
+    """`labels`: all labels of a set of figures, so that each looks alike in all of them; default: the labels
+    of the points. `markers`: whether points are marked; long curves are not. `levels_in`: the panels that
+    show the levels of y; default: all."""
 
     title: str
     points: pd.DataFrame
@@ -53,7 +53,7 @@ def _figure(sheet, width):
     for axes, panel in zip(grid.flat, panels, strict=False):
         _panel(axes, sheet, sheet.points[sheet.points["panel"] == panel], styles, axes_width(width) / wide)
         axes.set_title(panel)
-    for axes in grid.flat[: len(panels)]:  # once everything is drawn: panels share their limits
+    for axes in grid.flat[: len(panels)]:  # after everything is drawn, because panels share their limits
         set_axis(axes, "y", sheet.y, _heights(sheet.points), axes_width(width) / wide)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
@@ -87,7 +87,7 @@ def make_room(figure):
 def _looks(sheet):
     used = dict.fromkeys(sheet.points["label"])
     everything = styles_for(list(sheet.labels or used), set())
-    if not sheet.markers:  # then dashes tell curves apart where colours do not
+    if not sheet.markers:  # dashes then distinguish curves whose colours repeat
         everything = {
             label: replace(style, dashes=DASHES[i % len(DASHES)])
             for i, (label, style) in enumerate(everything.items())
@@ -119,7 +119,7 @@ def _heights(points):
 
 
 def curve(axes, rows, style, sheet):
-    """One label: its band where there are several points, a bar at a single one."""
+    """Draws one label: its band if it has several points, a bar at a single point."""
     if "dot" in rows:
         dots, rows = rows[rows["dot"]], rows[~rows["dot"]]
         axes.plot(dots["x"], dots["y"], style.marker, color=style.colour, markersize=DOT, alpha=0.55)

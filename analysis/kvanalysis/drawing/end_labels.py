@@ -1,20 +1,20 @@
-"""Names at the ends of curves, moved apart so that none prints over another."""
+"""Names at the ends of curves, moved apart so that they do not overlap."""
 
 from textwrap import wrap
 
 import numpy as np
 
 SIZE = 6  # points
-LINE = 1.25  # a line of text in its size
+LINE = 1.25  # line height in units of the font size
 ASIDE = 0.06  # inches from the axes to the first letter
 LEADER = "#B5B5B5"
 
 
 def spread(wanted, heights, low, high):
-    """Places as near to `wanted` as they can be where texts of `heights` do not overlap within [low, high].
+    """Places as near to `wanted` as possible, such that texts of `heights` do not overlap within [low, high].
 
-    Texts that want one place stand around it. Where all together are higher than the room, they leave it at
-    the low end. All four in one unit.
+    Texts that want one place are spread around it. If all together are higher than the room, they extend
+    beyond its low end. All four arguments have one unit.
     """
     wanted, heights = np.asarray(wanted, dtype=float), np.asarray(heights, dtype=float)
     order = np.argsort(wanted, kind="stable")
@@ -33,14 +33,14 @@ def spread(wanted, heights, low, high):
 
 
 def wrapped(name, letters):
-    """The lines of a name of at most `letters` each, at spaces where there are any."""
+    """The lines of a name, at most `letters` each, broken at spaces if possible."""
     return "\n".join(wrap(name, letters)) or name
 
 
 def label_ends(axes, ends, letters):
-    """Writes the name of every curve of `ends` {label: (last x, last y, Style)} right of the axes.
+    """Writes the name of every curve in `ends` {label: (last x, last y, Style)} right of the axes.
 
-    Call once the figure has its size, and leave room for `letters` beside the axes.
+    Call once the figure has its final size, and leave room for `letters` beside the axes.
     """
     if not ends:
         return

@@ -1,7 +1,7 @@
-"""DejaVu Sans, which matplotlib ships, without its rules of layout.
+"""DejaVu Sans, which matplotlib ships, without its layout rules.
 
-A PDF file embeds the letters that it shows. To find them matplotlib follows every rule of the font, such as
-those of Arabic, which costs more than drawing most figures.
+A PDF file embeds the letters that it shows. To find them, matplotlib follows every rule of the font, such as
+those for Arabic, which takes longer than drawing most figures.
 """
 
 import tempfile
@@ -15,12 +15,12 @@ from matplotlib.font_manager import fontManager
 FILES = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")
 RULES = ("GDEF", "GPOS", "GSUB")  # tables of a font
 FAMILY = "kvanalysis Sans"
-FAMILY_NAMES = (1, 4, 6, 16)  # entries of a font's table of names that say what it is called
+FAMILY_NAMES = (1, 4, 6, 16)  # entries of a font's name table that hold its names
 
 
 @cache
 def family():
-    """The name for `font.family`; its files are made once a process."""
+    """The name for `font.family`; its files are made once per process."""
     folder = tempfile.TemporaryDirectory(prefix="kvanalysis-")
     for name in FILES:
         plain = Path(folder.name) / name
@@ -30,7 +30,7 @@ def family():
     return FAMILY
 
 
-_folders = []  # what is temporary goes when nobody holds it, and figures read the fonts when they are saved
+_folders = []  # keeps the temporary folder alive, because figures read the fonts when they are saved
 
 
 def _without_rules(source, target):

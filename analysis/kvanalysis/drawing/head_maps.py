@@ -16,8 +16,8 @@ CELL_TEXT, TICK_TEXT, TITLE_TEXT, SCALE_TEXT = 5.6, 6, 6.3, 6.5  # points
 CELL_HEIGHT, LEAST_CELL_HEIGHT = 0.135, 0.04  # inches
 PAGE_HEIGHT = 7.5  # inches; taller maps get lower cells
 LOG_RATIO = 5
-COLOURS = "cividis_r"  # dark is much; perceptually uniform, and the same for colour-blind readers
-SCALE_WIDTH, SCALE_ROOM = 0.09, 0.70  # inches; room: ticks, and a label of two lines
+COLOURS = "cividis_r"  # dark means large; perceptually uniform, and readable for colour-blind readers
+SCALE_WIDTH, SCALE_ROOM = 0.09, 0.70  # inches; room for ticks and a label of two lines
 TICK_HEIGHT = 0.11  # inches; lower cells lose some of their tick labels
 GAP_INCHES = 0.14
 
@@ -48,7 +48,7 @@ class Grid:
 
 
 def grid(width, places, titles, wide, room=0.0):
-    """The Grid for one panel a title; `places`: index of (layer, kv_head); `room`: inches at the right."""
+    """The Grid for one panel per title; `places`: index of (layer, kv_head); `room`: inches at the right."""
     layers, heads = (sorted(places.unique(level)) for level in (0, 1))
     wide = max(1, min(wide, len(titles)))
     high = math.ceil(len(titles) / wide)
@@ -63,7 +63,7 @@ def title_lines(title, panel_width):
 
 
 def new_panels(width, shape, titles):
-    """(figure, axes of every title); places without a title are removed."""
+    """(figure, axes for every title); places without a title are removed."""
     figure = new_figure(width)
     panels = figure.subplots(shape.high, shape.wide, sharex=True, sharey=True, squeeze=False)
     used = []
@@ -85,8 +85,8 @@ def new_panels(width, shape, titles):
 
 
 def maps(width, table, shown, norm, scale, note):
-    """The figure of a panel for each label of `shown`: columns of `table` [(layer, kv_head), labels] on one
-    colour scale, whose label is `scale`, with `note` below."""
+    """The figure with a panel for each label in `shown`: columns of `table` [(layer, kv_head), labels] on one
+    colour scale with the label `scale`, and `note` below."""
     heads = table.index.unique(1).size
     wide = (5 if heads <= 4 else 3 if heads <= 8 else 2) if width == PAGE_WIDTH else (2 if heads <= 4 else 1)
     shape = grid(width, table.index, shown, wide, room=SCALE_ROOM)
@@ -104,7 +104,7 @@ def layout(shape):
 
 
 def set_ticks(axes, shape, size=TICK_TEXT):
-    """Numbers of layers and kv heads in `size` points, as many as fit."""
+    """Sets layer and kv head numbers as tick labels in `size` points, as many as fit."""
     every = max(1, math.ceil(TICK_HEIGHT * size / TICK_TEXT / shape.cell_height))
     rows = range(0, len(shape.layers), every)
     axes.set_yticks(rows, [str(shape.layers[i]) for i in rows])
@@ -117,12 +117,13 @@ def set_ticks(axes, shape, size=TICK_TEXT):
 
 
 def matrix(values, shape):
-    """[layers, heads] of a series indexed by (layer, kv_head), NaN where it has none."""
+    """[layers, heads] of a series indexed by (layer, kv_head), NaN where it has no value."""
     return values.unstack().reindex(index=shape.layers, columns=shape.heads).to_numpy(dtype=float)
 
 
 def shared_norm(values):
-    """One colour scale for all panels: logarithmic from a ratio of 5, else linear from zero."""
+    """One colour scale for all panels: logarithmic if values differ by a ratio of 5 or more, else linear from
+    0."""
     values = np.asarray(values, dtype=float)
     values = values[np.isfinite(values)]
     positive = values[values > 0]
@@ -161,7 +162,7 @@ def _on(shade):
 
 
 def add_scale(figure, norm, text):
-    """The colour scale at the right of the panels, its label in lines that fit; call after
+    """Adds the colour scale at the right of the panels, its label in lines that fit; call after
     plotstyle.finish."""
     width, height = figure.get_size_inches()
     room = figure.subplotpars
@@ -172,14 +173,14 @@ def add_scale(figure, norm, text):
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(labelsize=TICK_TEXT, length=2, pad=1.5)
     bar.ax.tick_params(which="minor", length=1)
-    # The label stands around the middle of the bar: as far up as down.
+    # The label is centred on the middle of the bar, so the nearer end limits its length.
     length = height * min(2 - room.top - room.bottom, room.top + room.bottom)
     lines = wrap(text, max(8, int(length * 72 / (SCALE_TEXT * GLYPH_EMS))))
     bar.set_label("\n".join(lines), fontsize=SCALE_TEXT, labelpad=2, linespacing=0.95)
 
 
 def plain_scale(bar):
-    """Plain numbers at a colour bar, few of them."""
+    """Sets a few plain numbers on a colour bar."""
     if isinstance(bar.norm, LogNorm):
         plain_log(bar.ax.yaxis)
     else:

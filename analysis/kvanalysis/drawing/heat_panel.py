@@ -1,9 +1,9 @@
-"""One heat map with its numbers in the cells, on scales that several maps of a figure share."""
+"""One heat map with numbers in its cells, on a colour scale that several maps of a figure may share."""
 
 from matplotlib import colormaps
 from matplotlib.patches import Rectangle
 
-DARK_BELOW = 0.55  # luminance under which a cell takes white text
+DARK_BELOW = 0.55  # cells with a lower luminance get white text
 MAP = "cividis"
 CELL_TEXT = 5.8  # points
 
@@ -12,7 +12,7 @@ def heat_panel(axes, values, texts, norm, rows, columns, hatched=None):
     """`values` [R, C] as colours (NaN: white), `texts` [R, C] in the cells, names of rows and columns.
 
     `norm` maps a value to 0..1 and is shared between the panels of a figure. `hatched` [R, C] marks cells
-    whose value is a bound, so that they do not pass for measured ones.
+    whose value is a bound, to distinguish them from measured values.
     """
     colours = colormaps[MAP](norm(values))
     for i in range(len(rows)):

@@ -1,14 +1,15 @@
-"""Small panels of one figure: a grid without empty places left standing, and the room that it takes."""
+"""Small panels of one figure: a grid without empty places, and its size."""
 
 import math
 
 from .style import finish, new_figure
 
-PANEL_GAP = 0.42  # share of a panel's height: its title and the tick labels of the one above it
+PANEL_GAP = 0.42  # share of a panel's height: its title and the tick labels of the panel above
 
 
 def fewest_empty(count, choices):
-    """Panels in a row, of `choices` (first: preferred), so that the fewest places stay empty."""
+    """The number of panels per row, among `choices` (preferred first), that leaves the fewest places
+    empty."""
     return (
         count if count <= max(choices) and count in choices else min(choices, key=lambda wide: -count % wide)
     )
@@ -24,14 +25,14 @@ def panel_grid(figure, count, across, **shared):
 
 
 def label_lowest(panels, across, xlabel):
-    """The x label and ticks under the lowest panel of every column."""
+    """Sets the x label and ticks under the lowest panel of every column."""
     for axes in panels[-min(len(panels), across) :]:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel(xlabel)
 
 
 def label_outer(panels, across, xlabel, ylabel):
-    """The x label under the lowest panel of every column, the y label left of every row."""
+    """Sets the x label under the lowest panel of every column, the y label left of every row."""
     label_lowest(panels, across, xlabel)
     for axes in panels[:: min(len(panels), across)]:
         axes.set_ylabel(ylabel)
@@ -46,15 +47,15 @@ def finish_grid(
     finish(figure, *legend, note, height, below=below, hspace=gap, wspace=wspace, top=top)
 
 
-def say_nothing_to_draw(axes, why="no result to draw"):
+def draw_empty_note(axes, why="no result to draw"):
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#555555")
 
 
 def small_panels(paint, places, labels, note, choices, height, wspace=0.1):
-    """The `draw` of a Picture of a panel for each of `places`, `paint(axes, place)`, all on the same axes.
+    """The `draw` of a Picture with a panel for each of `places`, `paint(axes, place)`, all on equal axes.
 
-    `labels`: of x and of y. `choices[width]`: panels in a row, as `fewest_empty` takes them. The legend is
-    that of the first panel.
+    `labels`: of x and of y. `choices[width]`: numbers of panels per row, as for `fewest_empty`. The legend is
+    taken from the first panel.
     """
 
     def draw(width):

@@ -1,4 +1,5 @@
-"""Short texts beside points of a scatter, none over another, over another point, or outside of the axes."""
+"""Short texts beside points of a scatter plot, placed so that they cover no text and no point and stay
+inside."""
 
 from itertools import product
 
@@ -9,18 +10,18 @@ from matplotlib.transforms import Bbox
 
 SIZE, COLOUR = 5.5, "#333333"
 DISTANCES = (4, 9, 15, 22)  # points (1/72 inch) from the mark to its text
-# Directions that are tried first keep the text right or left of its mark.
+# The first directions put the text right or left of its mark.
 DIRECTIONS = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
 LEADER = {"arrowstyle": "-", "color": "#888888", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 1.5}
-HALO = withStroke(linewidth=1.4, foreground="white")  # a text may lie over a curve
+HALO = withStroke(linewidth=1.4, foreground="white")  # keeps a text readable over a curve
 MARK = 2.5  # half of a mark's width, points
 
 
 def label_points(axes, wanted, points):
-    """Writes `wanted` [(x, y, text)], the most important first; `points` [(x, y)] are not written over.
+    """Writes `wanted` [(x, y, text)], the most important first, without covering `points` [(x, y)].
 
-    Call once the layout stands: what fits depends on it. Of places that touch nothing the nearest is taken; a
-    text without such a place is left out. Returns the texts that were written.
+    Call once the layout is final, because places depend on it. A text takes the nearest place that touches
+    nothing; a text without such a place is left out. Returns the texts that were written.
     """
     drawn = axes.figure.canvas.get_renderer()
     unit = axes.figure.dpi / 72

@@ -1,16 +1,16 @@
-"""Which figure is being drawn, told on stderr to who waits."""
+"""Progress of drawing figures, shown on stderr."""
 
 import sys
 import time
 
-QUIET_S = 1.0  # off a terminal: of the start, and between two lines
+QUIET_S = 1.0  # without a terminal: silent at the start, and between two lines
 
 
 class DrawingProgress:
     """Called with (number from 1, how many, name) before each figure is drawn.
 
-    On a terminal one line is drawn over and over; elsewhere a line is written once QUIET_S have passed
-    without one, so that what is drawn at once says nothing.
+    On a terminal one line is overwritten; elsewhere a line is written only if QUIET_S have passed since the
+    last one, so that fast drawing prints nothing.
     """
 
     def __init__(self, stream=None, clock=time.monotonic):
@@ -29,7 +29,7 @@ class DrawingProgress:
         self.stream.flush()
 
     def close(self):
-        """Takes the line off a terminal."""
+        """Erases the line on a terminal."""
         if self.terminal:
             self.stream.write("\r\033[K")
             self.stream.flush()

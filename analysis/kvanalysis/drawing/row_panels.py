@@ -1,4 +1,4 @@
-"""Panels that share labelled rows: one line for each method, its name at the left."""
+"""Panels that share labelled rows: one line for each method, with its name at the left."""
 
 from textwrap import wrap
 
@@ -14,13 +14,13 @@ WIDEST = 1e4  # ratio of the ends of an error axis
 
 
 def names_width(labels, width):
-    """Inches that the names need, at most a share of the figure."""
+    """Inches that the names need, limited to a share of the figure."""
     longest = max((len(line) for label in labels for line in _lines(label)), default=1)
     return min(MOST_NAME, 0.42 * width, longest * NAME_TEXT * GLYPH_EMS / 72 + NAME_PAD)
 
 
 def _lines(label, most=MOST_NAME):
-    letters = round(most * 72 / (NAME_TEXT * GLYPH_EMS), 3)  # what a width was made for must fit it
+    letters = round(most * 72 / (NAME_TEXT * GLYPH_EMS), 3)  # must fit the width that was computed for it
     return wrap(label, max(8, int(letters))) or [""]
 
 
@@ -34,7 +34,7 @@ def row_figure(width, wide, heights):
 
 
 def set_rows(axes, labels, width):
-    """Names from top to bottom in the order of `labels`; long ones are cut into two lines."""
+    """Writes the names from top to bottom in the order of `labels`; long names are cut into two lines."""
     room = names_width(labels, width) - NAME_PAD
     texts = ["\n".join(_lines(label, room)) for label in labels]
     axes.set_yticks(range(len(labels)), texts, fontsize=NAME_TEXT, linespacing=0.85)
@@ -44,14 +44,14 @@ def set_rows(axes, labels, width):
 
 
 def set_left(figure, labels):
-    """Room for the names; call after plotstyle.finish."""
+    """Makes room for the names; call after plotstyle.finish."""
     width = figure.get_size_inches()[0]
     figure.subplots_adjust(left=(names_width(labels, width) + 0.06) / width, right=1 - RIGHT / width)
 
 
 def panels_by_budget(table, order, paint, x_label, most, legend, note):
-    """The `draw` of a Picture: a panel for each of at most `most[width]` budgets, `paint(axes, rows of the
-    budget, order)`, the names once.
+    """The `draw` of a Picture: a panel for each of at most `most[width]` budgets, painted by `paint(axes,
+    rows of the budget, order)`; names appear once.
 
     `table` has budget_tokens and label; `legend` is (handles, texts).
     """
@@ -73,9 +73,9 @@ def panels_by_budget(table, order, paint, x_label, most, legend, note):
 
 
 def log_errors(axes, low, high):
-    """A logarithmic error axis from `low` to `high`, ticks at 1, 2 and 5 as far as they fit.
+    """Sets a logarithmic error axis from `low` to `high`, with ticks at 1, 2 and 5 if they fit.
 
-    An error of zero has no place on it; at most four decades are shown.
+    An error of zero cannot be shown; at most four decades are shown.
     """
     if not high > 0:
         return

@@ -1,4 +1,4 @@
-"""What a figure leaves on disk: PNG and PDF for a page and for a column, and the CSV behind them."""
+"""The files of a figure: PNG and PDF for a page and for a column, and the CSV with the numbers."""
 
 import math
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from PIL import Image, PngImagePlugin
 from .. import __version__
 from ..stats.verdict import Verdict
 from .panel_grid import panel_grid
-from .style import COLUMN_WIDTH, DPI, PAGE_WIDTH, TOP, axes_width, finish, let_go, new_figure
+from .style import COLUMN_WIDTH, DPI, PAGE_WIDTH, TOP, axes_width, collect_figures, finish, new_figure
 
 MADE_BY = f"kvanalysis {__version__}, matplotlib {matplotlib.__version__}"
 PAGE, COLUMN = ("page", PAGE_WIDTH), ("column", COLUMN_WIDTH)
-COMMON, SPREAD = 64, 32  # colours of a picture: the commonest, and others evenly from the rest
-MANY = 2**15  # colours of a picture that are counted quickly
-APART = 8  # levels of a channel by which two colours of a picture differ at least
+COMMON, SPREAD = 64, 32  # colours of a picture: the most common ones, and others evenly from the rest
+MANY = 2**15  # up to so many colours of a picture are counted quickly
+APART = 8  # colours of a palette differ by at least so many levels of a channel
 TITLE_ROOM = 0.24  # inches
-HEIGHT, BETWEEN_ROWS, BETWEEN_COLUMNS = 1.45, 0.62, 0.50  # inches; between: title, ticks and labels
+HEIGHT, BETWEEN_ROWS, BETWEEN_COLUMNS = 1.45, 0.62, 0.50  # inches; between panels: title, ticks and labels
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure before it is on disk. `draw(width)` makes it for that width, `table` is what it shows.
+    """A figure before it is saved. `draw(width)` draws it for that width; `table` holds the numbers in it.
 
-    `caption` is what a reader must know beside it: numbers, and how to read it. `name` tells its files from
-    those of its neighbours, `more` are further tables {name: DataFrame}. `cells` is a (header, rows) for
-    `page.html.sortable_table`, where the numbers deserve one.
+    `caption`: text below it, with numbers and how to read it. `name`: distinguishes its files from those of
+    its neighbours. `more`: further tables {name: DataFrame}. `cells`: (header, rows) for
+    `page.html.sortable_table`, if the numbers deserve a table.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A Picture on disk; `narrow` is the one for a column or a phone, if there is one."""
+    """A saved Picture; `narrow` is the version for a column or a phone, if there is one."""
 
     title: str
     png: Path
@@ -57,7 +57,7 @@ class SavedFigure:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """All that a configuration's figure came to: its files, what they say about the paper's claims, and the
+    """The result of a configuration's figure: its files, the verdicts on the paper's claims, and the
     table that the figures were drawn from."""
 
     figures: list[SavedFigure]
@@ -66,7 +66,7 @@ class FigureResult:
 
 
 def save(picture, folder, first="", pdf=True):
-    """Writes the files of a Picture, whose names begin with `first`, PDF where they are wanted; returns the
+    """Writes the files of a Picture, whose names begin with `first`, with a PDF if `pdf`; returns the
     SavedFigure. Call inside `styled()`."""
 
     def path(name):
@@ -77,13 +77,13 @@ def save(picture, folder, first="", pdf=True):
     stem = path(picture.name)
     csv = write_csv(picture.table, f"{stem}.csv")
     pngs = [save_figure(picture.draw(width), f"{stem}_{name}", pdf) for name, width in picture.widths]
-    let_go()
+    collect_figures()
     return SavedFigure(picture.title, pngs[0], csv, *pngs[1:], caption=picture.caption, cells=picture.cells)
 
 
 def save_figure(figure, stem, pdf=True):
-    """A PNG, and a PDF where it is wanted, that name their program and no date: equal results, equal files.
-    Without, a PDF of another picture does not stay beside the new one. Returns the PNG's path."""
+    """Writes a PNG, and a PDF if `pdf`. They name their program but no date: equal results give equal files.
+    Without `pdf`, an old PDF of another picture is deleted. Returns the PNG's path."""
     png, words = Path(f"{stem}.png"), PngImagePlugin.PngInfo()
     words.add_text("Software", MADE_BY)
     figure.canvas.draw()
@@ -100,9 +100,9 @@ def save_figure(figure, stem, pdf=True):
 
 
 def few_colours(picture):
-    """The picture with a palette: a quarter of the size, so that pages can embed it.
+    """The picture with a palette, at a quarter of the size, so that pages can embed it.
 
-    Its commonest colours stay as they are: curves, bands and cells keep the colours of their legend.
+    Its most common colours are kept: curves, bands and cells keep the colours of their legend.
     """
     counted = picture.getcolors(MANY) or picture.getcolors(picture.width * picture.height)
     spread = picture.quantize(SPREAD, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
@@ -114,7 +114,8 @@ def few_colours(picture):
 
 
 def _apart(colours):
-    """Those that differ from all earlier ones: Pillow looks colours up by boxes and would mix the others."""
+    """The colours that differ enough from all earlier ones: Pillow looks colours up by boxes and would mix
+    others."""
     kept = []
     for colour in colours:
         if all(max(abs(a - b) for a, b in zip(colour, other, strict=True)) >= APART for other in kept):
@@ -123,15 +124,16 @@ def _apart(colours):
 
 
 def write_csv(table, path):
-    """The numbers behind a figure, nine significant digits; returns the path."""
+    """Writes the numbers behind a figure with nine significant digits; returns the path."""
     table.to_csv(path, index=False, float_format="%.9g")
     return Path(path)
 
 
 def in_grid(panels, legend, note, on_page=3, in_column=1, height=HEIGHT, titled=True):
-    """The `draw` of a Picture of `panels`: functions of an axes, which title and label it.
+    """The `draw` of a Picture of `panels`: functions of an axes, which set its title and labels.
 
-    `legend`: (handles, texts). `on_page`, `in_column`: panels side by side. `titled`: they carry titles.
+    `legend`: (handles, texts). `on_page`, `in_column`: panels side by side. `titled`: whether panels have
+    titles.
     """
     most = {PAGE_WIDTH: on_page, COLUMN_WIDTH: in_column}
 
@@ -141,7 +143,8 @@ def in_grid(panels, legend, note, on_page=3, in_column=1, height=HEIGHT, titled=
         figure = new_figure(width)
         for axes, panel in zip(panel_grid(figure, len(panels), wide), panels, strict=True):
             panel(axes)
-        # matplotlib counts gaps in widths of a panel: wide panels and gaps fill what the margins leave.
+        # matplotlib measures gaps in panel widths: `wide` panels and their gaps fill the room between the
+        # margins.
         panel_width = (axes_width(width) - (wide - 1) * BETWEEN_COLUMNS) / wide
         tall = high * height + (high - 1) * BETWEEN_ROWS
         gaps = {"hspace": BETWEEN_ROWS / height, "wspace": BETWEEN_COLUMNS / panel_width}

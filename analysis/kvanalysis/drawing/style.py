@@ -16,17 +16,17 @@ from .fonts import family
 
 COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.9
 DPI = 200
-# Okabe and Ito's palette without yellow (too faint on white), then Tol's indigo and wine, which stay
-# apart from them in lightness; black and grey are kept for oracles.
+# Okabe and Ito's palette without yellow (too faint on white), then Tol's indigo and wine, which differ
+# from it in lightness; black and grey are reserved for oracles.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#332288", "#882255")
 ORACLE_COLOURS = ("#000000", "#7A7A7A")
-# matplotlib's word: Bokeh's.
+# {matplotlib's marker: Bokeh's}
 MARKERS = {
     "o": "circle", "s": "square", "^": "triangle", "D": "diamond", "v": "inverted_triangle", "P": "plus",
     "*": "star", "h": "hex", "x": "x", "+": "cross", "1": "y",
 }  # fmt: skip
-# What a reader meets most looks the same on every page: the place of a method among the looks. Of a method's
-# instances the first has its place; all other labels take the places that are left.
+# Common methods look alike on every page: {method: place among the looks}. The first instance of a method
+# takes its place; all other labels take the remaining places.
 PLACES = {
     name: place
     for place, name in enumerate(
@@ -34,11 +34,13 @@ PLACES = {
     )
 }
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
-# A second round through the colours changes the dashes too.
+# When colours repeat, the dashes change.
 ROUND_DASHES = ("-", (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
-GLYPH_EMS = 0.53  # mean width of DejaVu Sans, which matplotlib ships, so that files agree everywhere
+GLYPH_EMS = (
+    0.53  # mean width of a glyph of DejaVu Sans, which matplotlib ships, so that files are equal everywhere
+)
 LEFT, RIGHT, TOP, GAP = 0.52, 0.10, 0.10, 0.07
-# Naming the backend would load the one for windows.
+# Reading the backend would load a window toolkit.
 DEFAULTS = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if name != "backend"}
 RC = {
     "font.size": 7,
@@ -46,7 +48,7 @@ RC = {
     "axes.titlesize": 7.5,
     "axes.titlelocation": "left",
     "axes.titlepad": 3,
-    "axes.titley": 1.0,  # else every drawing looks for a place above all ticks and labels
+    "axes.titley": 1.0,  # otherwise every drawing searches for a place above all ticks and labels
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -63,18 +65,18 @@ RC = {
     "legend.fontsize": 6.5,
     "legend.frameon": False,
     "pdf.fonttype": 42,
-    "text.hinting": "none",  # for screens of few pixels; takes longer than all else about a letter
+    "text.hinting": "none",  # hinting serves screens with few pixels, and is the slowest step of a letter
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
 NOTE_SIZE = 5.8
-LEGEND_HANDLE = 0.6  # a legend entry without its text
-LONG_LEGEND = 5  # from more entries on, long ones are wrapped so that two columns fit
+LEGEND_HANDLE = 0.6  # width of a legend entry without its text
+LONG_LEGEND = 5  # with this many entries, long ones are wrapped so that two columns fit
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one label is drawn, the same in every figure of a run."""
+    """The look of one label, equal in every figure of a run."""
 
     colour: str
     marker: str
@@ -82,11 +84,11 @@ class Style:
 
     @property
     def bokeh_marker(self):
-        """Bokeh's word for the marker."""
+        """Bokeh's name for the marker."""
         return MARKERS[self.marker]
 
     def curve(self, axes, x, y, hollow, size=4, **line):
-        """A line with marks, hollow where `hollow` is true."""
+        """Draws a line with marks, hollow where `hollow` is true."""
         x, y, hollow = (np.asarray(values) for values in (x, y, hollow))
         axes.plot(x, y, color=self.colour, linestyle=self.dashes, **line)
         for mask, face in ((~hollow, self.colour), (hollow, "white")):
@@ -96,7 +98,7 @@ class Style:
         axes.fill_between(x, low, high, color=self.colour, alpha=opacity, linewidth=0)
 
     def handle(self, marked=True, **line):
-        """The entry of a legend."""
+        """The legend entry."""
         marker = self.marker if marked else None
         return Line2D([], [], color=self.colour, marker=marker, linestyle=self.dashes, **line)
 
@@ -121,7 +123,7 @@ def _places(labels):
 
 
 def _style(place):
-    # 8 colours and 11 markers have no common divisor: points without a line repeat after 88 labels.
+    # 8 colours and 11 markers have no common divisor: looks of points without a line repeat after 88 labels.
     dashes = ROUND_DASHES[place // len(COLOURS) % len(ROUND_DASHES)]
     return Style(COLOURS[place % len(COLOURS)], list(MARKERS)[place % len(MARKERS)], dashes)
 
@@ -145,10 +147,11 @@ def new_figure(width):
 
 @contextmanager
 def styled():
-    """Inside, figures are drawn in matplotlib's own defaults plus RC, whatever the user's matplotlibrc says.
+    """Inside, figures are drawn with matplotlib's own defaults plus RC, independent of the user's
+    matplotlibrc.
 
-    A figure is many objects that hold each other. To look for such garbage while one is drawn takes a sixth
-    of all time, so it is looked for after each (`let_go`), among what is younger than the block.
+    A figure is many objects with circular references. Collecting such garbage during drawing takes a sixth
+    of the time, so it is collected after each figure (`collect_figures`), among younger objects.
     """
     gc.freeze()
     gc.disable()
@@ -160,15 +163,15 @@ def styled():
         gc.unfreeze()
 
 
-def let_go():
-    """Frees the figures that nobody holds any more."""
+def collect_figures():
+    """Frees the figures that are no longer referenced."""
     gc.collect(0)
 
 
 def finish(figure, handles, labels, note, axes_height, below=0.42, hspace=0.0, wspace=0.0, top=TOP):
-    """Stacks axes, legend and footnote without overlap, whatever their sizes, and sets the height.
+    """Stacks axes, legend and footnote without overlap, and sets the figure's height to fit them.
 
-    `below` is the room for tick labels and the x label; spacings are matplotlib's fractions of an axes.
+    `below`: room for tick labels and the x label; spacings are matplotlib's fractions of an axes.
     """
     width = figure.get_size_inches()[0]
     text = figure.text(LEFT / 4 / width, 0, _wrapped(note, width - LEFT / 2, NOTE_SIZE), fontsize=NOTE_SIZE)

@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Allows one process at a time in a folder."""
 
 import fcntl
 import os
@@ -9,8 +9,9 @@ from ..errors import FigureError
 
 @contextmanager
 def alone(out, does="draws"):
-    """Makes the folder and holds it: two that write into one would read each other's half-written files.
-    Raises FigureError if another process holds it, which says what that one does there."""
+    """Makes the folder and locks it: two processes that write into one would read each other's half-written
+    files. Raises FigureError if another process holds it; `does` says in the message what that process
+    does."""
     out.mkdir(parents=True, exist_ok=True)
     folder = os.open(out, os.O_RDONLY)
     try:

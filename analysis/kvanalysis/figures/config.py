@@ -1,25 +1,25 @@
-"""configs/figures/*.yaml: a sweep as `kvreplay run` reads it, with a section `figure` that says what to draw.
+"""configs/figures/*.yaml: a sweep for `kvreplay run` with a section `figure` that says what to draw.
 
-For readers of the program; docs/figures.md is the user's page.
+This description is for developers; docs/figures.md is the user's page.
 
 figure:
   kind: error_vs_budget        # one of kvanalysis.plots.kinds()
-  paper: H2O                   # whose figure, and which
+  paper: H2O                   # the paper of the original figure
   number: Fig. 1 right, Fig. 4
   mark: P                      # R: reproducible at attention level, P: proxy
   title: Heavy hitters, recent tokens, or both
-  expect: both lose less than either      # the paper's claim, in words
-  steps: [run]                 # what is computed before it is drawn; the default
-  options: {...}               # of the kind
-  quick: {seeds.count: 2}      # further overrides of a --quick run, which takes one kv head per layer
+  expect: both beat either alone        # the paper's claim, in words
+  steps: [run]                 # commands before drawing; [run] is the default
+  options: {...}               # options of the kind
+  quick: {seeds.count: 2}      # further overrides of a --quick run, which also takes one kv head per layer
 
 A step is one of
-  run                                    this file's sweep, into OUT/run
-  {run: {replay.prefill: 900}, as: late, trace: made}      the same with overrides, into OUT/late
+  run                                    run this file's sweep, into OUT/run
+  {run: {replay.prefill: 900}, as: late, trace: made}      run it with overrides, into OUT/late
   {cluster: "--layers 0,7", as: cluster} kvreplay cluster, into OUT/cluster.h5 and OUT/cluster.csv
   {bounds: "buzz --stride 3,4,5", as: bounds} kvreplay bounds --csv, into OUT/bounds.csv
   {synth: "--tokens 4096", as: made}     kvreplay synth, into OUT/made.h5: a trace for later steps
-  {toy: [[1], [0.6, 0.4]], as: made}     likewise, with these rows as its attention (data.toy_trace)
+  {toy: [[1], [0.6, 0.4]], as: made}     a trace with these rows as its attention (data.toy_trace)
 """
 
 import json
@@ -40,14 +40,14 @@ MARKS = {"R": "reproduces the figure at attention level", "P": "proxy: the paper
 COMMANDS = {"run": dict, "cluster": str, "bounds": str, "synth": str, "toy": list}
 TAKES = {dict: "a map of overrides", str: "a text of options", list: "rows of probabilities"}
 MAKES_A_TRACE = ("synth", "toy")
-FILE_NAME = re.compile(r"\w[\w .+-]*")  # of a folder of figures or of a step: it must stay below --out
-LONGEST = 60_000  # characters of a step's overrides: nested anchors grow without end, command lines do not
+FILE_NAME = re.compile(r"\w[\w .+-]*")  # name of a folder of figures or of a step: it must stay below --out
+LONGEST = 60_000  # characters of a step's overrides: nested anchors can expand without limit
 
 
 @dataclass(frozen=True)
 class Step:
     """One command before drawing. `argument`: overrides of `run`, rows of `toy`, options of the others;
-    `trace`: the step that made it, or "" for the configuration's traces."""
+    `trace`: the step that makes its trace, or "" for the configuration's traces."""
 
     command: str
     name: str
@@ -108,9 +108,9 @@ def _check_keys(path, figure):
     if odd:
         raise FigureError(f"{path}: figure.{odd[0]} must be text, not {figure[odd[0]]!r}")
     if figure["kind"] not in kinds():
-        raise FigureError(f"{path}: figure.kind: no plot {figure['kind']}; there are {', '.join(kinds())}")
+        raise FigureError(f"{path}: figure.kind: no plot {figure['kind']}; plots: {', '.join(kinds())}")
     if figure["mark"] not in MARKS:
-        raise FigureError(f"{path}: figure.mark: {figure['mark']} is none of {', '.join(MARKS)}")
+        raise FigureError(f"{path}: figure.mark: {figure['mark']} is not one of {', '.join(MARKS)}")
     for key in ("options", "quick"):
         if not isinstance(figure.get(key, {}), dict):
             raise FigureError(f"{path}: figure.{key} must be a map")
@@ -120,7 +120,7 @@ def _check_keys(path, figure):
 def _file_name(path, key, given):
     if not isinstance(given, str | int) or not FILE_NAME.fullmatch(str(given)):
         raise FigureError(
-            f"{path}: {key}: {given!r} is no name of a file; write letters, digits, spaces and . _ + -"
+            f"{path}: {key}: {given!r} is not a file name; write letters, digits, spaces and . _ + -"
         )
     return str(given)
 
@@ -128,7 +128,7 @@ def _file_name(path, key, given):
 def _trace_names(path, content):
     names = content.get("traces", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FigureError(f"{path}: traces: {names!r} is no list of files; write [FILE.h5]")
+        raise FigureError(f"{path}: traces: {names!r} is not a list of files; write [FILE.h5]")
     return names
 
 
@@ -141,7 +141,7 @@ def _steps(path, given):
     for item in given if isinstance(given, list) else [given]:
         step = _step(path, item)
         if any(step.name == other.name for other in steps):
-            raise FigureError(f"{path}: figure.steps: two steps are called {step.name}; name them with `as`")
+            raise FigureError(f"{path}: figure.steps: two steps are named {step.name}; name them with `as`")
         if step.trace and step.trace not in made:
             raise FigureError(f"{path}: figure.steps: {step.name}: no step before it makes {step.trace}")
         made |= {step.name} if step.command in MAKES_A_TRACE else set()
@@ -153,7 +153,7 @@ def _step(path, item):
     item = {item: None} if isinstance(item, str) else item
     commands = [key for key in item if key in COMMANDS] if isinstance(item, dict) else []
     if len(commands) != 1 or set(item) - {*commands, "as", "trace"}:
-        raise FigureError(f"{path}: figure.steps: {item!r} is no step; one of {', '.join(COMMANDS)}")
+        raise FigureError(f"{path}: figure.steps: {item!r} is not a step; write one of {', '.join(COMMANDS)}")
     [command] = commands
     kind, argument = COMMANDS[command], item[command]
     if argument is not None and not isinstance(argument, kind):
@@ -169,6 +169,6 @@ def _check_argument(where, argument):
         if isinstance(argument, str):
             shlex.split(argument)
         elif any(islice(json.JSONEncoder().iterencode(argument), LONGEST, None)):
-            raise FigureError(f"{where}: is too long; do anchors repeat each other?")
+            raise FigureError(f"{where}: is too long; do YAML anchors repeat each other?")
     except (TypeError, ValueError, RecursionError) as problem:
         raise FigureError(f"{where}: {problem}") from problem

@@ -1,4 +1,4 @@
-"""What a kind of figure of `kvanalysis.plots` may read."""
+"""The data that a kind of figure in `kvanalysis.plots` may read."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ class Context:
     config: FigureConfig
     out: Path
     traces: list[Path]
-    quick: bool = False  # a look, not a result
+    quick: bool = False  # a quick look, not a result
     _read: dict = field(default_factory=dict)  # tables by the name of their step
 
     def option(self, name, default=None):
@@ -28,11 +28,11 @@ class Context:
         return self.config.options.get(name, default)
 
     def frame(self, step="run"):
-        """The typed table of a run step (kvanalysis.data.load), which nobody changes."""
+        """The typed table of a run step (kvanalysis.data.load); callers must not change it."""
         return self._once(step, lambda: load(self.out / step))
 
     def arrays(self, kind, step="run"):
-        """curves, kept or outputs of a run step, by cell key."""
+        """Curves, kept tokens or outputs of a run step, by cell key."""
         return Arrays(self.out / step / f"{kind}.h5")
 
     def cluster(self, step="cluster"):

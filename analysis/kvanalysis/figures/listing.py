@@ -1,16 +1,15 @@
-"""The figure configurations that came with this package, for pages that say where a claim is tested."""
+"""The figure configurations of this package, for pages that say where a claim is tested."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from kvbase.program import CHECKOUT, ROOT
 
-from .program import CHECKOUT
-
-# Of a checkout, or of the package kvreplay beside this one, where a wheel put them.
-PLACES = [place / "configs/figures" for place in (CHECKOUT, Path(__file__).parents[2] / "kvreplay/data")]
+# The folder in a checkout, or in the package kvreplay beside this one, where a wheel puts it.
+PLACES = [place / "configs/figures" for place in (Path(CHECKOUT), Path(ROOT) / "kvreplay/data")]
 FOLDER = next((place for place in PLACES if place.is_dir()), PLACES[0])
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C it is ten times faster
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,9 @@ class Listed:
 
 
 def listed_figures(folder=FOLDER):
-    """What each configuration says of itself, by name; [] where there are none.
+    """The summary in each configuration, by name; [] if there are none.
 
-    Nothing is checked: that is `figures.config`'s when one is run.
+    Nothing is checked here: `figures.config` checks a configuration when it is run.
     """
     found = []
     for path in sorted(folder.glob("*.yaml")):

@@ -1,11 +1,11 @@
-"""From a run, or from figure configurations, to pictures, each with what a page needs beside it."""
+"""Turns a run or figure configurations into pictures, with the files that a page needs for them."""
 
 import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from ..data.whole_file import write_whole
+from ..data.whole_file import write_atomic
 from ..drawing.saving import FigureResult, save
 from ..drawing.style import styled
 from ..errors import FigureError
@@ -19,7 +19,7 @@ DESCRIBED = "figure.json"
 
 
 def figure_configs(path):
-    """The configurations of a file, or of all *.yaml of a folder, sorted by name; raises FigureError."""
+    """The configurations in a file, or in all *.yaml of a folder, sorted by name; raises FigureError."""
     path = Path(path)
     files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
     if not files:
@@ -36,7 +36,7 @@ def make_figure(config, out, options):
 
 def _make(config, out, options):
     context = Context(config, out, list(options.traces) or config.traces, options.quick)
-    # Stands for a folder that is whole: until the new pictures do, no page may show old verdicts beside them.
+    # This file marks a complete folder: until new pictures are there, no page may show old verdicts for them.
     (out / DESCRIBED).unlink(missing_ok=True)
     kind = module_of(config.kind)
     derived = getattr(kind, "derived_overrides", None)
@@ -45,7 +45,7 @@ def _make(config, out, options):
     made = {"traces": [Path(trace).name for trace in context.traces]}
     made |= {"overrides": [*options.overrides], "quick": options.quick}
     described = _described(config, result, out) | made
-    write_whole(out / DESCRIBED, json.dumps(described, indent=2))
+    write_atomic(out / DESCRIBED, json.dumps(described, indent=2))
     return result
 
 
@@ -67,7 +67,7 @@ def _relative(value, out):
 
 
 def result_of(kind, context):
-    """The FigureResult of a module of `plots`: its pictures are saved beside the steps."""
+    """The FigureResult of a module in `plots`; its pictures are saved beside the steps."""
     table = kind.data(context)
     with styled():
         figures = [save(picture, context.out, context.config.name) for picture in kind.draw(context, table)]
@@ -78,8 +78,8 @@ def result_of(kind, context):
 def write_figures(frame, folder, pdf=True, told=None, summary=None, losses=None):
     """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`.
 
-    `told(number, total, name)` is called before each kind of figure is drawn. `summary`: that of the table,
-    and `losses`: what it predicts, where they are known."""
+    `told(number, total, name)` is a callback that runs before each kind of figure is drawn. `summary` and
+    `losses`: the table's summary and predicted losses, if already known."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with styled():

@@ -5,16 +5,17 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvbase.program import call
+
 from ..data.toy_trace import write_toy_trace
 from ..errors import FigureError
-from .program import call
 
-ONE_HEAD = {"select.kv_heads": [0]}  # of each layer, in a quick run
+ONE_HEAD = {"select.kv_heads": [0]}  # first kv head of each layer, in a quick run
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line asks of all steps: `traces` instead of the configuration's, KEY=VALUE
+    """The command line's options for all steps: `traces` instead of the configuration's, KEY=VALUE
     `overrides` of every run, one kv head per layer (`quick`), nothing reused (`force`)."""
 
     traces: tuple = ()
@@ -24,10 +25,10 @@ class RunOptions:
 
 
 def run_steps(config, out, options, derived=None):
-    """Runs every step of `config` into the folder `out`; what is already there is not computed again.
+    """Runs every step of `config` into the folder `out`; existing results are not computed again.
 
-    `derived(step)` is asked before each run and cluster step for what only the trace or an earlier step can
-    tell, as {key: value}; a run step's own overrides and those of `options` stand above it.
+    `derived(step)` is called before each run and cluster step for values that depend on the trace or an
+    earlier step, as {key: value}; a run step's own overrides and those in `options` take precedence.
     """
     out.mkdir(parents=True, exist_ok=True)
     for step in config.steps:
@@ -48,7 +49,7 @@ def _completed(step, derived):
 def _run(config, step, out, options):
     used = [out / f"{step.trace}.h5"] if step.trace else options.traces or config.traces
     own = step.argument | (ONE_HEAD | config.quick if options.quick else {})
-    # A figure shows what its configuration asks for, and nothing that an earlier one has left.
+    # A figure shows only the cells that its configuration asks for, not leftovers of an earlier one.
     words = ["run", config.path, "-o", out / step.name, "--plan-only", "--progress", "none", "-q"]
     for text in (
         f"traces={json.dumps([str(Path(trace).resolve()) for trace in used])}",
@@ -56,7 +57,7 @@ def _run(config, step, out, options):
         *options.overrides,
     ):
         words += ["-s", text]
-    # Failed cells are reported by the figure itself.
+    # The figure itself reports failed cells.
     _call(config, step, words + (["--force"] if options.force else []), accept=(0, 1))
 
 
@@ -96,7 +97,7 @@ def _the_trace(config, step, out, options):
 
 
 def _made_once(config, step, file, words, force, trace=None):
-    """A file is made again when the words that made it have changed, or the trace that they name."""
+    """Makes a file again if its command line or the trace in it has changed."""
     words = [str(word) for word in [*words, *shlex.split(step.argument)]]
     note = file.with_suffix(".made_by.json")
     made_by = json.dumps({"words": words, "trace": _stamp(trace)})
@@ -115,7 +116,7 @@ def _noted(note):
 
 
 def _stamp(trace):
-    """What tells a trace from another one that took its place; None without a trace."""
+    """Identifies a trace, so that a replaced file is noticed; None without a trace."""
     if trace is None or not Path(trace).is_file():
         return None
     found = Path(trace).stat()
@@ -123,7 +124,7 @@ def _stamp(trace):
 
 
 def _call(config, step, words, accept=(0,)):
-    """What the program prints on stdout; its messages go to ours."""
+    """The program's stdout; its messages go to this process's stderr."""
     code, printed = call(words, accept)
     if code in accept:
         return printed

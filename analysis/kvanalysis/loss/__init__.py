@@ -1,1 +1,1 @@
-"""What a run says of the model's loss: nats a token, from the gradient that a trace holds."""
+"""A run's predictions of the model's loss: nats a token, from the gradient in the trace."""

@@ -1,4 +1,4 @@
-"""How near predicted losses come to those that the model itself had."""
+"""How closely predicted losses match the losses that the model itself had."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from ..stats.ranks import spearmans
 
-FEWEST = 5  # instances below which nothing is said
-SMALL = 1.0  # nats a token; beyond, a model is so wrong that losses no longer follow what causes them
+FEWEST = 5  # with fewer instances there is no result
+SMALL = 1.0  # nats a token; beyond, the model is so wrong that losses no longer follow their causes
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of `instances` with a loss: `spearman` the rank correlation; of those that were measured below SMALL
-    nats `factor` the median of measured / predicted and `scatter` exp of the standard deviation of its
+    """Over `instances` with a loss: `spearman`, the rank correlation; and, for instances measured below SMALL
+    nats, `factor`, the median of measured / predicted, and `scatter`, exp of the standard deviation of its
     logarithm, both NaN below FEWEST."""
 
     spearman: float
@@ -23,8 +23,8 @@ class Agreement:
 
 
 def agreement(predicted, measured):
-    """The Agreement of two arrays [n] of nats a token; None below FEWEST instances. What was predicted or
-    measured to lose nothing has no ratio, and would only flatter the correlation: it is left out."""
+    """The Agreement of two arrays [n] of nats a token; None below FEWEST instances. Instances with a
+    predicted or measured loss of zero are left out: they have no ratio, and would inflate the correlation."""
     predicted, measured = (np.asarray(values, dtype=float) for values in (predicted, measured))
     some = (predicted > 0) & (measured > 0)
     predicted, measured = predicted[some], measured[some]
@@ -38,8 +38,8 @@ def agreement(predicted, measured):
 
 
 def points(table):
-    """The instances of `predicted` that are both predicted and measured: trace_id, prompt, label,
-    budget_tokens, kl, kl_low, kl_high, kl_mean, seeds averaged; empty where there are none."""
+    """The instances in `predicted` that are both predicted and measured: trace_id, prompt, label,
+    budget_tokens, kl, kl_low, kl_high, kl_mean, seeds averaged; empty if there are none."""
     names = ["kl", "kl_low", "kl_high", "kl_mean"]
     if "kl_mean" not in table:
         return table.assign(kl_mean=np.nan).iloc[:0]

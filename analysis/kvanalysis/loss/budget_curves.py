@@ -1,4 +1,4 @@
-"""What each kv head's errors cost the model at each budget: curves from the table of a run."""
+"""The loss that each kv head's errors cost the model at each budget: curves from the table of a run."""
 
 import json
 from collections.abc import Sequence
@@ -8,21 +8,24 @@ import numpy as np
 import pandas as pd
 
 from ..data.extras import extra
-from ..errors import ResultsError, UserError
+from ..errors import ConfigError, ResultsError
 from .marginals import Curves, convex, falling
 
 KL = "kl_head_mean"
 HEAD = ["layer", "kv_head"]
 SOURCE, ONESHOT = "source", "oneshot"
-SHARES = ("allocated_tokens", "layer_budget")  # extras of cells whose budget other heads or layers share
-GRADIENT = "record the trace with `kvdump --with-gradient 8` and run again"
+SHARES = (
+    "allocated_tokens",
+    "layer_budget",
+)  # extras of cells that share their budget with other heads or layers
+GRADIENT = "record the trace with `kvreplay record --with-gradient 8` and run again"
 
 
 @dataclass(frozen=True)
 class MethodCurves:
     """A method's heads in the order of (layer, kv head). `heads`: the columns layer and kv_head [H];
-    `measured` [H, K]: the means that `curves` was made of; `rates`, `fixed` [H]: the bytes of a head are the
-    second and the first for each token; `row_format`: as the parameters have it."""
+    `measured` [H, K]: the means that `curves` was made from; `rates`, `fixed` [H]: a head takes
+    `fixed + rates * tokens` bytes; `row_format`: as the parameters have it."""
 
     heads: pd.DataFrame
     curves: Curves
@@ -36,20 +39,22 @@ class MethodCurves:
 
 
 def rows_of(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None) -> pd.DataFrame:
-    """The finished rows of a method by its label, on these prompts (None: the only one). Raises UserError,
-    ResultsError where the run holds no loss."""
+    """The finished rows of a method by its label, on these prompts (None: the only one). Raises ConfigError,
+    or ResultsError if the run holds no loss."""
     rows = frame[frame["label"] == label]
     if rows.empty:
-        raise UserError(f"--method {label}: the run holds {', '.join(frame['label'].unique())}")
+        raise ConfigError(f"--method {label}: the run has only {', '.join(frame['label'].unique())}")
     there = list(rows["prompt"].unique())
     if prompts is None and len(there) > 1:
-        raise UserError(f"several prompts: choose with --prompt one or more of {', '.join(there)}")
+        raise ConfigError(f"several prompts: choose with --prompt one or more of {', '.join(there)}")
     for name in prompts or ():
         if name not in there:
-            raise UserError(f"--prompt {name}: the run holds {', '.join(there)}")
+            raise ConfigError(f"--prompt {name}: the run has only {', '.join(there)}")
     rows = rows[rows["prompt"].isin(prompts or there) & (rows["status"] == "ok")]
     if rows["trace_id"].nunique() > 1:
-        raise UserError("prompts of several traces: heads are compared within one; give the run of one trace")
+        raise ConfigError(
+            "prompts of several traces: heads are only compared within one trace; use a run of one trace"
+        )
     if KL not in rows or rows[KL].isna().all():
         raise ResultsError(f"{label}: no {KL} in the table: {GRADIENT}")
     _refuse_shared(rows, label)
@@ -59,30 +64,30 @@ def rows_of(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None) -> p
 def _refuse_shared(rows, label):
     params = rows["params"].iloc[0]
     if any(extra(rows, name).notna().any() for name in SHARES):
-        raise UserError(
+        raise ConfigError(
             f"--method {label}: shares its budget over heads or layers; choose a method with equal budgets"
         )
     if params.get("gqa.level") == "layer":
-        raise UserError(f"--method {label}: gqa.level layer has one budget for all kv heads of a layer")
+        raise ConfigError(f"--method {label}: gqa.level layer uses one budget for all kv heads of a layer")
 
 
 def method_curves(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None) -> MethodCurves:
-    """The curves of a method, means over seeds and over the prompts. Behind the replayed budgets stands the
-    full cache: the prompt of a method that selects once, all tokens of one that streams. It loses nothing in
-    the row format of the trace, in another one what `exact` loses in it; where the run does not hold that,
-    the largest replayed budget is the last point. Raises UserError, ResultsError."""
+    """The curves of a method, means over seeds and over the prompts. The last point is the full cache: the
+    prompt for a one-shot method, all tokens for a streaming one. Its loss is zero in the row format of the
+    trace; in another one it is the loss of `exact` in that format. If the run lacks `exact` there, the
+    largest replayed budget is the last point. Raises ConfigError, ResultsError."""
     rows = rows_of(frame, label, prompts)
     if rows["budget_tokens"].isna().all():
         return _without_budget(rows)
     kl = _by_budget(rows, KL)
-    full, lost = _full_tokens(rows), _lost_when_full(frame, rows, kl.index)
-    # A budget above the full cache holds no more than that.
+    full, lost = _full_tokens(rows), _full_cache_loss(frame, rows, kl.index)
+    # A budget above the full cache holds no more than the full cache.
     tokens, measured = np.minimum(kl.columns.to_numpy(dtype=np.int64), full), kl.to_numpy()
     tokens, first = np.unique(tokens, return_index=True)
     measured = measured[:, first]
     if len(tokens) < 2:
-        raise UserError(
-            f"--method {label}: a curve needs two budgets or more that all heads were replayed at, the run"
+        raise ConfigError(
+            f"--method {label}: a curve needs at least two budgets at which all heads were replayed; the run"
             f" has {len(tokens)} up to the full cache: add budgets to `budget: {{tokens: [...]}}`"
         )
     rates, fixed = _bytes_line(tokens, _by_budget(rows, "total_bytes")[kl.columns[first]].to_numpy())
@@ -94,7 +99,7 @@ def method_curves(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None
 
 
 def full_cache(frame: pd.DataFrame, like: MethodCurves, label: str, prompts) -> MethodCurves:
-    """The heads of `like` with every token in the row format of the trace: nothing is lost."""
+    """The heads of `like` with every token in the row format of the trace, so with zero loss."""
     rows = rows_of(frame, label, prompts)
     full = rows.groupby(HEAD)["full_bytes"].mean().to_numpy()
     tokens = np.full((len(full), 1), _full_tokens(rows))
@@ -107,8 +112,8 @@ def row_format(rows: pd.DataFrame) -> str | dict:
 
 
 def siblings(frame: pd.DataFrame, label: str) -> list[str]:
-    """Labels of the same method with the same parameters but for the row format, in the order of the table,
-    this one included."""
+    """Labels of the method with equal parameters except for the row format, in the order of the table,
+    this label included."""
     known = frame.drop_duplicates("label")
     this = known[known["label"] == label].iloc[0]
     alike = [
@@ -131,7 +136,7 @@ def _without_budget(rows):
 
 
 def _by_budget(rows, name):
-    """[heads, budgets] means over seeds and prompts, at budgets that every head has on every prompt."""
+    """[heads, budgets] means over seeds and prompts, at budgets that all heads have on all prompts."""
     cells = rows.groupby([*HEAD, "prompt", "budget_tokens"])[name].mean().unstack("budget_tokens")
     return cells.dropna(axis="columns").groupby(HEAD).mean()
 
@@ -141,7 +146,7 @@ def _heads(index):
 
 
 def _bytes_line(tokens, held):
-    """(bytes a token, bytes beside them) [H] of each head: the line nearest to what its budgets took."""
+    """(bytes a token, constant bytes) [H] of each head: the line nearest to the bytes at its budgets."""
     centred = tokens - tokens.mean()
     rates = held @ centred / (centred @ centred)
     return rates, held.mean(axis=1) - rates * tokens.mean()
@@ -151,12 +156,12 @@ def _full_tokens(rows):
     name = "n_prefill" if rows["params"].iloc[0].get("phase") == ONESHOT else "n_tokens"
     found = rows[name].unique()
     if len(found) > 1:
-        raise UserError(f"prompts of {', '.join(map(str, sorted(found)))} tokens: give one --prompt")
+        raise ConfigError(f"prompts of {', '.join(map(str, sorted(found)))} tokens: choose one with --prompt")
     return int(found[0])
 
 
-def _lost_when_full(frame, rows, heads):
-    """[H] what the full cache loses in the method's row format; None where the run does not say."""
+def _full_cache_loss(frame, rows, heads):
+    """[H] the loss of the full cache in the method's row format; None if the run does not have it."""
     if row_format(rows) == SOURCE:
         return np.zeros(len(heads))
     exact = frame[

@@ -1,4 +1,4 @@
-"""Budgets as files: what `allocator: file:PATH` reads, and what a serving engine can be told from."""
+"""Budgets as files: for `allocator: file:PATH`, and to configure a serving engine."""
 
 import json
 
@@ -8,12 +8,12 @@ DIGITS = 6
 
 
 def csv_text(allocation: Allocation) -> str:
-    """Rows layer,kv_head,tokens under that heading; the reader takes no other line."""
+    """Rows layer,kv_head,tokens below that header; the reader accepts no other line."""
     return allocation.table[["layer", "kv_head", "tokens"]].to_csv(index=False, lineterminator="\n")
 
 
 def json_text(allocation: Allocation) -> str:
-    """The same with what was predicted, by layer; docs/predicted_budgets.md says what each entry is."""
+    """The budgets by layer with predicted losses; docs/predicted_budgets.md explains each entry."""
     share = allocation.budget.share
     layers = [_layer(int(layer), rows) for layer, rows in allocation.table.groupby("layer")]
     order = sorted(
@@ -37,13 +37,13 @@ def json_text(allocation: Allocation) -> str:
 
 
 def summary(allocation: Allocation) -> str:
-    """One line: what is predicted, and for equal budgets."""
+    """One line: the predicted loss, and that of equal budgets."""
     table = allocation.table
     share = table["bytes"].sum() / table["full_bytes"].sum()
     said = (
         f"{allocation.label} at {allocation.budget}, prompt {', '.join(allocation.prompts)}: {len(table)} kv"
         f" heads, {table['tokens'].min()} to {table['tokens'].max()} tokens, {100 * share:.1f} % of the full"
-        f" cache's bytes; heads alone are predicted to lose {allocation.predicted_kl:.3g} nats a token"
+        f" cache's bytes; the predicted loss of the heads is {allocation.predicted_kl:.3g} nats a token"
     )
     if allocation.uniform_kl is None:
         return said

@@ -1,27 +1,27 @@
-"""A row format for each layer: which, at a price for a byte."""
+"""A row format for each layer, chosen at a price per byte."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import ConfigError
 from .budget_curves import MethodCurves
 from .marginals import HALVINGS, largest_gain, tokens_at
 
 
 def cheapest_formats(options: Sequence[MethodCurves], layers: np.ndarray, total: float) -> np.ndarray:
     """[H] the number of each head's option, one for all heads of a layer (`layers` [H]), at the lowest price
-    of a byte at which all heads together take `total` bytes at most.
+    per byte at which all heads together take at most `total` bytes.
 
-    At a price every layer chooses alone what has the least loss plus price times bytes. What is found so is
-    the best at the bytes that it takes; what is left of `total` is less than one layer's change of format.
-    Raises UserError where even the smallest of everything takes more.
+    At a price, every layer independently chooses the option with the lowest loss plus price times bytes. The
+    result is the best for the bytes that it takes; the unused part of `total` is smaller than one layer's
+    change of format. Raises ConfigError if even the smallest options take more.
     """
     groups = np.unique(layers, return_inverse=True)[1]
     smallest, need = _choice(options, groups, np.inf)
     if need > total:
-        raise UserError(
-            f"--budget: {total:.0f} bytes in all, and the smallest budgets and row formats take {need:.0f}:"
+        raise ConfigError(
+            f"--budget: {total:.0f} bytes in all, but the smallest budgets and row formats take {need:.0f}:"
             " raise it"
         )
     low, high, best = *_log_prices(options), smallest
@@ -36,7 +36,8 @@ def cheapest_formats(options: Sequence[MethodCurves], layers: np.ndarray, total:
 
 
 def _log_prices(options):
-    """Logarithms of prices between which choices change: any loss for one byte, down to a trace of it."""
+    """Logarithms of prices that bracket all choices: from any loss for one byte down to a tiny fraction of
+    it."""
     losses = max(option.curves.kl.max() for option in options)
     gains = [largest_gain(option.curves, np.maximum(option.rates, 1e-9)) for option in options]
     most = max(losses, *gains, 1e-300)
@@ -44,7 +45,7 @@ def _log_prices(options):
 
 
 def _choice(options, groups, price):
-    """([H] the option of each head, bytes of all) at a price of a byte, nats a token; inf: the smallest."""
+    """([H] the option of each head, total bytes) at a price per byte in nats a token; inf: the smallest."""
     heads = np.arange(len(groups))
     losses, held = (np.array(each) for each in zip(*(_at(option, price) for option in options), strict=True))
     worth = held if np.isinf(price) else losses + price * held

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..errors import UserError
+from ..errors import ConfigError
 from .budget_curves import MethodCurves, full_cache, method_curves, rows_of, siblings
 from .budget_formats import cheapest_formats
 from .marginals import Curves, spend
@@ -23,7 +23,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.share is None):
-            raise UserError("a budget is either tokens or a share of the full cache's bytes")
+            raise ConfigError("a budget is either tokens or a share of the full cache's bytes")
 
     def __str__(self) -> str:
         return f"{self.tokens:g}" if self.share is None else f"{100 * self.share:g}%"
@@ -31,10 +31,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What each kv head gets. `table`: a row for each, in order: layer, kv_head, tokens, predicted_kl (nats a
-    token that its errors alone cost), bytes, full_bytes, label (of the instance whose row format it has, or
-    `full`) and row_format. `uniform_kl`: the sum predicted for one budget for all heads in the asked row
-    format at the same tokens or bytes; None where there is none."""
+    """The budget of each kv head. `table`: a row for each, in order: layer, kv_head, tokens, predicted_kl
+    (nats a token caused by its errors alone), bytes, full_bytes, label (of the instance whose row format it
+    has, or `full`) and row_format. `uniform_kl`: the predicted sum for one budget for all heads in the
+    requested row format at as many tokens or bytes; None if there is none."""
 
     label: str
     method: str
@@ -59,12 +59,12 @@ def allocate(
     prompts: Sequence[str] | None = None,
     formats: bool = False,
 ) -> Allocation:
-    """Tokens for each kv head with the least sum of predicted losses at a budget, of `load`'s table.
+    """Tokens for each kv head with the smallest sum of predicted losses at a budget, from `load`'s table.
 
-    `label`: a method instance as the tables name it, replayed at two budgets or more on a trace with a
+    `label`: a method instance as the tables name it, replayed at two or more budgets on a trace with a
     gradient. `prompts`: means over these; None: the only one. With `formats` each layer also chooses its row
-    format, among those that the run holds of the method and the full cache, at equal bytes. No head gets less
-    than the smallest replayed budget. Raises UserError, ResultsError.
+    format, at equal bytes, among the full cache and the formats in which the run replayed the method. No head
+    gets less than the smallest replayed budget. Raises ConfigError, ResultsError.
     """
     asked = method_curves(frame, label, prompts)
     rows = rows_of(frame, label, prompts)
@@ -82,7 +82,9 @@ def allocate(
 
 def _one_format(asked: MethodCurves, label: str, budget: Budget, full: np.ndarray) -> pd.DataFrame:
     if asked.curves.tokens.shape[1] == 1:
-        raise UserError(f"--method {label}: takes no budget; --formats chooses which layers use it")
+        raise ConfigError(
+            f"--method {label}: takes no budget; with --formats, layers choose whether to use it"
+        )
     tokens = asked.curves.tokens
     if budget.share is None:
         total = np.floor(budget.tokens * len(tokens) + 1e-9)
@@ -96,7 +98,7 @@ def _one_format(asked: MethodCurves, label: str, budget: Budget, full: np.ndarra
 
 
 def _costs(curves: MethodCurves) -> np.ndarray:
-    """[H] bytes of a token; next to nothing where a head takes no more with more of them, as in a layer whose
+    """[H] bytes per token; nearly zero if a head takes no more bytes with more tokens, as in a layer whose
     window is shorter than the budgets."""
     return np.maximum(curves.rates, 1e-9)
 
@@ -104,13 +106,13 @@ def _costs(curves: MethodCurves) -> np.ndarray:
 def _refuse_out_of_range(budget, total, unit, held):
     low, high = held[:, 0].sum(), held[:, -1].sum()
     if total < low:
-        raise UserError(
-            f"--budget {budget}: {total:.0f} {unit} in all, and the smallest replayed budgets take {low:.0f}:"
+        raise ConfigError(
+            f"--budget {budget}: {total:.0f} {unit} in all, but the smallest replayed budgets take {low:.0f}:"
             " replay smaller ones, or raise it"
         )
     if total > high:
-        raise UserError(
-            f"--budget {budget}: {total:.0f} {unit} in all, and the largest known budgets take {high:.0f}:"
+        raise ConfigError(
+            f"--budget {budget}: {total:.0f} {unit} in all, but the largest known budgets take {high:.0f}:"
             " lower it"
         )
 
@@ -119,7 +121,9 @@ def _bytes_of(budget: Budget, asked: MethodCurves, full: np.ndarray) -> float:
     if budget.share is not None:
         return budget.share * float(full.sum())
     if asked.curves.tokens.shape[1] == 1:
-        raise UserError(f"--budget {budget}: a method without a budget needs a share of the bytes, as 25%")
+        raise ConfigError(
+            f"--budget {budget}: a method without a budget needs a share of the bytes, such as 25%"
+        )
     return float(asked.bytes_at(np.full(len(full), budget.tokens)).sum())
 
 
@@ -129,7 +133,7 @@ def _by_layer(frame, label, prompts, asked, total) -> pd.DataFrame:
     options.append(full_cache(frame, asked, label, prompts))
     for each, option in zip(labels, options, strict=False):
         if not option.heads.equals(asked.heads):
-            raise UserError(f"--formats: {each} has not the layers and kv heads of {label}: replay it there")
+            raise ConfigError(f"--formats: {each} lacks layers or kv heads of {label}: replay it there")
     labels.append(FULL)
     chosen = cheapest_formats(options, asked.heads["layer"].to_numpy(), total)
     parts = _chosen(options, chosen)
@@ -139,7 +143,7 @@ def _by_layer(frame, label, prompts, asked, total) -> pd.DataFrame:
 
 
 def _chosen(options: Sequence[MethodCurves], chosen: np.ndarray) -> MethodCurves:
-    """The heads, each from its option `chosen` [H]; short curves repeat their last point."""
+    """The heads, each with its option in `chosen` [H]; short curves repeat their last point."""
     points = max(option.curves.tokens.shape[1] for option in options)
 
     def taken(arrays):
@@ -165,7 +169,7 @@ def _table(curves: MethodCurves, tokens, labels, formats) -> pd.DataFrame:
 
 
 def _uniform(asked: MethodCurves, budget: Budget, full: np.ndarray) -> float | None:
-    """What one budget for all heads is predicted to lose at the same tokens, or bytes."""
+    """The predicted loss of one budget for all heads at as many tokens or bytes."""
     tokens = budget.tokens
     if tokens is None:
         rate = asked.rates.sum()

@@ -1,8 +1,8 @@
-"""Tokens where they save most: separable convex curves under one budget.
+"""Gives tokens to the heads where they save most: separable convex curves under one budget.
 
-Curves are linear in log tokens between their points, and convex there. A curve that is convex and falling in
-log tokens is convex in tokens, so the gain of one token more shrinks with every token of a head, and handing
-out tokens by their gain per cost is optimal.
+Between their points, curves are linear in log tokens, and convex there. A curve that is convex and falling in
+log tokens is convex in tokens, so the gain of one more token shrinks with every token of a head. Giving out
+tokens in the order of gain per cost is therefore optimal.
 """
 
 import heapq
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-SPAN, HALVINGS = 1e-18, 200  # of the search for a price: down to this part of the largest gain
+SPAN, HALVINGS = 1e-18, 200  # the search for a price ends at this part of the largest gain
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Predicted loss of H heads over tokens, at K points each: `tokens` [H, K] int, ascending, the last ones
-    equal where a head has fewer points; `kl` [H, K] nats a token, falling and convex in log tokens."""
+    """Predicted loss of H heads over tokens, at K points each: `tokens` [H, K] int, ascending (the last ones
+    are equal if a head has fewer points); `kl` [H, K] nats a token, falling and convex in log tokens."""
 
     tokens: np.ndarray
     kl: np.ndarray
@@ -29,13 +29,13 @@ class Curves:
         return np.array(found)
 
     def slopes(self) -> np.ndarray:
-        """[H, K - 1] what is saved per unit of log tokens, 0 or more; 0 where two points are one."""
+        """[H, K - 1] loss saved per unit of log tokens, at least 0; 0 where two points coincide."""
         widths = np.log(self.tokens[:, 1:] / self.tokens[:, :-1])
         return np.divide(-np.diff(self.kl), widths, out=np.zeros_like(widths), where=widths > 0)
 
 
 def tokens_at(curves: Curves, price: np.ndarray) -> np.ndarray:
-    """[H] tokens of which each saves at least the head's `price` [H], above 0, in nats a token."""
+    """[H] the number of tokens that each save at least the head's `price` [H], above 0, in nats a token."""
     slopes, starts = curves.slopes(), curves.tokens[:, :-1]
     with np.errstate(divide="ignore", over="ignore"):
         # Token b + 1 saves slope * log(1 + 1/b), which is the price at b = 1 / (exp(price / slope) - 1).
@@ -45,15 +45,15 @@ def tokens_at(curves: Curves, price: np.ndarray) -> np.ndarray:
 
 
 def largest_gain(curves: Curves, costs: np.ndarray) -> float:
-    """The most that one token saves per cost, over heads [H]; 0 where nothing is saved by any."""
+    """The largest saving of one token per cost, over heads [H]; 0 if no head saves anything."""
     gains = curves.slopes() * np.log1p(1 / curves.tokens[:, :-1])
     return float((gains / costs[:, None]).max(initial=0.0))
 
 
 def spend(curves: Curves, costs: np.ndarray, budget: float) -> np.ndarray:
-    """[H] int tokens of each head with the least sum of losses whose cost, the sum of tokens times `costs`
-    [H], is `budget` at most; the budget covers the first point of every head. Equal gains go to the head with
-    fewer tokens, then to the earlier one. With equal costs the budget is spent to the last token."""
+    """[H] int tokens of each head with the smallest sum of losses at a cost (the sum of tokens times `costs`
+    [H]) of at most `budget`, which covers the first point of every head. Equal gains go to the head with
+    fewer tokens, then to the earlier one. With equal costs the budget is spent completely."""
     first = curves.tokens[:, 0].astype(np.int64)
     high = largest_gain(curves, costs)
     if high == 0:
@@ -70,7 +70,7 @@ def spend(curves: Curves, costs: np.ndarray, budget: float) -> np.ndarray:
 
 
 def _fill(curves: Curves, costs: np.ndarray, budget: float, tokens: np.ndarray) -> np.ndarray:
-    """Hands out what is left of the budget token by token."""
+    """Gives out the rest of the budget token by token."""
     tokens, left = tokens.copy(), budget - float(tokens @ costs)
     slopes = curves.slopes()
 
@@ -94,7 +94,8 @@ def _fill(curves: Curves, costs: np.ndarray, budget: float, tokens: np.ndarray) 
 
 
 def falling(kl: np.ndarray) -> np.ndarray:
-    """[K] the nearest sequence, in squares, that never rises: neighbours that rise share their mean."""
+    """[K] the nearest sequence, in least squares, that never rises: rising neighbours are replaced by their
+    mean."""
     return isotonic_regression(kl, increasing=False).x
 
 

@@ -6,13 +6,13 @@ ENDS = ["low", "high"]
 
 
 def over_texts(losses):
-    """A row for each label and budget_tokens of Losses, in the order of its table: `loss` the mean over texts
-    of `kl`, or of `kl_head` where nothing else is known, `low`, `high`, `measured`, `n_texts`, `n_measured`.
+    """A row for each label and budget_tokens of Losses, in the order of its table: `loss`, the mean over
+    texts of `kl` (or of `kl_head` if only that is known), `low`, `high`, `measured`, `n_texts`, `n_measured`.
 
-    `low` and `high` are the means of the ends of the texts' own 95 % intervals, NaN where a text has none: as
-    if the texts erred together, because a method that is unlike the masks is so on every text. They say
-    nothing of other texts. `measured`: the mean over those of the texts that kvconfirm ran, NaN without one.
-    Seeds are averaged first.
+    `low` and `high` are the means of the ends of the texts' own 95 % intervals, NaN if a text has none. This
+    assumes that the deviations of all texts agree, because a method that differs from the masks does so on
+    every text. They do not cover other texts. `measured`: the mean over the texts that the closed loop ran,
+    NaN without one. Seeds are averaged first.
     """
     table = losses.table
     names = {"kl_head" if losses.why else "kl": "loss", "kl_low": "low", "kl_high": "high"}

@@ -1,4 +1,4 @@
-"""What each instance of a run costs the model, in nats a token, from the trace alone."""
+"""The predicted loss of each instance of a run, in nats a token, from the trace alone."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ NAMED = ["trace_id", "prompt", "method", "label", "params", "budget_tokens", "se
 COLUMNS = [*NAMED, "layers", "n_rows", "kl", "kl_low", "kl_high", "kl_row", "kl_block", "kl_full", "kl_head",
            "loss_first_order"]  # fmt: skip
 REMEDY = (
-    "record the trace with kvdump --with-gradient, from the end of the replay's prompt or before it, and"
-    " replay with --save projections (in a configuration `output: {save: [projections]}`)"
+    "record the trace with `kvreplay record --with-gradient`, from the end of the replay's prompt or"
+    " earlier, and replay with --save projections (in a configuration `output: {save: [projections]}`)"
 )
 
 
 @dataclass(frozen=True)
 class Losses:
-    """`table`: as `predicted` gives it. Where `why` says why not, nothing is predicted of whole instances:
-    `kl_head` stands alone, and all other numbers are NaN."""
+    """`table`: as `predicted` returns it. If `why` is not empty, it says why whole instances have no
+    prediction: only `kl_head` is set, and all other numbers are NaN."""
 
     table: pd.DataFrame
     why: str = ""
@@ -39,26 +39,25 @@ class Losses:
 
 
 def predicted(frame):
-    """A row of COLUMNS for each instance of `load`'s table that has no failed cell, and `kl_mean` where
-    kvconfirm measured it.
+    """A row of COLUMNS for each instance of `load`'s table that has no failed cell, with `kl_mean` if the
+    closed loop measured it.
 
-    `kl_row`, `kl_block`, `kl_full`: the second order, see `estimate`; `kl_head`: the sum over single heads,
-    without their pairs. `kl`: `kl_row` as the model answers to errors of this size (`response`), with a 95 %
-    interval for the labels' noise and for methods that differ whose errors are of one size; of a trace
-    without such runs `kl_block`, and no interval. `loss_first_order`: what the loss of the recorded tokens
-    changes by to first order, of either sign; NaN where the trace lacks their gradient. `layers`: how many
-    the instance holds: all numbers are those of these layers alone, so of fewer than the model's they are
-    lower bounds.
-    Raises ResultsError without projections.
+    `kl_row`, `kl_block`, `kl_full`: the second order, see `estimate`. `kl_head`: the sum over single heads,
+    without pairs of heads. `kl`: `kl_row` corrected by the model's response to errors of this size
+    (`response`), with a 95 % interval for the noise of labels and the scatter of methods whose errors have
+    one size; for a trace without masked runs it is `kl_block`, without an interval. `loss_first_order`: the
+    first-order change of the loss of the recorded tokens, of either sign; NaN if the trace lacks their
+    gradient. `layers`: number of layers of the instance. All numbers cover these layers only; if the model
+    has more, they are lower bounds. Raises ResultsError without projections.
     """
     used = _with_losses(frame)
     if used.empty:
         raise ResultsError(f"no instance without a failed cell holds kl_head_mean: {REMEDY}")
-    return _beside_confirmed(_of_instances(used, _projections(frame)), frame)
+    return _with_measured_kl(_of_instances(used, _projections(frame)), frame)
 
 
 def write_predicted(folder):
-    """Writes FOLDER/predicted.csv of the results there; returns (its path, the table of `predicted`)."""
+    """Writes FOLDER/predicted.csv for the results there; returns (its path, the table of `predicted`)."""
     table, path = predicted(load(folder)), folder / "predicted.csv"
     with whole_file(path) as draft:
         table.to_csv(draft, index=False)
@@ -66,8 +65,8 @@ def write_predicted(folder):
 
 
 def losses_of(frame):
-    """The Losses of the instances of `load`'s table, or of rows of one trace of it, that have no failed cell;
-    None where the trace holds no gradient. Projections that are absent or cannot be read stop nobody."""
+    """The Losses of instances without a failed cell, from `load`'s table or its rows of one trace; None if
+    the trace holds no gradient. Missing or unreadable projections raise nothing."""
     used = _with_losses(frame)
     if used.empty:
         return None
@@ -75,13 +74,13 @@ def losses_of(frame):
         table, why = _of_instances(used, _projections(frame)), ""
     except ResultsError as problem:
         table, why = _of_instances(used), str(problem)
-    return Losses(_beside_confirmed(table, frame, whole=False), why)
+    return Losses(_with_measured_kl(table, frame, whole=False), why)
 
 
 def _with_losses(frame):
-    """The rows of instances that have no failed cell, for a sum over other heads would be another loss; none
-    where the trace holds no gradient. Heads that were asked for one share of the bytes are one instance, with
-    the mean of their budgets."""
+    """The rows of instances without a failed cell, because a sum over fewer heads would be another loss; no
+    rows if the trace holds no gradient. Heads that were asked for one share of the bytes are one instance,
+    with the mean of their budgets."""
     if "kl_head_mean" not in frame:
         return frame.iloc[:0]
     frame = with_common_budgets(frame)
@@ -93,23 +92,23 @@ def _with_losses(frame):
 def _projections(frame):
     folders = frame.attrs.get("folders", ())
     if not len(folders):
-        raise ResultsError(f"results that stand in no folder hold no projections: {REMEDY}")
+        raise ResultsError(f"results outside a folder have no projections: {REMEDY}")
     return Arrays(Path(folders[0]) / "projections.h5")
 
 
 def _of_instances(used, arrays=None):
-    """`predicted` of finished rows, with `given_json`; without `arrays` of heads alone."""
+    """`predicted` for finished rows, with `given_json`; without `arrays`, from heads alone."""
     responses = _responses(used) if arrays else {}
     rows = [
         _row(key, cells, arrays, responses.get(key[:2]))
         for key, cells in used.groupby(INSTANCE, dropna=False, sort=False)
     ]
-    # Budgets or seeds that are all missing would have no type to be merged by.
+    # pandas cannot merge by budgets or seeds that are all missing, because they have no type.
     return pd.DataFrame(rows).astype({name: used[name].dtype for name in ("budget_tokens", "seed")})
 
 
 def _responses(frame):
-    """{(trace_id, prompt): Response} of the traces that are still where the run read them."""
+    """{(trace_id, prompt): Response} of the traces that still are where the run read them."""
     traces = frame.attrs["meta"].get("traces") or []
     paths = {trace["trace_id"]: Path(trace["path"]) for trace in traces}
     found = {}
@@ -131,7 +130,7 @@ def _row(key, cells, arrays, response):
 
 
 def _whole_instance(sums, response):
-    """The numbers of an instance that its Sums say."""
+    """The numbers of an instance from its Sums."""
     a, recorded = sums.a, sums.recorded
     row, blocks = by_row(a), by_blocks(a)
     kl, low, high = blocks, np.nan, np.nan
@@ -144,7 +143,7 @@ def _whole_instance(sums, response):
 
 
 def _interval(kl, a):
-    """NaN where a single sample does not say how far samples are apart."""
+    """The interval; NaN with a single sample, which does not show how far samples differ."""
     if a.shape[1] < 2:
         return np.nan, np.nan
     return interval(kl, (label_noise(a), a.shape[1] - 1), (METHODS_APART, np.inf))
@@ -152,8 +151,8 @@ def _interval(kl, a):
 
 @dataclass(frozen=True)
 class Sums:
-    """What all heads of an instance say together at `rows` [n], the last token, from which nobody predicts,
-    left out: `a` [n, S] and `recorded` [n] or None, sums of products; `distance2` [n] or None, the mean over
+    """Sums over all heads of an instance at `rows` [n], without the last token, which predicts nothing:
+    `a` [n, S] and `recorded` [n] or None, sums of products; `distance2` [n] or None, the mean over
     query heads of the squared cosine distance."""
 
     rows: np.ndarray
@@ -163,7 +162,7 @@ class Sums:
 
 
 def sums_over_heads(cells, arrays):
-    """The Sums, in float64, of the cells of an instance, which share their rows."""
+    """The Sums, in float64, over the cells of an instance, which share their rows."""
     first = cells.iloc[0]
     one = arrays[first["key"]]
     there = [name for name in ("a", "a_recorded", "cosine_distance") if name in one]
@@ -179,8 +178,9 @@ def sums_over_heads(cells, arrays):
     return Sums(one["rows"][predicting].astype(int), found["a"], found.get("a_recorded"), distance2)
 
 
-def _beside_confirmed(table, frame, whole=True):
-    """`kl_mean` of the runs that attended to what was replayed, in all layers that the instance holds."""
+def _with_measured_kl(table, frame, whole=True):
+    """Adds `kl_mean` from the closed-loop runs that attended to the replayed tokens, in all layers of the
+    instance."""
     found = confirmed(frame, whole)
     if found is not None:
         losses = whole_rows(found.losses)

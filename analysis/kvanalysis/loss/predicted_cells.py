@@ -1,4 +1,4 @@
-"""Predicted losses as cells of text, and what is to be known of them."""
+"""Predicted losses as table cells, and a note on them."""
 
 import numpy as np
 import pandas as pd
@@ -7,7 +7,7 @@ from ..stats.format import ABSENT
 
 
 def predicted_cells(table):
-    """(header, rows): a row an instance, texts apart, the least loss of a budget first.
+    """(header, rows): a row for each instance, texts separately, the lowest loss of a budget first.
 
     A cell is (text, sort key)."""
     known = "kl_mean" in table
@@ -32,9 +32,9 @@ def _number(value):
 
 
 def predicted_note(table):
-    """One line: what the numbers rest on."""
+    """One line: the basis of the numbers."""
     layers = int(table["layers"].min())
-    rest = f"errors of {layers} layers: of fewer than the model's the loss is a lower bound"
+    rest = f"errors of {layers} layers: if the model has more, the loss is a lower bound"
     if table["kl_low"].isna().all():
-        return f"KL divergence, nats a token; second order alone, the trace holds no masked runs; {rest}"
-    return f"KL divergence, nats a token, as the model answers to masks of that size; {rest}"
+        return f"KL divergence, nats a token; second order only, since the trace holds no masked runs; {rest}"
+    return f"KL divergence, nats a token, corrected by the model's response to masks of that size; {rest}"

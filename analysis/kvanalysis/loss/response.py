@@ -1,14 +1,14 @@
-"""How a model answers to hidden tokens: from what the gradient says of errors to what they cost.
+"""The model's response to hidden tokens: from second-order predictions of errors to their real cost.
 
 A trace with a gradient holds a few runs of the model with most of the prompt hidden at random, their
-divergence row by row and their products with the gradient (`masked_kl_rows`, `masked_a`; docs/formats.md). No
-compression method has a part in them. They hold what the second order leaves out: pairs of rows, errors that
-reach the next layer, and that a model can only be so wrong.
+divergence row by row, and their products with the gradient (`masked_kl_rows`, `masked_a`; docs/formats.md).
+No compression method is involved. These runs include effects that the second order lacks: pairs of rows,
+errors that reach the next layer, and saturation (a model can only be so wrong).
 
-Rows answer differently. Where the model is nearly certain of the next token, drawn labels are nearly always
-that token, the gradient is nearly zero, and an error that makes the model predict another token is invisible
-to the second order. So rows are divided by the entropy of the model's own prediction into CLASSES of equal
-size, and each class has curves of its own: over the second order, and over the size of the errors themselves
+Rows respond differently. Where the model is nearly certain of the next token, drawn labels are nearly always
+that token and the gradient is nearly zero. The second order then misses an error that makes the model predict
+another token. So rows are divided by the entropy of the model's own prediction into CLASSES of equal size,
+and each class has its own curves: over the second order, and over the size of the errors
 (the squared cosine distance of attention outputs, `masked_distance2`).
 """
 
@@ -20,31 +20,32 @@ import numpy as np
 from .estimate import by_blocks, by_row
 
 CLASSES = 4
-FEWEST_ROWS = 16  # of a class: means of fewer say little
-# Root mean square of ln(measured / predicted) below one nat: what errors of one size cost differs by method,
-# text and model. 0.29 over four models, 0.26 to 0.32 on each (docs/ranking.md).
+FEWEST_ROWS = 16  # rows of a class: means of fewer are unreliable
+# Root mean square of ln(measured / predicted) below one nat: the cost of errors of one size differs by
+# method, text and model. 0.29 over four models, 0.26 to 0.32 on each (docs/ranking.md).
 METHODS_APART = 0.3
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Divergences `kl` [n] of runs, nats a token, whose errors have the sizes `row` [n], ascending."""
+    """Divergences `kl` [n] of runs, nats a token, whose errors have sizes `row` [n], ascending."""
 
     row: np.ndarray
     kl: np.ndarray
 
     def of(self, row, blocks):
-        """Nats a token that an error costs whose rows say `row` >= 0, and its blocks of rows `blocks`: linear
-        between the runs in logarithms; beyond the severest with the slope of the last two, at most in
-        proportion. Small errors cost their second order, `blocks`: below the mildest run its answer gives way
-        to that in proportion to the size, as the terms that the second order leaves out do."""
+        """The cost in nats a token of an error with size `row` >= 0 and second order `blocks` (by blocks of
+        rows). Between the runs it is linear in logarithms. Beyond the largest run it has the slope of the
+        last two, at most proportional. Small errors cost their second order, `blocks`: below the smallest run
+        the curve gives way to it in proportion to the size, as the terms that the second order leaves out
+        do."""
         if row < self.row[0]:
             share = row / self.row[0]
             return float(share * self.alone(row) + (1 - share) * blocks)
         return self.alone(row)
 
     def alone(self, row):
-        """The same without a second order: below the mildest run in proportion to the size."""
+        """The cost without a second order: below the smallest run it is proportional to the size."""
         if row <= self.row[0]:
             return float(row * self.kl[0] / self.row[0])
         x, y = np.log(self.row), np.log(self.kl)
@@ -58,8 +59,8 @@ class Curve:
 @dataclass(frozen=True)
 class Response:
     """`rows` int [n], the tokens whose rows the trace scores, ascending; `classes` int [n], the class of
-    each; for each class `by_gradient`, a Curve over the second order of its rows, and `by_distance`, one over
-    their squared cosine distance, or None where the trace holds none."""
+    each; for each class `by_gradient`, a Curve over the second order of its rows, and `by_distance`, a Curve
+    over their squared cosine distance (None if the trace has no distances)."""
 
     rows: np.ndarray
     classes: np.ndarray
@@ -67,12 +68,12 @@ class Response:
     by_distance: list | None = None
 
     def of(self, a, rows, distance2=None):
-        """Nats a token that errors cost, the mean over rows of what each class costs.
+        """The cost of errors in nats a token: the mean over rows of the cost of each class.
 
-        a [n, S]: their products with the gradient at `rows` int [n], some of the response's; distance2 [n] or
-        None: the squared cosine distance of each row, mean over layers and query heads. Where both are known
-        a class costs the geometric mean of what its two curves say: the gradient knows which errors matter,
-        the distance sees those that turn a certain prediction into another.
+        a [n, S]: products of errors with the gradient at `rows` int [n], a subset of the response's rows;
+        distance2 [n] or None: the squared cosine distance of each row, mean over layers and query heads. If
+        both are known, a class costs the geometric mean of its two curves: the gradient knows which errors
+        matter, the distance sees errors that turn a certain prediction into another one.
         """
         whole = by_row(a)
         if whole == 0:
@@ -95,8 +96,8 @@ class Response:
 
 
 def response_of(path, prompt):
-    """The Response of a prompt of a trace file; None where the trace holds none. Traces of older recorders
-    hold no divergence of single rows: all their rows are of one class. Raises OSError."""
+    """The Response of a prompt in a trace file; None if the trace has none. Traces of older recorders
+    hold no divergence of single rows: all their rows form one class. Raises OSError."""
     with h5py.File(path) as file:
         group = file.get(f"prompts/{prompt}")
         if group is None or "masked_a" not in group:
@@ -114,7 +115,8 @@ def response_of(path, prompt):
 
 
 def _scored_rows(group, count):
-    """The tokens of `masked_a`'s rows, as the layers' gradients have them; 0, 1, ... where none says them."""
+    """The tokens of `masked_a`'s rows, from the layers' gradients; 0, 1, ... if none of them stores the
+    tokens."""
     for layer in group.get("layers", {}).values():
         if "g_rows" in layer:
             return layer["g_rows"][()].astype(int)
@@ -122,7 +124,7 @@ def _scored_rows(group, count):
 
 
 def _by_entropy(entropy):
-    """int [n]: the class of each row, those of least entropy first."""
+    """int [n]: the class of each row, rows of lowest entropy first."""
     count = max(min(CLASSES, len(entropy) // FEWEST_ROWS), 1)
     order = np.argsort(entropy, kind="stable")
     classes = np.empty(len(entropy), dtype=int)
@@ -132,7 +134,7 @@ def _by_entropy(entropy):
 
 
 def _of_classes(rows, a, kl, classes, distances):
-    """The Response of a [masks, rows, S], kl [masks, rows] and distances [masks, rows] or None; None where no
+    """The Response for a [masks, rows, S], kl [masks, rows] and distances [masks, rows] or None; None if no
     curve can be drawn."""
     squares = (a**2).mean(axis=2) / 2
     by_gradient = _curves(squares, kl, classes)
@@ -144,8 +146,8 @@ def _of_classes(rows, a, kl, classes, distances):
 
 
 def _curves(sizes, kl, classes):
-    """[Curve] of sizes and kl [masks, rows], one a class; None where all rows together give none. A class
-    without a curve takes that of all rows."""
+    """[Curve] of sizes and kl [masks, rows], one per class; None if even all rows together give no curve. A
+    class without a curve uses that of all rows."""
     whole = _curve(sizes.mean(axis=1), kl.mean(axis=1))
     if whole is None:
         return None

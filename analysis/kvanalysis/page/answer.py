@@ -1,38 +1,38 @@
-"""What stands first on a run's page: who loses least at equal bytes, by how much, and what is not decided."""
+"""The first section of a run's page: the best method at equal bytes, its lead, and what remains undecided."""
 
 import pandas as pd
 
 from ..answer.compare import compare_at
 from ..answer.measures import NATS
-from ..answer.sizes import PEAK, asked_of
+from ..answer.sizes import PEAK, default_size
 from ..answer.words import NO_WINNER, basis, caveats, cells, left_out, verdict
 from ..data.confirmed import confirmed, whole_rows
 from ..data.shares import by_share
-from ..errors import UserError
+from ..errors import KvreplayError
 from ..predict.instances import LOSS
 from ..stats.families import spread
 from ..stats.format import percent, significant
 from ..stats.words import count
 from .html import Html, folded, html, paragraph, sortable_table
 
-TITLE = "What loses least at equal bytes"
-SHARES = (0.1, 0.2, 0.4)  # of the full cache's bytes, where a run was asked for none
-SAME = 1 + 1e-9  # a share that is reached up to rounding
-SCOPE = "Shares are of {}. {}; lower is better, +x is so much more."
-MOST_REASONS = 2  # why methods are left out; more are counted
+TITLE = "The best method at equal bytes"
+SHARES = (0.1, 0.2, 0.4)  # default shares of the full cache's bytes, if a run was asked for none
+SAME = 1 + 1e-9  # tolerance: a share that is reached up to rounding
+SCOPE = "Shares are of {}. {}; lower is better."
+MOST_REASONS = 2  # more reasons for leaving methods out are counted instead
 UNKNOWN = Html(
-    "This is the error of attention, not what the model itself would lose: <code>kvconfirm</code> runs the"
-    " model with what each method kept."
+    "This is the error of the attention output, not the model’s own loss: <code>kvreplay confirm</code> runs"
+    " the model with the tokens that each method kept."
 )
 
 
 def answer_section(frame, summary, predicted=None):
-    """Parts of the section: a sentence for each share that the run was asked for, else for SHARES, of the
-    bytes that it was asked for; its ranking and what limits it, folded. `predicted`: the table's Losses, or
-    None."""
+    """Parts of the section: a sentence for each share that the run was asked for (else for SHARES), of the
+    bytes that it was asked for; below, folded, the ranking and its limits. `predicted`: the table's Losses,
+    or None."""
     asked = by_share(frame)["share"].dropna()
     shares = spread(sorted(asked.unique()), len(SHARES)) or SHARES
-    of = asked_of(frame.attrs.get("meta", {}))
+    of = default_size(frame)
     found = [_answer(frame, share, of, predicted) for share in shares]
     answers = [each for each in found if not isinstance(each, str)]
     answers = [each for each in answers if len(each.compared)] or answers
@@ -49,10 +49,10 @@ def answer_section(frame, summary, predicted=None):
 
 
 def _answer(frame, share, of, predicted):
-    """The Answer, or in words why there is none."""
+    """The Answer, or a sentence that says why there is none."""
     try:
         return compare_at(frame, share, of=of, losses=predicted)
-    except UserError as problem:
+    except KvreplayError as problem:
         return f"No answer: {problem}."
 
 
@@ -73,7 +73,7 @@ def _capital(text):
 
 
 def _absent(answer):
-    """Who is not in it, and why; many reasons stand with the ranking."""
+    """The methods left out, and why; many reasons are only shown with the ranking."""
     reasons = left_out(answer)
     if len(reasons) > MOST_REASONS:
         number = len(answer.ranking) - len(answer.compared)
@@ -82,8 +82,8 @@ def _absent(answer):
 
 
 def _losses(frame, summary):
-    """Loss increase in nats a token of every instance that kvconfirm ran, with the share of the full cache's
-    bytes that it takes: columns label, budget_tokens, share, loss, n_texts; None where it ran none."""
+    """Loss increase in nats a token of every instance that the closed loop ran, with the share of the full
+    cache's bytes that it takes: columns label, budget_tokens, share, loss, n_texts; None if it ran none."""
     found = confirmed(frame)
     rows = None if found is None else whole_rows(found.losses)
     if rows is None or rows.empty:
@@ -96,7 +96,7 @@ def _losses(frame, summary):
 
 
 def _model_words(answer, losses):
-    """What the model lost with the first of the ranking, at its largest budget within the share."""
+    """The model's loss with the best method, at its largest budget within the share."""
     if answer.size.name != PEAK:
         return ""
     own = losses[(losses["label"] == answer.best) & (losses["share"] <= answer.share * SAME)]
@@ -111,8 +111,6 @@ def _model_words(answer, losses):
 
 
 def _ranking(answer):
-    title = (
-        f"At {100 * answer.share:g} %: {count(len(answer.compared), 'method')} in order, and what limits this"
-    )
+    title = f"At {100 * answer.share:g} %: {count(len(answer.compared), 'method')} ranked, and limits"
     listed = Html("<ul>" + "".join(f"<li>{html(text)}</li>" for text in caveats(answer)) + "</ul>")
     return folded(title, sortable_table(*cells(answer)), listed)

@@ -1,13 +1,13 @@
-"""What the papers claim, and what replay says about it: one record a claim, counted and shown by paper."""
+"""The papers' claims and what replay says about them: one record per claim, counted and shown by paper."""
 
 from dataclasses import dataclass
 
 from ..stats.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNDECIDED, UNTESTABLE
 from .html import Html, card_table, html, plain_table
 
-NOT_PROMISED = "No paper promises it"  # stands where a paper's name would, and last
-PAPERS = ("SubGen", "H2O", "BUZZ", "BalanceKV")  # first, in this order; any other follows by name
-# Words, a sign and a colour: no outcome is told by its colour alone.
+NOT_PROMISED = "No paper promises it"  # stands in place of a paper's name, and comes last
+PAPERS = ("SubGen", "H2O", "BUZZ", "BalanceKV")  # these come first, in this order; others follow by name
+# Words, a sign and a colour, so that no outcome depends on colour alone.
 SIGNS = {
     HOLDS: ("✓", "holds"),
     FAILS: ("✗", "fails"),
@@ -20,8 +20,8 @@ HEADER = ("claim", "outcome", "numbers", "tested how", "on what", "source")
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper. `how` is the test, or the reason why there is none; `data` what it ran on;
-    `outcome` one of OUTCOMES; `seen` Html that leads to the figure behind it."""
+    """One statement of a paper. `how`: the test, or why there is none; `data`: what the test ran on;
+    `outcome`: one of OUTCOMES; `seen`: Html that links to the figure behind it."""
 
     paper: str
     claim: str
@@ -34,7 +34,7 @@ class Claim:
 
 
 def by_paper(items):
-    """[(paper, its items)] of anything with a `paper`, in the order of PAPERS."""
+    """[(paper, its items)] for items that have a `paper`, in the order of PAPERS."""
     names = sorted({item.paper for item in items}, key=lambda name: (_rank(name), name))
     return [(name, [item for item in items if item.paper == name]) for name in names]
 
@@ -46,13 +46,13 @@ def _rank(paper):
 
 
 def has_run(paper, methods):
-    """Whether a paper's method is among `methods`; true of what belongs to none of PAPERS."""
+    """Whether a paper's method is among `methods`; true for a name that is not in PAPERS."""
     named = [each.lower() for each in PAPERS if each in paper]
     return not named or any(method.startswith(tuple(named)) for method in methods)
 
 
 def counts_table(claims):
-    """How many claims of each paper came out how."""
+    """The number of claims with each outcome, by paper."""
     rows = [[paper, *_counts(own)] for paper, own in by_paper(claims)]
     return plain_table(["paper", *OUTCOMES, "claims"], [*rows, ["all", *_counts(claims)]])
 
@@ -63,7 +63,7 @@ def _counts(claims):
 
 
 def claims_table(claims):
-    """One row a claim; the outcome sorts in the order of OUTCOMES."""
+    """One row per claim; outcomes sort in the order of OUTCOMES."""
     return card_table(HEADER, [_cells(claim) for claim in claims], "claims")
 
 

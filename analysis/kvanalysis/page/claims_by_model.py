@@ -1,4 +1,5 @@
-"""The claims of several folders of `kvreplay figures`, a folder for each model: what holds on which."""
+"""The claims of several folders of `kvreplay figures`, a folder for each model: which claims hold on which
+model."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import ResultsError, UserError
+from ..errors import ConfigError, ResultsError
 from ..stats.verdict import HOLDS, OUTCOMES
 from .claims import Claim, by_paper
 from .figure_folder import DESCRIBED, Made, holds_figures, read_folder
@@ -20,7 +21,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Stated:
-    """A claim as a model's folder has it. `place`: which of its figure's claims it is, from 1."""
+    """A claim as it stands in a model's folder. `place`: its place among its figure's claims, from 1."""
 
     model: str
     made: Made
@@ -29,7 +30,8 @@ class Stated:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What is the same on every model. The words are not: they may name numbers of a model."""
+        """The identity of the claim on every model. The wording is not part of it: it may quote a model's
+        numbers."""
         return self.made.said["name"], self.place
 
     @property
@@ -39,7 +41,7 @@ class Stated:
 
 @dataclass(frozen=True)
 class ClaimOnModels:
-    """One claim; a model that lacks its figure is not in `outcomes`."""
+    """One claim; `outcomes` lacks the models without its figure."""
 
     paper: str
     figure: str
@@ -54,7 +56,7 @@ class ClaimOnModels:
 
 @dataclass(frozen=True)
 class ModelClaims:
-    """The claims of `models`, as they were read; `quick`: each model's figures that are a quick look."""
+    """The claims of `models`, as read; `quick`: each model's figures that were only drawn quickly."""
 
     models: list[str]
     stated: list[Stated]
@@ -62,22 +64,24 @@ class ModelClaims:
 
 
 def folders_in(words: Iterable[str]) -> dict[str, Path]:
-    """{model: folder} of NAME=DIR or DIR, which is named after its folder; raises UserError."""
+    """{model: folder} from NAME=DIR or DIR (the name is then the folder's); raises ConfigError."""
     folders = {}
     for word in words:
         name, found, folder = word.partition("=")
         if not found:
             name, folder = Path(word).name or Path(word).resolve().name, word
         if not (name and folder):
-            raise UserError(f"{word}: write NAME=DIR, a model and its folder of figures")
+            raise ConfigError(f"{word}: write NAME=DIR, a model and its folder of figures")
         if name in folders:
-            raise UserError(f"{word}: {folders[name]} has the name {name} too; write another one, NAME=DIR")
+            raise ConfigError(
+                f"{word}: {folders[name]} is named {name} too; choose another name with NAME=DIR"
+            )
         folders[name] = Path(folder)
     return folders
 
 
 def read_claims(folders: Mapping[str, Path]) -> ModelClaims:
-    """The claims of {model: folder}; raises ResultsError."""
+    """The claims in {model: folder}; raises ResultsError."""
     made = {model: _figures_of(folder) for model, folder in folders.items()}
     stated = [
         Stated(model, one, place, claim)
@@ -98,7 +102,7 @@ def _figures_of(folder: Path) -> list[Made]:
 
 
 def claims_on_models(found: ModelClaims) -> list[ClaimOnModels]:
-    """Each claim once, by paper, figure and place; raises ResultsError where folders state different ones."""
+    """Each claim once, by paper, figure and place; raises ResultsError if folders state different claims."""
     groups = {}
     for stated in found.stated:
         groups.setdefault(stated.key, []).append(stated)
@@ -112,14 +116,15 @@ def _joined(group: list[Stated]) -> ClaimOnModels:
         if _words(other.claim) != _words(first.claim):
             raise ResultsError(
                 f"{other.file}: claim {other.place} is {other.claim.claim!r} ({other.claim.source}), in"
-                f" {first.file} {first.claim.claim!r} ({first.claim.source}); draw both of one configuration"
+                f" {first.file} {first.claim.claim!r} ({first.claim.source}); draw both from one"
+                " configuration"
             )
     outcomes = {stated.model: stated.claim.outcome for stated in group}
     return ClaimOnModels(first.claim.paper, first.key[0], first.claim.claim, first.claim.source, outcomes)
 
 
 def _words(claim: Claim) -> tuple[str, ...]:
-    """What a claim says on every model: all but its numbers."""
+    """The parts of a claim that are equal on every model: all but its numbers."""
     return claim.paper, claim.source, re.sub(r"\d+(\.\d+)?", "#", claim.claim)
 
 
@@ -127,7 +132,8 @@ Table = tuple[str, list[str], list[list[object]]]  # caption, header, rows
 
 
 def tables(found: ModelClaims) -> list[Table]:
-    """How many claims of a paper hold on how many models, the outcomes of a model, and every claim."""
+    """Tables: claims of each paper by the number of models they hold on, outcomes by model, and every
+    claim."""
     claims, models = claims_on_models(found), found.models
     papers = [*by_paper(claims), ("all", claims)]
     counts = range(len(models), -1, -1)
@@ -156,7 +162,7 @@ def _counted(values: Iterable, kinds: Iterable) -> list[int]:
 
 
 def csv_text(found: ModelClaims) -> str:
-    """One row a claim and model."""
+    """One row per claim and model."""
     rows = [
         (each.model, each.key[0], each.claim.paper, each.made.said["number"], each.place, each.claim.claim,
          each.claim.source, each.claim.how, each.claim.outcome, each.claim.numbers, each.made.said["quick"])

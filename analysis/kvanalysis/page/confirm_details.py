@@ -1,4 +1,4 @@
-"""Exceptions, distances and selections: tables below the correlations of the page's section on the loss."""
+"""Exceptions, distances and selections: tables below the correlations in the page's section on the loss."""
 
 import pandas as pd
 
@@ -21,10 +21,10 @@ from .html import Html, html, paragraph, sortable_table
 
 PAIRS_SHOWN = 15
 RULE = (
-    f"A pair at one budget of a text counts where the errors differ {MARGIN}-fold and the losses the other"
-    f" way by more than {LEAST_NATS} nats and {NOISES} standard errors of their difference, taken as"
-    " √(2 (KL₁ + KL₂) / n) over n tokens; where rows are coded, the standard errors of the means over draws"
-    " are added in square."
+    f"A pair at one budget of a text counts if the errors differ {MARGIN}-fold and the losses differ the"
+    f" other way by more than {LEAST_NATS} nats and by {NOISES} standard errors of their difference, taken as"
+    " √(2 (KL₁ + KL₂) / n) over n tokens. Where rows are quantised, the standard errors of the means over"
+    " draws are added in quadrature."
 )
 PAIR_HEADER = ["text", "budget", "less error", "less loss", "its error", "other’s error", "ratio", "its loss",
                "other’s loss", "difference"]  # fmt: skip
@@ -86,7 +86,7 @@ def distances(instances):
 
 
 def retrieved(groups):
-    """A table for each Group of prompts with an answer; [] without."""
+    """A table for each Group of prompts with an answer; [] if there are none."""
     parts = [heading("Does it still find the answer?")] if groups else []
     for group in groups:
         parts += [paragraph(group_words(group)), sortable_table(*group_cells(group))]
@@ -94,7 +94,7 @@ def retrieved(groups):
 
 
 def two_selections(losses):
-    """What own choices change; [] unless instances were confirmed with both."""
+    """The effect of own choices on the loss; [] unless instances were confirmed with both selections."""
     table = by_selection(losses)
     if table.empty:
         return []
@@ -104,13 +104,13 @@ def two_selections(losses):
     return [
         heading("Recorded choices and own choices"),
         paragraph(
-            "Recorded: the tokens that a method kept on the full model’s keys and queries. Own: what it"
-            " keeps when it chooses anew in every layer from what the compressed model computes; the"
-            f" prompt is computed exactly in both. Over {count(len(table), 'instance')} with both, own"
-            f" choices change the loss increase by {mean:+.3f} nats a token on average; {same} change by"
-            f" less than {SAME}, most changes {farthest['label']}{budget}, by"
-            f" {farthest['difference']:+.3f}. So much does teacher forcing of the choices hide. Its"
-            " error: the standard error of a difference by the draws of coded rows."
+            "Recorded: the tokens that a method kept on the full model’s keys and queries. Own: the tokens"
+            " that it keeps when it chooses again in every layer from the values that the compressed model"
+            f" computes. The prompt is computed exactly in both. Over {count(len(table), 'instance')} with"
+            f" both, own choices change the loss increase by {mean:+.3f} nats a token on average; {same}"
+            f" change by less than {SAME}; the largest change is that of {farthest['label']}{budget}, by"
+            f" {farthest['difference']:+.3f}. Teacher forcing of the choices hides these differences. “Its"
+            " error” is the standard error of a difference over draws of quantised rows."
         ),
         sortable_table(SELECTION_HEADER, rows),
     ]
@@ -130,7 +130,7 @@ def _selected(row):
 
 
 def failures(losses):
-    """Instances that kvconfirm could not run, by the reason."""
+    """Instances that the closed loop could not run, by reason."""
     failed = losses[losses["status"] != "ok"]
     if failed.empty:
         return []

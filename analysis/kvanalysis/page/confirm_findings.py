@@ -1,4 +1,4 @@
-"""Sentences on what the offline numbers tell of the model's loss, made from the numbers."""
+"""Sentences on how well the offline numbers predict the model's loss, made from the numbers."""
 
 import numpy as np
 import pandas as pd
@@ -7,10 +7,10 @@ from ..predict.best import best_choice, held_out, measure_words
 from ..predict.correlations import ALL, EQUAL_BUDGET, FAMILY_WORDS, MEAN, WITH_SINK
 from ..predict.exceptions import (
     MARGIN,
+    count_significant_pairs,
+    exceptional_labels,
     exceptions,
-    ordered_at_all,
     spread_over_texts,
-    standing_out,
     wide_pairs,
 )
 from ..predict.instances import LOSS
@@ -19,13 +19,13 @@ from ..predict.words import MOST_TEXTS, two, with_interval
 from ..stats.format import significant
 from ..stats.words import count
 
-NAMED = 3  # methods of exceptions that a sentence names, on each side
+NAMED = 3  # a sentence names at most so many exceptional methods on each side
 NARROWER = {EQUAL_BUDGET: "Among methods of one budget", WITH_SINK: "Among methods that hold the first token"}
 
 
 def findings(table, instances, ranks, best, main):
-    """[sentence] on one trace. `table`: its `correlations`; `ranks`: the Correlations of all its instances,
-    not resampled; `best`, `main`: Choices, main None where the run lacks it."""
+    """[sentence] about one trace. `table`: its `correlations`; `ranks`: the Correlations of all its
+    instances, not resampled; `best`, `main`: Choices, `main` None if the run lacks it."""
     parts = [
         _best(table, best),
         _from_traces(table, instances, best),
@@ -42,7 +42,7 @@ def findings(table, instances, ranks, best, main):
 
 
 def _row(table, scope, measure, weighting):
-    """The mean over texts for the loss; None if there is none."""
+    """The row of the mean over texts, target loss; None if there is none."""
     rows = table[(table["scope"] == scope) & (table["target"] == LOSS) & (table["prompt"] == MEAN)]
     rows = rows[(rows["measure"] == measure) & (rows["weighting"] == weighting)]
     return rows.iloc[0] if len(rows) else None
@@ -64,28 +64,28 @@ def _best(table, best):
     first = "" if pd.isna(share) else f", first in {share:.0%} of the resamples"
     texts, instances, methods = (int(row[name]) for name in ("n_texts", "n_instances", "n_methods"))
     return (
-        f"Of {len(rivals)} combinations of measure and layers, {best.words}, orders instances most as the"
-        f" loss does: rank correlation {_rho(row)}{first}, over {count(texts, 'text')} with"
-        f" {count(instances, 'instance')} of {count(methods, 'method')}. The first of many looks better"
+        f"Among {len(rivals)} combinations of measure and layers, {best.words}, ranks instances most like the"
+        f" loss: rank correlation {_rho(row)}{first}, over {count(texts, 'text')} with"
+        f" {count(instances, 'instance')} of {count(methods, 'method')}. The best of many looks better"
         " than it is."
     )
 
 
 def _from_traces(table, instances, best):
-    """Another measure is the answer for who has traces alone."""
+    """The best measure that needs only traces, if the best of all needs the model."""
     other = best_choice(instances, from_traces=True)
     if BY_NAME[best.measure].needs != MODEL or other is None:
         return ""
     rho = _rho(_of(table, ALL, other))
-    return f"It needs the model; of what the traces alone give, {other.words}, is first with {rho}."
+    return f"It needs the model; among measures that need only traces, {other.words}, is best with {rho}."
 
 
 def _from_model(table, best):
-    """What a model at hand adds, and what even the compressed run itself cannot exceed."""
+    """The best measure that needs the model, and the best of the compressed run itself (no prediction)."""
     parts = []
     for needs, words in (
-        (MODEL, "Of what needs the model"),
-        (COMPRESSED, "A yardstick that is no prediction"),
+        (MODEL, "Among measures that need the model"),
+        (COMPRESSED, "For comparison (not a prediction)"),
     ):
         rows = table[(table["scope"] == ALL) & (table["target"] == LOSS) & (table["prompt"] == MEAN)]
         rows = rows[rows["needs"] == needs]
@@ -113,14 +113,15 @@ def _held_out(ranks):
     if len(found) > MOST_TEXTS:
         rho, main = (np.array([row[place] for row in found]) for place in (2, 3))
         return (
-            f"Each of {len(found)} texts by the measure that is best on the other texts: {two(rho.mean())} on"
-            f" average, {two(rho.min())} to {two(rho.max())} (main measure {two(main.mean())} on average)."
+            f"For each of {len(found)} texts, the measure that is best on the other texts reaches"
+            f" {two(rho.mean())} on average, {two(rho.min())} to {two(rho.max())} (main measure"
+            f" {two(main.mean())} on average)."
         )
     texts = [
         f"{prompt} {two(rho)} by {measure_words(*measure)} (main measure {two(main)})"
         for prompt, measure, rho, main in found
     ]
-    return f"Each text by the measure that is best on the other texts: {'; '.join(texts)}." if texts else ""
+    return f"On each text, the measure that is best on the others: {'; '.join(texts)}." if texts else ""
 
 
 def _narrower(table, best, main, scope):
@@ -151,13 +152,13 @@ def _layers(table):
 
 def _pairs(instances, best):
     wide = wide_pairs(instances, best.values)
-    apart, wrong = ordered_at_all(wide), len(exceptions(instances, best.values))
+    apart, wrong = count_significant_pairs(wide), len(exceptions(instances, best.values))
     if not apart:
         return ""
     return (
-        f"Of {count(len(wide), 'pair')} at one budget that the best measure puts {MARGIN}-fold apart, the"
-        f" loss tells {apart} apart beyond noise, and {wrong} of them ({wrong / apart:.0%}) the other way"
-        " round."
+        f"By the best measure, {count(len(wide), 'pair')} at one budget have errors {MARGIN}-fold apart. In"
+        f" {apart} of them the losses differ beyond noise, in {wrong} of these ({wrong / apart:.0%}) in the"
+        " opposite direction."
     )
 
 
@@ -166,29 +167,29 @@ def _sizes(instances, best):
     if not compared:
         return ""
     return (
-        "How much is lost is another question than the order: the same instance loses"
-        f" {losses:.1f} times as much on one text as on another (median of {compared}), while its error"
-        f" differs by a factor of {errors:.1f}. A loss in nats cannot be read off an error alone."
+        "The size of the loss is another question than the order: an instance’s loss is"
+        f" {losses:.1f} times as large on one text as on another (median of {compared}), while its error"
+        f" differs by a factor of {errors:.1f}. An error alone does not give a loss in nats."
     )
 
 
 def exception_words(instances, each):
-    """Which methods stand out under a Choice, with numbers."""
+    """Methods whose loss a Choice predicts badly, with numbers."""
     pairs = exceptions(instances, each.values)
     if pairs.empty:
-        return f"By {each.words}: no pair at one budget is {MARGIN}-fold apart the wrong way round."
-    named = standing_out(pairs)
+        return f"By {each.words}: no pair at one budget has errors {MARGIN}-fold apart and opposite losses."
+    named = exceptional_labels(pairs)
     texts = [
-        f"{row.label} loses {side} than it says (in {count(row.pairs, 'pair')}, {count(row.texts, 'text')})"
+        f"{row.label} loses {side} than predicted (in {count(row.pairs, 'pair')}, {count(row.texts, 'text')})"
         for side in ("less", "more")
         for row in named[named["side"] == side].head(NAMED).itertuples()
     ]
     first = pairs.iloc[0]
     budget = "" if pd.isna(first["budget_tokens"]) else f" at B = {first['budget_tokens']}"
     return (
-        f"By {each.words}, {count(len(pairs), 'pair')} at one budget are {MARGIN}-fold apart the wrong way"
-        f" round: {'; '.join(texts)}. The widest: on {first['prompt']}{budget}, {first['less_error']} has"
-        f" {significant(first['error_of_less_error'])} against {significant(first['error_of_less_loss'])} of"
-        f" {first['less_loss']}, and loses {first['loss_of_less_error']:.3f} against"
-        f" {first['loss_of_less_loss']:.3f} nats a token."
+        f"By {each.words}, {count(len(pairs), 'pair')} at one budget have errors {MARGIN}-fold apart and"
+        f" losses the other way round: {'; '.join(texts)}. The widest: on {first['prompt']}{budget},"
+        f" {first['less_error']} has the lower error, {significant(first['error_of_less_error'])} against"
+        f" {significant(first['error_of_less_loss'])} of {first['less_loss']}, but the higher loss,"
+        f" {first['loss_of_less_error']:.3f} against {first['loss_of_less_loss']:.3f} nats a token."
     )

@@ -1,4 +1,4 @@
-"""The section of a run's page on what the model itself lost, where kvconfirm has run."""
+"""The section of a run's page on the model's own loss, where `kvreplay confirm` has run."""
 
 from ..data.confirmed import confirmed
 from ..predict.best import main_choice, shown_choices
@@ -16,17 +16,18 @@ from .html import folded, note, paragraph, sortable_table
 TITLE = "Does the offline error predict the loss?"
 HOW = (
     "The model ran once more over the recorded tokens for each instance (a method, its parameters, a"
-    " budget, a text), attending in every layer to what the method kept, so that errors travel through the"
-    " layers. Correlations are of ranks. Gain: the difference to the main measure in the same resamples."
-    " First: how often a measure came first in them. Needs the model: also its output projection and"
-    " residual stream. The drift of the residual stream is measured in the compressed run itself and"
-    " predicts nothing. Oracles see the future: they are in the figure and in the scope “with oracles” alone."
+    " budget, a text). In every layer it attended to the tokens that the method kept, so errors travel"
+    " through the layers. Correlations are rank correlations. Gain: the difference from the main measure in"
+    " the same resamples. First: how often a measure ranked first in them. “Needs the model” means that a"
+    " measure also needs the model’s output projection and residual stream. The drift of the residual stream"
+    " is measured in the compressed run itself and predicts nothing. Oracles see the future: they only count"
+    " in the figure and in the scope “with oracles”."
 )
 
 
 def confirm_section(frame, losses=None):
-    """Parts of the section; [] where kvconfirm has left nothing. `losses`: what the table predicts, where it
-    is known. Raises ResultsError for foreign rows."""
+    """Parts of the section; [] if the closed loop has not run. `losses`: the table's predicted losses, if
+    known. Raises ResultsError for rows that do not belong to the run."""
     confirmation = confirmed(frame)
     if confirmation is None:
         return []
@@ -49,14 +50,17 @@ def _of_trace(each):
     ]
     choices = shown_choices(instances)
     if not choices:
-        about.append("Too few instances of a text for a rank correlation.")
+        about.append("Too few instances per text for a rank correlation.")
         return [paragraph(" ".join(filter(None, about)))]
     table = correlations(instances, each.sinks)
     ranks = scope_correlations(instances, scopes(instances)[0], resampled=False)
     main = main_choice(instances)
     return [
         paragraph(" ".join(filter(None, about))),
-        note("What the offline numbers tell here", findings(table, instances, ranks, choices[0], main)),
+        note(
+            "How well the offline numbers predict the loss here",
+            findings(table, instances, ranks, choices[0], main),
+        ),
         *_measures(table, instances, choices),
         *_scopes(table, choices),
         *_targets(table, choices),
@@ -69,7 +73,7 @@ def _elsewhere(instances):
     if not instances.elsewhere:
         return ""
     return (
-        f"{count(instances.elsewhere, 'more instance')} of another selection or of other layers stand aside."
+        f"{count(instances.elsewhere, 'more instance')} with another selection or other layers are left out."
     )
 
 
@@ -111,4 +115,6 @@ def _targets(table, choices):
     of_all = table[table["scope"] == ALL]
     shown = of_all["measure"].isin([each.measure for each in choices])
     rows = of_all[(of_all["weighting"] == EVERY_LAYER) | shown]
-    return [folded("The same against KL and the first choice", sortable_table(*target_cells(rows, TARGETS)))]
+    return [
+        folded("Correlations with KL and with the first choice", sortable_table(*target_cells(rows, TARGETS)))
+    ]

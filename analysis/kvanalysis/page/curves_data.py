@@ -1,5 +1,5 @@
 """The numbers of the interactive figure: bytes and measures of every label and budget, over all layers and in
-each, and where the axes end and the names stand."""
+each layer, the ends of the axes and the places of the names."""
 
 import json
 
@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..answer.measures import DEFAULT, FROM_ONE, MAIN, loss, words_of
+from ..answer.sizes import PEAK, PROMPT, SIZES, default_size
 from ..drawing.budget_axes import AS_ZEROS, ROUNDING, top_of
 from ..drawing.end_labels import spread
 from ..stats.families import FAMILIES, family_of
@@ -21,30 +22,33 @@ MEASURES = (
     "partition_err_mean",
     "kept_mass_mean",
 )
-SIZES = ["total_bytes", "full_bytes"]
 DIGITS = 4
-FRAME, LINE = 270, 14  # pixels: the least height of the axes, and that of a name
-MARGIN = 1.25  # factor on the least and the largest value
-LETTERS = 160  # of parameters
+FRAME, LINE = 270, 14  # pixels: minimum height of the axes, and height of a name
+MARGIN = 1.25  # factor beyond the smallest and the largest value
+WHOLE = {PEAK: "the full cache", PROMPT: "the prompt’s full cache, after the cut"}
+LETTERS = 160  # longest text of parameters
 
 
 def curves_data(frame, styles):
-    """A dict that JSON can hold.
+    """A dict that JSON can hold. `whole`: the cache whose bytes are 100 %.
 
-    `points` {name: list}: of each label and budget label, family, budget, params, colour, marker, dash.
+    `points` {name: list}: label, family, budget, params, colour, marker, dash of each label and budget.
     `views` [{name, x, kib, heads, measures: {name: {mean, low, high, range, ends}}}]: over all layers and in
-    each, of each trace; lists as long as those of `points`, None where there is no result.
+    each layer, for each trace; lists as long as those of `points`, None where there is no result.
     """
     used = used_rows(frame)
     used = used.assign(budget=used["budget_tokens"].fillna(-1).astype(int))
     measures = [name for name in MEASURES if name in used and used[name].notna().any()]
     points = _points(used, styles, family_of(frame))
     keys = list(zip(points["label"], points["budget"], strict=True))
-    views = [_view(name, rows, keys, points, measures) for name, rows in _scopes(used)]
+    of = PROMPT if default_size(frame) == PROMPT else PEAK
+    size = [SIZES[of].held, SIZES[of].full]
+    views = [_view(name, rows, keys, points, measures, size) for name, rows in _scopes(used)]
     points["budget"] = [None if budget < 0 else int(budget) for budget in points["budget"]]
     return {
         "points": points,
         "views": views,
+        "whole": WHOLE[of],
         "families": [family for family in FAMILIES if family in set(points["family"])],
         "measures": {name: _title(name) for name in measures},
     }
@@ -76,7 +80,7 @@ def _params(params):
 
 
 def _scopes(used):
-    """(name, rows): all layers and each, of each trace."""
+    """(name, rows) of each trace: all its layers, then each layer."""
     several = used["trace_id"].nunique() > 1
     for trace, rows in used.groupby("trace_id", sort=True):
         before = f"trace {trace[:8]}, " if several else ""
@@ -86,20 +90,20 @@ def _scopes(used):
             yield f"{before}layer {layer}", rows[rows["layer"] == layer]
 
 
-def _view(name, rows, keys, points, measures):
-    units = unit_means(rows, [*measures, *SIZES], ["label", "budget"])
-    tables = {column: units[column].unstack(["label", "budget"]) for column in (*measures, *SIZES)}
+def _view(name, rows, keys, points, measures, size):
+    units = unit_means(rows, [*measures, *size], ["label", "budget"])
+    tables = {column: units[column].unstack(["label", "budget"]) for column in (*measures, *size)}
     tables = {
         column: table.reindex(columns=pd.MultiIndex.from_tuples(keys)) for column, table in tables.items()
     }
-    size, full = (tables[column].mean().to_numpy(float) for column in SIZES)
+    held, full = (tables[column].mean().to_numpy(float) for column in size)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = 100 * size / full
+        share = 100 * held / full
     heads = tables[MAIN].notna().sum().to_numpy()
     return {
         "name": name,
         "x": _numbers(share),
-        "kib": _numbers(size / 1024),
+        "kib": _numbers(held / 1024),
         "heads": heads.tolist(),
         "measures": {each: _measure(tables[each], each, share, points) for each in measures},
     }
@@ -115,7 +119,7 @@ def _measure(table, name, share, points):
         mean[at], low[at], high[at] = mean_intervals(whole.to_numpy(float), blocks_of(whole.index))
     mean[~(mean > ROUNDING)] = np.nan
     bottom, top = _range(mean)
-    low = np.maximum(low, bottom / 2)  # an axis of powers shows no zero
+    low = np.maximum(low, bottom / 2)  # a logarithmic axis has no zero
     return {
         "mean": _numbers(mean),
         "low": _numbers(low),

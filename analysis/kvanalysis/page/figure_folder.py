@@ -1,4 +1,4 @@
-"""What `kvreplay figures CONFIG -o DIR` left in DIR: figures, verdicts, and the data behind them."""
+"""The folder that `kvreplay figures CONFIG -o DIR` writes: figures, verdicts, and the data behind them."""
 
 import json
 import shlex
@@ -17,12 +17,18 @@ from .html import anchor, link
 from .provenance import data_text
 
 DESCRIBED = "figure.json"
-PLACE = ["trace_id", "model", "prompt", "layer", "kv_head"]  # of a row of results.csv or of a cluster table
+PLACE = [
+    "trace_id",
+    "model",
+    "prompt",
+    "layer",
+    "kv_head",
+]  # identifies a row of results.csv or of a cluster table
 
 
 @dataclass(frozen=True)
 class Made:
-    """One figure configuration's folder. `said`: figure.json; `data`: what was replayed, in words."""
+    """One figure configuration's folder. `said`: its figure.json; `data`: what was replayed, in words."""
 
     folder: Path
     said: dict
@@ -40,7 +46,7 @@ class Made:
 
     @property
     def command(self):
-        """The command that drew it, with what was given beside the configuration."""
+        """The command that drew it, with its overrides."""
         given = [f"-s {shlex.quote(text)}" for text in self.said["overrides"]]
         quick = ["--quick"] if self.said["quick"] else []
         return " ".join([command_of(self.said["config"]), *quick, *given])
@@ -51,7 +57,7 @@ def holds_figures(folder):
 
 
 def read_folder(folder):
-    """([Made] by name, names of subfolders of a run that drew nothing); raises ResultsError."""
+    """([Made] by name, names of subfolders without a drawing); raises ResultsError."""
     folders = sorted(path for path in Path(folder).iterdir() if path.is_dir())
     made = [read_made(path) for path in folders if (path / DESCRIBED).is_file()]
     unfinished = [path.name for path in folders if not (path / DESCRIBED).is_file()]
@@ -71,7 +77,7 @@ def read_made(folder):
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ResultsError(f"{path}: not written by `kvreplay figures`: {problem!r}") from problem
     if missing:
-        raise ResultsError(f"{path}: {missing[0]} is no text")
+        raise ResultsError(f"{path}: {missing[0]} is not a text")
     return Made(folder, said, figures, claims, data)
 
 
@@ -85,7 +91,7 @@ def _are_texts(values):
 
 def _drawn(folder, entry):
     if not _is_text(entry["title"]) or not isinstance(entry.get("caption", ""), str):
-        raise ValueError(f"a title or a caption is no text: {entry['title']!r}, {entry.get('caption')!r}")
+        raise ValueError(f"a title or a caption is not a text: {entry['title']!r}, {entry.get('caption')!r}")
     narrow = folder / entry["narrow"] if entry.get("narrow") else None
     return SavedFigure(
         entry["title"], folder / entry["png"], folder / entry["csv"], narrow, entry.get("caption", "")
@@ -95,9 +101,9 @@ def _drawn(folder, entry):
 def _claim(said, verdict, data):
     odd = [key for key in ("claim", "source", "how") if not _is_text(verdict[key])]
     if odd or not isinstance(verdict.get("numbers", ""), str):
-        raise ValueError(f"a verdict's {(odd or ['numbers'])[0]} is no text")
+        raise ValueError(f"a verdict's {(odd or ['numbers'])[0]} is not a text")
     if verdict["outcome"] not in OUTCOMES:
-        raise ValueError(f"outcome {verdict['outcome']!r} is none of {', '.join(OUTCOMES)}")
+        raise ValueError(f"outcome {verdict['outcome']!r} is not one of {', '.join(OUTCOMES)}")
     seen = link("figure", f"#{anchor('figure-' + said['name'])}")
     how, numbers = verdict["how"], verdict.get("numbers", "")
     return Claim(
@@ -116,7 +122,7 @@ def _step_tables(folder):
 
 
 def _places_of(path):
-    """None for a table that names no heads: the numbers behind a picture, or bounds."""
+    """The places of a table; None if it names no heads (numbers behind a picture, or bounds)."""
     head = pd.read_csv(path, nrows=0).columns if path.stat().st_size else []
     if not set(PLACE) <= set(head):
         return None
@@ -124,7 +130,7 @@ def _places_of(path):
 
 
 def data_behind(folder, traces):
-    """What a figure was made of, in words; `traces` are the names of the files that it was given."""
+    """The data behind a figure, in words; `traces`: names of the trace files that it used."""
     found = places(folder)
     if len(found):
         return data_text(found)

@@ -1,4 +1,4 @@
-"""One self-contained page of a folder of figures: what the papers claim, and what replay says about it."""
+"""One self-contained page for a folder of figures: the papers' claims, and what replay says about them."""
 
 from html import escape
 from pathlib import Path
@@ -15,8 +15,8 @@ from .untestable import untestable_claims
 
 TITLE = "kvreplay · the papers’ figures, replayed"
 CLAIMS = (
-    "Every claim that a figure below tests, with the rule that decides and the numbers; and, folded, those"
-    " that no replay can test, with the reason. “Holds” and “does not hold” speak of this model and these"
+    "Every claim that a figure below tests, with the deciding rule and the numbers; and, folded, the claims"
+    " that no replay can test, with the reason. “Holds” and “does not hold” refer to this model and these"
     " texts only."
 )
 
@@ -70,7 +70,12 @@ def _quick(made):
     names = [one.said["name"] for one in made if one.said["quick"]]
     if not names:
         return []
-    return [paragraph(f"One kv head per layer, a look and not a result: {', '.join(names)}.", "note")]
+    return [
+        paragraph(
+            f"Drawn from one kv head per layer, as a quick look and not as a result: {', '.join(names)}.",
+            "note",
+        )
+    ]
 
 
 def _contents(papers):
@@ -81,7 +86,7 @@ def _contents(papers):
 
 
 def _claims(claims, offline):
-    """Parts: the counts, what was tested, and folded what cannot be."""
+    """Parts: the counts, the tested claims, and, folded, the untestable ones."""
     folds = f"Claims that no replay can test ({len(offline)})"
     tables = _claims_by_paper(offline, "offline-")
     return [

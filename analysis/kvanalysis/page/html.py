@@ -1,4 +1,4 @@
-"""Builders of the HTML page. Text is escaped; what is HTML already is marked as `Html`."""
+"""Builders of the HTML page. Text is escaped, unless it is marked as `Html`."""
 
 import re
 from html import escape
@@ -8,7 +8,7 @@ from .style import SCRIPT, STYLE
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that already is HTML."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ def section(title, *parts):
 
 
 def contents(entries):
-    """A list of links; `entries` of (text, id, [entries below])."""
+    """A list of links; `entries`: (text, id, [entries below])."""
 
     def listed(items):
         lines = (
@@ -88,7 +88,7 @@ def _definitions(kind, pairs):
 
 
 def sortable_table(header, rows):
-    """`rows` of (text, sort key or None) as `format.table_cells` makes them."""
+    """`rows`: lists of (text, sort key or None), as `format.table_cells` makes them."""
     lines = [
         "<tr>" + "".join(_cell(name, *cell) for name, cell in zip(header, row, strict=True)) + "</tr>"
         for row in rows
@@ -97,9 +97,9 @@ def sortable_table(header, rows):
 
 
 def card_table(header, rows, kind):
-    """A sortable table of long texts, which a phone shows as one card a row; `rows` as above.
+    """A sortable table of long texts, which a phone shows as one card per row; `rows` as in `sortable_table`.
 
-    `kind` is a class of the style, for its columns' widths.
+    `kind`: a class of the style sheet, for the widths of its columns.
     """
     lines = [
         "<tr>"
@@ -114,7 +114,7 @@ def card_table(header, rows, kind):
 
 
 def plain_table(header, rows):
-    """`rows` of text, all to the left."""
+    """`rows`: lists of text, aligned left."""
     heads = "".join(f'<th scope="col" class="left">{html(name)}</th>' for name in header)
     lines = [
         "<tr>" + "".join(f'<td class="left wrap">{html(text)}</td>' for text in row) + "</tr>" for row in rows

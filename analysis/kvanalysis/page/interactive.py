@@ -1,7 +1,7 @@
-"""The figure of errors against bytes that answers to a pointer and to a choice of layers and measure.
+"""The interactive figure of error against bytes, with tooltips and a choice of layers and measure.
 
-Bokeh draws it. Its program travels in the page, packed, and replaces the static pictures once it runs: a page
-whose scripts are off shows those.
+Bokeh draws it. The page carries Bokeh's program, compressed, which replaces the static pictures once it runs.
+With scripts turned off, the page shows the pictures.
 """
 
 import base64
@@ -18,22 +18,23 @@ from .html import Html, paragraph
 from .interactive_script import GLUE, UNPACK
 
 ABSENT = (
-    "This page has pictures only. With Bokeh it is interactive: pip install 'bokeh>=3.4', and draw the report"
-    " again."
+    "This page has pictures only. To make it interactive, install Bokeh (pip install 'bokeh>=3.4') and draw"
+    " the report again."
 )
-HEIGHT, ROW = 360, 17  # pixels: of a panel of curves, of a line of dots
-# Where Bokeh would look for icons, mathematics and maps, none of which a page has.
+HEIGHT, ROW = 360, 17  # pixels: height of a panel of curves, and of a line of dots
+# Addresses of icons, mathematics and maps in Bokeh's program; pages use none of them.
 ELSEWHERE = ("https://cdn.jsdelivr.net", "https://maps.googleapis.com")
-FIRST_CLASS = 2  # of EDGES: what is shown until somebody chooses
+FIRST_CLASS = 2  # index in EDGES: the class shown at first
 TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)
-NAME_SHARE = 0.42  # of the axes' width, right of the curves, for their names
+NAME_SHARE = 0.42  # share of the axes' width, right of the curves, for their names
 TOOLTIP = """<div style="max-width:19rem;white-space:normal;color:#1a1a1a;font-size:12px">
-<b>@label</b>, budget @budget<br>@kib KiB a head, @x % of the full cache<br>loss @loss, @heads heads<br>
+<b>@label</b>, budget @budget<br>@kib KiB a head, @x % of the bytes<br>value @loss, @heads heads<br>
 <span style="overflow-wrap:anywhere">@params</span></div>"""
 
 
 def interactive(frame, styles, static):
-    """Parts of HTML: `static`, and what replaces it where scripts run; a line where Bokeh is absent."""
+    """Parts of HTML: `static`, and the figure that replaces it where scripts run; without Bokeh, a line says
+    so."""
     data = curves_data(frame, styles)
     shares = [x for view in data["views"] for x in view["x"] if x]
     if find_spec("bokeh") is None or not shares:
@@ -44,7 +45,7 @@ def interactive(frame, styles, static):
         "row": ROW,
         "oneshot": PHASES[ONESHOT],
     }
-    figures = _dots() if many else _curves(data["families"], shares)
+    figures = _dots() if many else _curves(data["families"], shares, data["whole"])
     return [
         Html(f'<div id="static">{"".join(static)}</div>'),
         Html(f'<div id="live" hidden>{_choices(data, many)}<div class="plots">{_places(figures)}</div>'
@@ -57,7 +58,7 @@ def _choices(data, many):
     views = [(number, view["name"]) for number, view in enumerate(data["views"])]
     words = [_select("view", "layers", views), _select("measure", "measure", data["measures"].items())]
     if many:
-        classes = [(place, class_words(place)) for place in range(1, len(EDGES))]
+        classes = [(place, class_words(place, data["whole"])) for place in range(1, len(EDGES))]
         words.append(_select("class", "bytes", classes, FIRST_CLASS))
     return f'<div class="choices">{"".join(words)}</div>'
 
@@ -76,7 +77,7 @@ def _places(figures):
 
 
 def _packed(figures, data):
-    """Bokeh, the figures and the glue as one packed text, and what unpacks it."""
+    """Bokeh, the figures and the glue as one compressed text, and the script that unpacks it."""
     from bokeh.embed import json_item
     from bokeh.resources import Resources
 
@@ -114,8 +115,8 @@ def _figure(name, height, **ranges):
     return plot
 
 
-def _curves(families, shares):
-    """{family: figure}; the glue fills sources named points, lines and ends, and the range of y."""
+def _curves(families, shares, whole):
+    """{family: figure}; the glue fills the sources named points, lines and ends, and sets the range of y."""
     from bokeh.models import Range1d
 
     low, high = min(shares) / 1.15, max(shares) * 1.1
@@ -125,7 +126,7 @@ def _curves(families, shares):
         ranges = {"x_range": Range1d(low, end), "y_range": Range1d(0.1, 1)}
         plot = _figure(family, HEIGHT, x_axis_type="log", y_axis_type="log", **ranges)
         plot.title.text = PHASES[family]
-        plot.xaxis.axis_label, plot.yaxis.axis_label = "bytes [% of the full cache]", "loss"
+        plot.xaxis.axis_label, plot.yaxis.axis_label = f"bytes [% of {whole}]", "error"
         plot.xaxis.ticker = [tick for tick in TICKS if low <= tick <= high]
         _loss_axis(plot.yaxis, (1, 2, 5))
         _glyphs(plot, high)
@@ -163,7 +164,7 @@ def _points(plot, points, x="x", y="y"):
 
 
 def _dots():
-    """{"classes": figure}: a line for each label of the class of bytes that is chosen."""
+    """{"classes": figure}: a line for each label in the chosen class of bytes."""
     from bokeh.models import FactorRange, Range1d
 
     plot = _figure(

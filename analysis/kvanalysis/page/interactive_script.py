@@ -1,6 +1,6 @@
-"""Scripts of the interactive figure: one unpacks Bokeh, one hands the numbers of a choice to its sources."""
+"""Scripts of the interactive figure: one unpacks Bokeh, one passes the chosen numbers to its sources."""
 
-# Old browsers cannot unpack: they keep the pictures.
+# Old browsers cannot unpack it: they keep the pictures.
 UNPACK = """
 (async () => {
   if (!window.DecompressionStream) return;
@@ -13,7 +13,7 @@ UNPACK = """
 })();
 """
 
-# told: {items: figures as Bokeh's JSON, data: what page/curves_data.py says}.
+# told: {items: figures as Bokeh's JSON, data: the dict that page/curves_data.py describes}.
 GLUE = """
 const {points, views, measures, families, edges, row, oneshot} = told.data, chosen = name => {
   const select = document.getElementById("choose-" + name);
@@ -91,7 +91,7 @@ function draw() {
   (chosen("class") ? drawDots : drawCurves)(view, measure);
 }
 
-Bokeh.logger.set_level("warn");  // it tells the console when it is idle
+Bokeh.logger.set_level("warn");  // otherwise it logs to the console when idle
 const live = document.getElementById("live"), still = document.getElementById("static");
 live.hidden = false;
 still.hidden = true;

@@ -1,4 +1,5 @@
-"""One self-contained page: every method ranked at equal sizes, streaming and one-shot apart."""
+"""One self-contained page that ranks every method at equal sizes, streaming and one-shot methods
+separately."""
 
 from collections.abc import Iterator
 from html import escape
@@ -7,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..answer.measures import DEFAULT, NATS
-from ..data.whole_file import write_whole
+from ..data.whole_file import write_atomic
 from ..drawing.saving import FigureResult, SavedFigure
 from ..errors import FigureError
 from ..figures.config import FigureConfig
@@ -34,37 +35,40 @@ from .provenance import config_text, data_facts, data_text, meta_facts, own_fact
 from .terms import LIMITS_TITLE, TERMS, limits
 
 KIND = "leaderboard"
-ABSENT_TITLE = "What has no row here"
-HEADER = ("rank", "method", "% stored", "% read", "loss", "95 % interval", "significant", "predicted nats",
-          "distance", "error", "measured nats", "how")  # fmt: skip
+ABSENT_TITLE = "Methods without a row here"
+HEADER = ("rank", "method", "% stored", "% read", "ranked by", "95 % interval", "significant",
+          "predicted nats", "distance", "error", "measured nats", "how")  # fmt: skip
 COLUMNS = (
-    ("rank", "By the loss; ceilings, which see what no cache can, have none."),
-    ("% stored, % read", "Bytes held at the peak, and read in a step, over those of the full cache."),
+    ("rank", "By the column “ranked by”. Ceilings, which see what no cache can, have no rank."),
+    ("% stored, % read", "Bytes held at the peak, and bytes read in a step, over those of the full cache."),
     (
-        "loss, 95 % interval",
-        "What the line above each table names: predicted nats where the trace holds a gradient of all layers,"
-        " else the squared cosine distance.",
+        "ranked by, 95 % interval",
+        "The measure that the line above each table names: predicted nats if the trace holds a gradient of"
+        " all layers, else the squared cosine distance. Lower is better.",
     ),
-    ("significant", "Whether it loses significantly more than the first of its table: Holm over all pairs."),
+    ("significant", "Whether it is significantly worse than the first of its table: Holm over all pairs."),
     (
         "predicted nats",
-        "KL divergence in nats a token that the errors of these layers cost the model, by gradients in the"
-        " trace, mean over texts; a lower bound where the trace holds some layers only.",
+        "KL divergence in nats a token that the errors of these layers cost the model, predicted from"
+        " gradients in the trace, mean over texts; a lower bound if the trace lacks layers.",
     ),
     ("distance", "Squared cosine distance of the attention output, mean over heads."),
     ("error", "Mean relative error of the attention output, mean over heads."),
-    ("measured nats", "KL divergence of the model itself, where kvconfirm ran over the step’s folder."),
+    (
+        "measured nats",
+        "KL divergence of the model itself, where `kvreplay confirm` ran on the step’s folder.",
+    ),
 )
 
 
 def make_leaderboard(config: FigureConfig, out: Path, asked: RunOptions) -> Path:
-    """Replays what is missing of a `leaderboard` configuration into `out` and draws it; returns the page,
+    """Replays the missing cells of a `leaderboard` configuration into `out` and draws it; returns the page,
     OUT/leaderboard.html. Raises FigureError, ResultsError."""
     if config.kind != KIND:
         raise FigureError(f"{config.path}: figure.kind is {config.kind}; a leaderboard has kind: {KIND}")
     drawn = make_figure(config, out, asked)
     context = Context(config, out, list(asked.traces) or config.traces, asked.quick)
-    return write_whole(out / "leaderboard.html", render(context, drawn, drawn.table, out))
+    return write_atomic(out / "leaderboard.html", render(context, drawn, drawn.table, out))
 
 
 def render(context: Context, drawn: FigureResult, table: pd.DataFrame, folder: Path) -> str:
@@ -89,7 +93,7 @@ def render(context: Context, drawn: FigureResult, table: pd.DataFrame, folder: P
             note(LIMITS_TITLE, limits(data_text(first))),
             album.note(),
             contents([(title, anchor(title), []) for title in named]),
-            plain_table(("column", "what it says"), COLUMNS),
+            plain_table(("column", "meaning"), COLUMNS),
             *boards,
             section(ABSENT_TITLE, absent),
             section("Provenance", *_provenance(frames)),
@@ -102,7 +106,7 @@ def _option(context: Context, name: str) -> dict[str, str]:
 
 
 def _step(context: Context, table: pd.DataFrame, album: Album, picture: SavedFigure) -> Iterator[str]:
-    """Parts: what the step compares, a table for each size, the picture of all."""
+    """Parts: a note on the step, a table for each size, the picture of all."""
     said = _option(context, "notes").get(table["step"].iloc[0])
     if said:
         yield paragraph(said)
@@ -115,11 +119,15 @@ def _board(size: str, own: pd.DataFrame) -> list[Html]:
     shown = [name for name in HEADER if name not in _empty(own)]
     rows = [[cells[name] for name in shown] for cells in _cells(own)]
     measure = axis_words(own)
-    return [Html(f"<h3>At {escape(size)}</h3>"), paragraph(f"Loss: {measure}."), sortable_table(shown, rows)]
+    return [
+        Html(f"<h3>At {escape(size)}</h3>"),
+        paragraph(f"Ranked by: {measure}."),
+        sortable_table(shown, rows),
+    ]
 
 
 def _empty(own: pd.DataFrame) -> set[str]:
-    """Columns that would say nothing."""
+    """Columns without information."""
     held = {"% read": "read", "measured nats": "measured", "predicted nats": "nats", "significant": "decided"}
     empty = {name for name, column in held.items() if own[column].isna().all()}
     repeated = {NATS: "predicted nats", DEFAULT: "distance"}
@@ -139,7 +147,7 @@ def _cells(own: pd.DataFrame) -> list[dict[str, tuple[str, object]]]:
                 "rank": (str(rank), rank) if ranked else (ABSENT, None),
                 "method": (method, method),
                 "% stored": _number(row.stored, percent), "% read": _number(row.read, percent),
-                "loss": _number(row.loss), "95 % interval": (interval(row.low, row.high), _key(row.low)),
+                "ranked by": _number(row.loss), "95 % interval": (interval(row.low, row.high), _key(row.low)),
                 "significant": (more, more), "predicted nats": _number(row.nats),
                 "distance": _number(row.distance), "error": _number(row.error),
                 "measured nats": _number(row.measured), "how": (row.how or "", row.how or ""),

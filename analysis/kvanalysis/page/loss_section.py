@@ -1,4 +1,4 @@
-"""The section of a run's page on what each method is predicted to cost the model."""
+"""The section of a run's page on the loss that each method is predicted to cost the model."""
 
 import pandas as pd
 
@@ -11,43 +11,42 @@ from ..stats.format import ABSENT, significant
 from ..stats.words import count
 from .html import Html, html, paragraph, sortable_table
 
-TITLE = "What it costs the model"
-MOST_SIZES = 6  # columns; more do not fit beside each other
+TITLE = "The model’s predicted loss"
+MOST_SIZES = 6  # more columns do not fit side by side
 NO_SIZE = "no budget"
 WHOLE = (
-    "Loss in nats a token (KL divergence of the model’s predictions from its own without compression; lower"
-    " is better), predicted from the gradient that the trace holds, without running the model with these"
-    " caches."
+    "Loss in nats a token (KL divergence of the model’s predictions from those without compression; lower"
+    " is better), predicted from the gradient in the trace, without running the model with these caches."
 )
 HEADS = (
-    "Loss in nats a token that the errors of single query heads cause, from the gradient that the trace"
-    " holds, summed over heads. What heads and rows do together is missing, so it is mostly too small: it"
-    " orders methods. Why there is no more"
+    "Loss in nats a token caused by the errors of single query heads, from the gradient in the trace,"
+    " summed over heads. Joint effects of heads and rows are missing, so it is mostly too small: use it to"
+    " rank methods. Why there is no more"
 )
 INTERVAL = (
-    "Below a number stands its 95 % interval: for the labels that the gradient was drawn with, and for how"
-    " much methods differ whose errors are of one size."
+    "Below each number is its 95 % interval. It covers the random labels that the gradient was drawn with,"
+    " and the scatter of methods whose errors have one size."
 )
 TOGETHER = (
-    " Over texts it joins the means of the lower and of the upper ends, as if all texts erred together; of"
-    " other texts it says nothing."
+    " Over texts it joins the means of the lower and of the upper ends, as if the deviations of all texts"
+    " agreed; it does not cover other texts."
 )
-MEASURED = " In brackets: what kvconfirm measured when the model did run with them."
-SECOND_ORDER = "To second order alone: the trace holds no masked runs, so there is no interval."
+MEASURED = " In brackets: the loss that `kvreplay confirm` measured by running the model with these caches."
+SECOND_ORDER = "Predicted to second order only: the trace holds no masked runs, so there is no interval."
 TRUST = (
-    "When to trust it: on four models the measured loss was 0.8 to 1.3 times the predicted one, text by text,"
-    " and methods lay around that by a factor of 1.2 to 1.6 (docs/ranking.md). Two methods differ"
-    " significantly from about twice as much on. tova on Gemma cost 1.4 times the prediction, window on Qwen"
+    "How far to trust it: on four models the measured loss was 0.8 to 1.3 times the predicted one, text by"
+    " text, and methods scattered around that by a factor of 1.2 to 1.6 (docs/ranking.md). Two methods differ"
+    " significantly from a ratio of about two. tova on Gemma cost 1.4 times the prediction, window on Qwen"
     " 1.5B 3.7 times."
 )
 LIMIT = (
-    "Nats a token are the exception: they estimate what the model itself loses on the recorded text, and say"
-    " nothing of the texts that it would write."
+    "Nats a token are the exception: they estimate the model’s own loss on the recorded text, and say"
+    " nothing about the texts that it would write."
 )
 
 
 def loss_section(frame, losses):
-    """Parts of the section; [] where nothing is predicted. `losses`: those of `load`'s table, or None."""
+    """Parts of the section; [] if nothing is predicted. `losses`: those of `load`'s table, or None."""
     if losses is None:
         return []
     table = over_texts(losses)
@@ -62,11 +61,12 @@ def loss_section(frame, losses):
 
 
 def _scope(losses, table):
-    """What the numbers are, of how many layers and texts."""
+    """What the numbers are, and how many layers and texts they cover."""
     own, texts = losses.table, int(table["n_texts"].max())
     over = (
-        f" {'Means over' if texts > 1 else 'Of'} {count(texts, 'text')}, errors of"
-        f" {count(int(own['layers'].min()), 'layer')}; of fewer than the model’s the loss is a lower bound. "
+        f" {'Means over' if texts > 1 else 'From'} {count(texts, 'text')} and the errors in"
+        f" {count(int(own['layers'].min()), 'layer')}; if the model has more layers, the loss is a lower"
+        " bound. "
     )
     if losses.why:
         return f"{HEADS}: {losses.why}.{over}"
@@ -77,7 +77,7 @@ def _scope(losses, table):
 
 
 def _trust(losses):
-    """When to believe it, and how near it came here, where kvconfirm has run."""
+    """How far to trust the prediction, and how near it was here if `kvreplay confirm` has run."""
     found = points(losses.table)
     told = [
         f"{prompt} {two(each.spearman)}" + (f", {each.factor:.2f}" if each.factor == each.factor else "")
@@ -86,20 +86,20 @@ def _trust(losses):
     ]
     if not told:
         return TRUST
-    here = "Here, rank correlation with the measured KL and median of measured over predicted"
+    here = "Here, rank correlation with the measured KL and median ratio of measured to predicted"
     return f"{TRUST} {here}: {'; '.join(told)}."
 
 
 def _sized(frame, table):
-    """Rows of `over_texts` with `size`, a column's title, and `place`, its order: the share of the full
-    cache's bytes that a budget was asked for, else the budget in tokens. A budget of two shares has two."""
+    """Rows of `over_texts` with `size`, a column title, and `place`, its order: the share of the full cache's
+    bytes that a budget was requested for, else the budget in tokens. A budget of two shares has two rows."""
     shares = by_share(frame)[["label", "budget_tokens", "share"]].drop_duplicates()
     table = table.merge(shares, on=["label", "budget_tokens"], how="left")
     known = table["share"].notna()
     tokens = table["budget_tokens"].astype(float)
     texts = tokens.map(lambda value: NO_SIZE if pd.isna(value) else f"B = {value:.0f}")
     of_share = table["share"].map(lambda value: f"{100 * value:g} %", na_action="ignore")
-    # Shares stand before tokens, and what has neither stands last.
+    # Shares come first, then tokens, then rows that have neither.
     place = table["share"].where(known, tokens + 1)
     return table.assign(size=of_share.where(known, texts), place=place.fillna(float("inf")))
 
@@ -123,7 +123,7 @@ def _table(table, most_texts):
 
 
 def _cell(row, most_texts):
-    """The number and what was measured, and in a line below them the interval, and texts that are missing."""
+    """The number and the measured loss; below them the interval, and texts that are missing."""
     if row is None:
         return (ABSENT, None)
     below = [] if pd.isna(row.low) or not row.loss else [f"{significant(row.low)} … {significant(row.high)}"]

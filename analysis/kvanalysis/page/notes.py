@@ -1,14 +1,14 @@
-"""The notes of a run, as a box of its page."""
+"""The notes on a run, as a box on its page."""
 
 from ..data.notes import notes_of
 from .html import Html, folded, html, note
 
-SHOWN = 5  # notes that are not folded away
+SHOWN = 5  # further notes are folded away
 
 
 def notes_section(frame):
-    """What the engine says of `load`'s table as HTML: a box with a sentence a note, folded beyond SHOWN; ""
-    where it says nothing."""
+    """The engine's notes on `load`'s table as HTML: a box with one sentence per note, folded beyond SHOWN; ""
+    if there are none."""
     texts = [each.text for each in notes_of(frame.attrs.get("meta", {}))]
     if not texts:
         return Html("")

@@ -1,4 +1,4 @@
-"""Pictures inside the page: the very files that were drawn, or smaller ones that look the same."""
+"""Pictures inside the page: the files as drawn, or smaller ones that look alike."""
 
 import base64
 import io
@@ -14,12 +14,12 @@ from ..stats.words import count
 from .html import Html, html, link, paragraph
 
 PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
-MOST_PIXELS = 16383  # a side of a WebP picture
-EMBED_BYTES = 1_300_000  # of pictures; base64 adds a third, and a page should stay below 3 MB
+MOST_PIXELS = 16383  # longest side of a WebP picture
+EMBED_BYTES = 1_300_000  # total size of pictures; base64 adds a third, and a page should stay below 3 MB
 
 
 class Album:
-    """The pictures of `figures` (SavedFigure) for a page in `folder`; `left_out` of them had no room."""
+    """The pictures of `figures` (SavedFigure) for a page in `folder`; `left_out`: those without room."""
 
     def __init__(self, figures, folder):
         self._folder = Path(folder)
@@ -27,7 +27,7 @@ class Album:
         self.left_out = [figure for figure in figures if figure.png not in self._images]
 
     def note(self):
-        """What is missing, as HTML; empty if nothing is."""
+        """The pictures left out, as HTML; empty if there are none."""
         if not self.left_out:
             return Html("")
         names = ", ".join(figure.png.name for figure in self.left_out)
@@ -35,14 +35,14 @@ class Album:
         return paragraph(f"{left}; the files are linked: {names}.", "note")
 
     def show(self, figure, caption=""):
-        """One figure, its title above, its caption and the files below; a phone gets the narrow picture."""
+        """One figure with its title above, its caption and files below; phones get the narrow picture."""
         title = f"<h3>{html(figure.title)}</h3>"
         return Html(
             f"<figure>\n{title}\n{self.picture(figure, caption)}\n{self.caption(figure, caption)}\n</figure>"
         )
 
     def picture(self, figure, caption=""):
-        """The picture alone; the caption is read to who cannot see it."""
+        """The picture alone; the caption becomes its alternative text."""
         text = ". ".join(part.rstrip(".") for part in (figure.title, caption) if part) + "."
         wide, narrow = (self._images.get(path) for path in (figure.png, figure.narrow))
         if not wide:
@@ -67,10 +67,10 @@ class Album:
 
 
 def _embedded(pairs):
-    """{path: data URL}: the files as they are if the page has room for them, else as WebP, else without those
-    for phones, as many as have room.
+    """{path: data URL}. The files are embedded as they are if the page has room for them, else as WebP; if
+    even those have no room, as many as fit, without the narrow ones for phones.
 
-    `pairs` of (wide picture, narrow one or None).
+    `pairs`: (wide picture, narrow picture or None).
     """
     paths = [path for pair in pairs for path in pair if path]
     kind, files = "png", {path: _content(path) for path in paths}
@@ -95,9 +95,9 @@ def _content(path):
 
 
 def webp(path):
-    """The picture as WebP without loss, two thirds of its PNG.
+    """The picture as lossless WebP, about two thirds of its PNG.
 
-    One that is longer than the format allows is made smaller; the page links the whole one.
+    A picture beyond the format's limits is scaled down; the page links the full one.
     """
     coded = io.BytesIO()
     with Image.open(path) as picture:

@@ -1,4 +1,4 @@
-"""Where the numbers come from: facts of the rows, of results.meta.json, and of this program."""
+"""The origin of the numbers: facts from the rows, from results.meta.json, and about this program."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ from ..stats.words import count
 
 CONFIG_KEYS = ("config", "resolved_config")
 SHOWN_ELSEWHERE = (*CONFIG_KEYS, "notes", "columns")
-LISTED = 40  # longer lists are cut, with their length
+LISTED = 40  # longer lists are cut, and their length is added
 
 
 def run_name(meta):
@@ -23,7 +23,7 @@ def run_name(meta):
 
 
 def run_date(meta):
-    """The first text in the meta file that is named as a date, or "" if there is none."""
+    """The first text in the meta file whose key names a date, or "" if there is none."""
     dated = (
         value for key, value in meta.items() if key.endswith(("_utc", "date")) and isinstance(value, str)
     )
@@ -45,16 +45,16 @@ def data_facts(rows):
         ("texts (prompts)", _listed(sorted(rows["prompt"].unique()))),
         ("layers", _listed(sorted(rows["layer"].unique()))),
         ("heads", f"{len(rows.drop_duplicates(UNIT))} (prompt, layer, kv head) units"),
-        ("tokens", f"{_span(rows['n_tokens'])}, of them {_span(rows['n_prefill'])} in the prompt"),
+        ("tokens", f"{_span(rows['n_tokens'])}, {_span(rows['n_prefill'])} of them in the prompt"),
         ("queries scored per head", _span(rows["n_queries"])),
-        ("cells", f"{len(rows)}, of them {len(rows) - used} without a result"),
+        ("cells", f"{len(rows)}, {len(rows) - used} of them without a result"),
     ]
 
 
 def data_text(rows):
-    """What was replayed, in a sentence: heads, layers, texts, models."""
+    """The replayed data in a phrase: heads, layers, texts, models."""
     heads, layers = len(rows.drop_duplicates(UNIT)), rows["layer"].nunique()
-    # Without the owner or package before the last slash, which the provenance spells out.
+    # Names without the owner or package before the last slash; the provenance shows them in full.
     models = sorted({name.rsplit("/", 1)[-1] for name in rows["model"] if name}) or ["unnamed model"]
     texts = len(rows.drop_duplicates(["trace_id", "prompt"]))
     return (
@@ -63,20 +63,20 @@ def data_text(rows):
 
 
 def compared_facts(frame, methods):
-    """`data_text` and the decode rows of the `methods` that were compared; all if none is named."""
+    """`data_text` and the decode rows of the compared `methods`; of all methods if none is named."""
     rows = frame[frame["method"].isin(methods)] if methods else frame
     return f"{data_text(rows)}, {_span(rows['n_queries'])} decode rows each"
 
 
 def meta_facts(meta):
-    """(name, value) pairs of results.meta.json, without what has a place of its own on the page."""
+    """(name, value) pairs of results.meta.json, without those that the page shows elsewhere."""
     return [
         (key.replace("_", " "), _flat(value)) for key, value in meta.items() if key not in SHOWN_ELSEWHERE
     ]
 
 
 def column_rows(meta):
-    """(column, unit, meaning) of the table's columns, as results.meta.json says them."""
+    """(column, unit, meaning) of the table's columns, from results.meta.json."""
     said = meta.get("columns")
     facts = said.items() if isinstance(said, dict) else ()
     return [
@@ -85,11 +85,14 @@ def column_rows(meta):
 
 
 def own_facts():
-    """(name, value) pairs of the program that made the statistics and figures."""
+    """(name, value) pairs about the program that made the statistics and figures."""
     versions = {"kvanalysis": __version__, "Python": platform.python_version()}
     versions |= {tool.__name__: tool.__version__ for tool in (np, pd, matplotlib)}
     return [
-        ("statistics", f"{LEVEL:.0%} intervals, Student, over layers of a text; none below {FEWEST_BLOCKS}"),
+        (
+            "statistics",
+            f"{LEVEL:.0%} Student intervals over the layers of each text, at least {FEWEST_BLOCKS}",
+        ),
         ("analysed with", _flat(versions)),
     ]
 

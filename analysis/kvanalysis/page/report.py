@@ -1,4 +1,4 @@
-"""One self-contained page about a run: what was measured, on what, and how to read it."""
+"""One self-contained page about a run: what was measured, on which data, and how to read it."""
 
 from html import escape
 from pathlib import Path
@@ -51,13 +51,13 @@ from .run_claims import claims_section
 from .terms import LIMITS_TITLE, TERMS, limits
 
 FAILURES_SHOWN = 100
-FIRST = "error_vs_bytes_page"  # what the picture is called that stands under the answer
+FIRST = "error_vs_bytes_page"  # name of the picture below the answer
 
 
 def write_report(frame, figures_folder, file, told=None):
     """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`.
 
-    `told(number, total, name)` is called before each kind of figure is drawn."""
+    `told(number, total, name)` is a callback that runs before each kind of figure is drawn."""
     summary, losses = summarise(frame), losses_of(frame)
     figures = write_figures(frame, figures_folder, pdf=False, told=told, summary=summary, losses=losses)
     file = Path(file)
@@ -67,8 +67,8 @@ def write_report(frame, figures_folder, file, told=None):
 
 
 def render(frame, summary, losses, figures, folder):
-    """The page as text; `summary` and `losses` (or None) of `load`'s table, `figures` as `write_figures`
-    returns them, `folder` the one that the page is in."""
+    """The page as text. `summary` and `losses` (or None) belong to `load`'s table, `figures` comes from
+    `write_figures`, `folder` will hold the page."""
     meta = frame.attrs.get("meta", {})
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
     album = Album(figures, folder)
@@ -106,7 +106,8 @@ def render(frame, summary, losses, figures, folder):
 
 
 def _first_figure(frame, summary, album, figures):
-    """Parts: what answers to a pointer, or the pictures; below it what they say, and their files."""
+    """Parts: the interactive figure or the pictures, and below them the captions and the links to the
+    files."""
     if not figures:
         return []
     static = [album.picture(figure, figure.caption) for figure in figures]
@@ -115,7 +116,7 @@ def _first_figure(frame, summary, album, figures):
 
 
 def _footer(frame):
-    """What all figures share, once."""
+    """Notes that hold for all figures, once."""
     notes = " ".join(replay_note(rows) for _, rows in by_trace(frame))
     return [Html(f"<footer>{paragraph(f'All figures: {notes} {BAND_NOTE}', 'aside')}</footer>")]
 
@@ -128,7 +129,9 @@ def _lead(frame, meta):
     parts.append(f"trace {traces[0][:12]}" if len(traces) == 1 else f"{len(traces)} traces")
     parts.append(f"{len(frame)} cells" + (f", {failed} without a result" if failed else ""))
     searched = frame.attrs.get("searched", 0)
-    parts.append(f"{searched} more of searches at single heads, in the figure of epsilon" if searched else "")
+    parts.append(
+        f"{searched} more from searches at single heads, shown in the figure of epsilon" if searched else ""
+    )
     parts.append(run_date(meta))
     return " · ".join(part for part in parts if part)
 
@@ -145,15 +148,13 @@ def _pictures(album, figures):
 def _summary(summary):
     header, rows = table_cells(summary)
     return [
-        paragraph(
-            "One row per method and budget (tokens per kv head). Select a column’s title to sort by it."
-        ),
+        paragraph("One row per method and budget (tokens per kv head). Click a column title to sort by it."),
         sortable_table(header, rows),
     ]
 
 
 def _failures(frame):
-    """The cells without a result, grouped by what went wrong; empty if there are none."""
+    """The cells without a result, grouped by error; empty if there are none."""
     failed = frame[frame["status"] != "ok"]
     if failed.empty:
         return []

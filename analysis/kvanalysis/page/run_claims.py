@@ -1,4 +1,4 @@
-"""The section of a run's page that says which claims of the papers the run bears on."""
+"""The section of a run's page with the papers' claims that the run can test."""
 
 from ..figures.listing import listed_figures
 from .claims import by_paper, claims_table, counts_table, has_run
@@ -7,21 +7,21 @@ from .run_rules import run_claims
 from .untestable import untestable_claims
 
 INTRODUCTION = (
-    "Rules over this run’s table; each row says on what it was tested. A paper’s own figure is tested by its "
-    "configuration, on the paper’s settings: those are listed below."
+    "Rules applied to this run’s table; each row says which data it was tested on. A paper’s own figure is"
+    " tested by its own configuration, with the paper’s settings; those are listed below."
 )
 
 
 def claims_section(frame, summary):
-    """Parts of the section, of papers whose methods ran: what the run decides, what it lacks, other
-    configurations, what nothing tests."""
+    """Parts of the section, for papers whose methods ran: claims that the run decides, what it lacks for
+    others, configurations for further claims, and claims that nothing tests."""
     methods = set(frame["method"])
     decided, missing = run_claims(frame, summary)
     missing = [claim for claim in missing if has_run(claim.paper, methods)]
     papers = [part for paper, own in by_paper(decided) for part in (_heading(paper), claims_table(own))]
     return [
         paragraph(INTRODUCTION),
-        *([counts_table(decided), *papers] if decided else [paragraph("This run decides none of them.")]),
+        *([counts_table(decided), *papers] if decided else [paragraph("This run decides no claim.")]),
         *_undecided(missing),
         *_elsewhere(methods),
         *_untestable(methods),

@@ -1,7 +1,7 @@
-"""Claims of the papers that the methods and budgets of one run allow to test, and the rules that decide.
+"""Papers' claims that the methods and budgets of one run can test, and the rules that decide them.
 
-A rule returns a Ruling, or in words what the run would need. Only the plain instance of a method speaks for
-its paper: the one whose label is the method's name, or its only one.
+A rule returns a Ruling, or a phrase that says what the run would need. A paper is represented only by the
+plain instance of its method: the one whose label is the method's name, or the only one.
 """
 
 import math
@@ -20,7 +20,7 @@ from .provenance import compared_facts
 
 GREEDY_LINE = 1 - 1 / math.e
 COMPARED = "mean relative output error at equal budgets, paired over heads"
-MOST_BUDGETS = 6  # whose numbers are printed; more are counted
+MOST_BUDGETS = 6  # numbers of more budgets are not printed but counted
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What a rule found; `methods`: those that it looked at, none if all."""
+    """A rule's decision; `methods`: the methods that it looked at, none if all."""
 
     how: str
     outcome: str
@@ -45,7 +45,7 @@ class Ruling:
 
 @dataclass(frozen=True)
 class Missing:
-    """A claim that this run does not decide, and why."""
+    """A claim that this run does not decide, and the reason."""
 
     paper: str
     claim: str
@@ -54,7 +54,7 @@ class Missing:
 
 
 def run_claims(frame, summary):
-    """([Claim], [Missing]) of every rule on `load`'s table and its stats.summary."""
+    """([Claim], [Missing]) for every rule, from `load`'s table and its stats.summary."""
     decided, missing = [], []
     for rule in RULES:
         ruling, said = rule.judge(frame, summary), (rule.paper, rule.claim, rule.source)
@@ -67,7 +67,7 @@ def run_claims(frame, summary):
 
 
 def _order(pairs, caveat, frame, _summary):
-    """In every one of `pairs` the first method loses less than the second at equal budgets."""
+    """The first method of each pair has a lower error than the second at equal budgets."""
     found = [at_budgets(frame, *pair) for pair in pairs]
     lacking = [why for why in found if isinstance(why, str)]
     if lacking:
@@ -80,7 +80,7 @@ def _order(pairs, caveat, frame, _summary):
 
 
 def at_budgets(frame, first, second):
-    """{budget: Comparison} of both methods' plain instances, or what keeps them from being compared."""
+    """{budget: Comparison} of both methods' plain instances, or a phrase: why they cannot be compared."""
     rows = {name: plain(frame, name) for name in (first, second)}
     absent = [name for name, own in rows.items() if own.empty]
     if absent:
@@ -100,24 +100,24 @@ def at_budgets(frame, first, second):
 
 
 def plain(frame, method):
-    """Rows of the instance that stands for `method`: labelled by its name alone, or the only one."""
+    """Rows of the instance that represents `method`: labelled by its name alone, or the only one."""
     rows = frame[frame["method"] == method]
     named = rows[rows["label"] == method]
     return named if len(named) or rows["label"].nunique() > 1 else rows
 
 
 def _phases(rows):
-    return sorted({str(params.get("phase", "not said")) for params in rows["params"]})
+    return sorted({str(params.get("phase", "not stated")) for params in rows["params"]})
 
 
 def _shared_budgets(first, second):
-    """Budgets of both that evict something: below the prompt."""
+    """Budgets that both have and that evict something: below the prompt length."""
     useful = [own[own["budget_tokens"] < own["n_prefill"]]["budget_tokens"] for own in (first, second)]
     return sorted(set(useful[0].dropna()) & set(useful[1].dropna()))
 
 
 def _numbers(first, second, found):
-    """Every budget's means, difference with interval, and wins, as one line."""
+    """The means, difference with interval, and wins of every budget, as one line."""
     lines = [
         f"B={budget}: {c.first:.3g} against {c.second:.3g} [{c.low:+.2g}, {c.high:+.2g}],"
         f" {c.wins}/{c.ties}/{c.losses}"
@@ -142,17 +142,17 @@ def _greedy_ratio(frame, _summary):
 
 
 def _bound_holds(method, frame, _summary):
-    """For a method that reports whether its measured error is within its theorem's."""
+    """The rule for a method that reports whether its measured error is within its theorem's bound."""
     rows = used_rows(frame[(frame["method"] == method) & frame["bound_holds"].notna()])
     if rows.empty:
         return f"needs {method}, which reports its bound"
     covered = rows[_column(rows, "bound_capped", 0) != 1]
     if covered.empty:
-        return "every size was cut below what the theorem asks for, so it promises nothing"
+        return "every size was cut below what the theorem requires, so the theorem guarantees nothing"
     within = covered["bound_holds"] >= _column(covered, "bound_probability", 1)
     return Ruling(
-        "share of (head, row) pairs within the theorem’s ε, against its probability, in every cell whose"
-        " sizes are those that it asks for",
+        "share of (head, row) pairs within the theorem’s ε, against its probability, in every cell that has"
+        " the sizes that the theorem requires",
         of_counts(int(within.sum()), len(within)),
         f"{int(within.sum())} of {count(len(covered), 'cell')}, lowest share"
         f" {covered['bound_holds'].min():.3f}; {count(len(rows) - len(covered), 'capped cell')} left out",
@@ -161,11 +161,11 @@ def _bound_holds(method, frame, _summary):
 
 
 def _column(rows, name, absent):
-    """A column that older results lack, and that is empty where it does not apply."""
+    """A column that is missing in older results, and empty where it does not apply."""
     return rows[name].fillna(absent) if name in rows else pd.Series(absent, index=rows.index)
 
 
-def _falls_with_budget(_frame, points):
+def _budget_monotone(_frame, points):
     curves = points[points["budget_tokens"].notna() & (points["n_units"] > 0)]
     steps = len(curves) - curves.groupby(["trace_id", "label"]).ngroups
     if not steps:
@@ -173,7 +173,7 @@ def _falls_with_budget(_frame, points):
     risen = points[points["notes"].str.contains("error rises by")]
     shown = "; ".join(f"{row.label} at {row.budget_tokens}: {row.notes}" for row in risen.itertuples())
     return Ruling(
-        "mean relative output error of every method at neighbouring budgets; a rise stands with its"
+        "mean relative output error of every method at neighbouring budgets; a rise is shown with its"
         " paired interval and is often noise",
         of_counts(steps - len(risen), steps),
         f"rises at {len(risen)} of {count(steps, 'step')}" + (f": {shown}" if shown else ""),
@@ -188,13 +188,13 @@ def _ordered(paper, claim, source, *pairs, caveat=""):
 RULES = (
     _ordered(
         "H2O",
-        "Heavy hitters and recent tokens together lose less than either alone",
+        "Heavy hitters and recent tokens together have a lower error than either alone",
         "Fig. 1 right, Fig. 4, Table 6 (as attention error)",
         *(("h2o", "h2o_heavy"), ("h2o", "local")),
     ),
     _ordered(
         "H2O",
-        "Heavy hitters and recent tokens lose less than recent tokens only",
+        "Heavy hitters and recent tokens have a lower error than recent tokens only",
         "Fig. 4 (as attention error)",
         ("h2o", "window"),
     ),
@@ -212,7 +212,7 @@ RULES = (
     ),
     _ordered(
         "SubGen",
-        "SubGen loses less than H2O and attention sinks",
+        "SubGen has a lower error than H2O and attention sinks",
         "Table 1 (there: line retrieval)",
         *(("subgen", "h2o"), ("subgen", "streaming_llm")),
     ),
@@ -224,29 +224,29 @@ RULES = (
     ),
     _ordered(
         "BUZZ",
-        "BUZZ loses less than H2O",
+        "BUZZ has a lower error than H2O",
         "Fig. 5, Table 2 (there: ROUGE, at equal average sizes)",
         ("buzz", "h2o"),
         caveat="Budgets are peaks here; the paper compares average sizes.",
     ),
     _ordered(
         "BUZZ",
-        "Recent tokens only lose most, attention sinks next",
+        "Recent tokens only have the highest error, attention sinks the next",
         "Fig. 5, Table 2 (there: ROUGE)",
         *(("streaming_llm", "local"), ("h2o", "streaming_llm"), ("buzz", "streaming_llm")),
     ),
     _ordered(
         "BalanceKV",
-        "BalanceKV loses less than a weighted uniform sample",
+        "BalanceKV has a lower error than a weighted uniform sample",
         "Fig. 2, section 4.1",
         ("balancekv", "uniform"),
-        caveat="An unbalanced walk keeps a longer exact tail; only a run with the tail matched tells the two"
-        " apart.",
+        caveat="An unbalanced walk keeps a longer exact tail; only a run with equal tails separates the two"
+        " effects.",
     ),
     Rule(
         NOT_PROMISED,
-        "A larger budget never loses more",
-        "common expectation; only the mass of nested sets must grow",
-        _falls_with_budget,
+        "A larger budget never raises the error",
+        "common expectation; only the kept mass of nested sets must grow",
+        _budget_monotone,
     ),
 )

@@ -1,4 +1,4 @@
-"""Style and sorting script of the HTML page. Nothing in them is loaded from outside."""
+"""Style sheet and sorting script of the HTML page. Neither loads anything from outside."""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -77,7 +77,7 @@ summary { cursor: pointer; }
 @media print { .scroll { overflow: visible; } }
 """
 
-# Cells carry their sort key in data-key; a cell without one stays last in both directions.
+# Cells carry their sort key in data-key; a cell without one stays last in both sort orders.
 SCRIPT = """
 document.querySelectorAll("table.sortable").forEach(table => {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];

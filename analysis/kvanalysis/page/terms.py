@@ -1,4 +1,4 @@
-"""Words that pages explain, and what replay cannot tell."""
+"""Terms that pages explain, and the limits of replay."""
 
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 
@@ -13,8 +13,7 @@ TERMS = (
         "95 % interval",
         f"Student’s {LEVEL:.0%} interval over the layers of each text, one value per (prompt, layer, kv "
         f"head), its seeds averaged first; heads of a layer count once. None below {FEWEST_BLOCKS} layers. "
-        "It says how much the mean depends on the layers that were recorded, nothing of other texts or"
-        " models.",
+        "It covers which layers were recorded, not other texts or models.",
     ),
     (
         "ε spectral (eps_spectral_mean)",
@@ -28,22 +27,23 @@ TERMS = (
     ),
     (
         "kept mass (kept_mass_mean)",
-        "Exact attention probability that falls on the tokens the method attends to.",
+        "Exact attention probability on the tokens that the method attends to.",
     ),
-    ("peak kept (peak_kept_tokens)", "The most tokens resident after a step, mean over heads."),
+    ("peak kept (peak_kept_tokens)", "The largest number of tokens held after any step, mean over heads."),
     (
         "KiB/head, % of full (total_bytes, full_bytes)",
-        "Exact ledger per kv head at its peak: keys, values, weights, scores, sketches and indices, and its "
-        "ratio to the exact cache at the last token.",
+        "Exact count of bytes per kv head at its peak: keys, values, weights, scores, sketches and indices;"
+        " and its ratio to the exact cache at the last token.",
     ),
     (
         "oracle, holds the full cache",
         "A method that reads what no cache of that budget could: the future, or any token at any step. "
-        "Dashed in the figures. It bounds kept mass, not error, so a method may lie below it.",
+        "It is dashed in the figures. It bounds kept mass, not error, so a method may have a lower error.",
     ),
     (
         "rows used",
-        "Rows of results.csv behind the mean, of those that were run. A failed cell is never averaged away.",
+        "Rows of results.csv behind the mean, out of those that were run. Failed cells are never averaged"
+        " away.",
     ),
 )
 
@@ -54,15 +54,15 @@ TEACHER_FORCING = (
 )
 NO_TASKS = (
     "Task accuracy, ROUGE, perplexity and throughput cannot be read off these numbers. Where a paper reports "
-    "them, the same comparison in attention error stands as a proxy and is called one."
+    "them, the comparison is made in attention error instead and is marked as a proxy."
 )
 ONE_TEXT = (
-    "{data}. Intervals cover the choice of heads, not other texts or models; differences below 10 % between "
-    "layers are not established."
+    "{data}. Intervals cover the choice of heads, not other texts or models; do not rely on differences"
+    " below 10 % between layers."
 )
-LIMITS_TITLE = "What these numbers can and cannot say"
+LIMITS_TITLE = "What these numbers can and cannot show"
 
 
 def limits(data):
-    """The items of the note; `data` says in words what was replayed."""
+    """The items of the note; `data`: the replayed data in words."""
     return TEACHER_FORCING, NO_TASKS, ONE_TEXT.format(data=data.rstrip("."))

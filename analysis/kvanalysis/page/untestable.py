@@ -1,4 +1,4 @@
-"""Claims of the papers that no replay of recorded queries, keys and values can test, each with the reason."""
+"""Claims of the papers that a replay of recorded queries, keys and values cannot test, with the reasons."""
 
 from ..stats.verdict import UNTESTABLE
 from .claims import Claim
@@ -7,10 +7,10 @@ SCORES = "Task scores need generated answers; replay fixes every token."
 SPEED = "Throughput belongs to a serving system and its hardware; replay measures neither."
 TEXT = "Text must be generated and judged; replay fixes every token."
 PERPLEXITY = "Perplexity needs the logits behind all layers; an error here never reaches a deeper layer."
-INSIDE = "Activations of the feed-forward layers are not recorded; only queries, keys and values are."
+INSIDE = "Only queries, keys and values are recorded, not the activations of the feed-forward layers."
 TRAINING = "Nothing is trained; the weights behind the recorded tensors are fixed."
 
-# (paper, claim, source, reason, what is shown in its place)
+# (paper, claim, source, reason, what is shown instead)
 _TABLE = (
     (
         "SubGen",
@@ -98,7 +98,7 @@ _TABLE = (
 
 
 def untestable_claims():
-    """The claims as records, outcome `not testable offline`."""
+    """The claims as records with the outcome `not testable offline`."""
     return [
         Claim(paper, claim, source, _how(reason, instead), UNTESTABLE)
         for paper, claim, source, reason, instead in _TABLE
@@ -106,4 +106,4 @@ def untestable_claims():
 
 
 def _how(reason, instead):
-    return f"{reason} Shown in its place: {instead}." if instead else reason
+    return f"{reason} Shown instead: {instead}." if instead else reason

@@ -1,13 +1,14 @@
 """One module per kind of figure, three functions each.
 
-`data(run)` gives the table, or several, that the figure shows; `draw(run, table)` the pictures of it
-(`drawing.saving.Picture`); `claims(run, table)` the verdicts on what a paper claims, where it claims
-something. They compute and paint; nothing is written.
+`data(run)` returns the table, or several, that the figure shows. `draw(run, table)` returns its pictures
+(`drawing.saving.Picture`). `claims(run, table)`, where a paper makes a claim, returns the verdicts on it.
+They compute and draw, but write nothing.
 
-OVERVIEW are figures of every run: `run` is `run.one_trace.OneTrace`, and `data` gives None where the rows do
-not allow the figure. What a configuration names in `figure.kind` gets a `figures.context.Context`. Such a
-kind may have `derived_overrides(run, step) -> {key: value}`: of a run or cluster step, what follows from the
-trace or from a step before it (the size of a sample from the run that it is paired with).
+OVERVIEW are figures of every run: `run` is `run.one_trace.OneTrace`, and `data` returns None if the rows do
+not allow the figure. Kinds that a configuration names in `figure.kind` get a `figures.context.Context`. Such
+a kind may define `derived_overrides(run, step) -> {key: value}` for a run or cluster step: overrides that
+follow from the trace or an earlier step (for example the size of a sample from the run that it is paired
+with).
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ from .run import (
 )
 from .run.one_trace import OneTrace
 
-# What matters most comes first: a page that grows too large leaves out the last ones.
+# The most important come first: a page that grows too large leaves out the last ones.
 OVERVIEW = (
     error_vs_bytes,
     predicted_loss,
@@ -47,7 +48,7 @@ OVERVIEW = (
     loss_by_head,
     needle_recall,
 )
-# What `figure.kind` may name, by the room that its module stands in.
+# Values of `figure.kind`, by the folder of their module.
 ROOMS = {
     "run": ("budget_claims", "error_table", "leaderboard", "method_dots", "overview", "row_formats"),
     "budgets": ("inverse_epsilon",),
@@ -65,11 +66,11 @@ ROOMS = {
     "balancekv": ("halving_error", "merge_tree", "walk_theorems"),
 }
 KINDS = {kind: f".{room}.{kind}" for room, named in ROOMS.items() for kind in named}
-KINDS["error_vs_budget"] = KINDS["budget_claims"]  # whose claims a configuration need not write down
+KINDS["error_vs_budget"] = KINDS["budget_claims"]  # a configuration need not write claims down
 
 
 def kinds():
-    """Names that `figure.kind` may take, sorted."""
+    """Possible values of `figure.kind`, sorted."""
     return sorted(KINDS)
 
 
@@ -81,8 +82,8 @@ def module_of(kind):
 def pictures_of(frame, plots=OVERVIEW, told=None, summary=None, losses=None):
     """The Pictures of `plots` that `load`'s table allows, trace by trace and in their order.
 
-    `told(number, total, name)` is called before each kind of figure of each trace, number from 1. `summary`:
-    that of the table (stats.summary), `losses`: what it predicts (loss.predicted), where they are known.
+    `told(number, total, name)` is a callback before each kind of figure of each trace, number from 1.
+    `summary` (stats.summary) and `losses` (loss.predicted): the table's, if already known.
     """
     summary = summarise(frame) if summary is None else summary
     styles, traces = styles_of(summary), list(by_trace(frame))

@@ -1,1 +1,1 @@
-"""Whether an offline error predicts what the model itself loses."""
+"""Whether an offline error predicts the model's own loss."""

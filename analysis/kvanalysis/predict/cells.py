@@ -18,8 +18,8 @@ NEEDS = {
 
 
 def correlation_cells(table):
-    """(header, rows) of rows of `correlations` of one target and scope: a row a measure and weighting, in the
-    order of the table; a cell is (text, sort key)."""
+    """(header, rows) from rows of `correlations` of one target and scope: a row per measure and weighting, in
+    the order of the table; a cell is (text, sort key)."""
     prompts = [prompt for prompt in dict.fromkeys(table["prompt"]) if prompt != MEAN]
     prompts = prompts if len(prompts) <= MOST_TEXTS else []
     header = ["measure", "over layers", "needs", "Spearman", "95 % interval", "Kendall", *prompts, "gain",
@@ -46,8 +46,8 @@ def _cells(row, prompts, texts):
 
 
 def scope_cells(table, choices):
-    """(header, rows): a row a scope, the Spearman of each Choice with its interval, and the gain of the first
-    over the main measure."""
+    """(header, rows): a row per scope, the Spearman of each Choice with its interval, and the gain of the
+    first over the main measure."""
     whole = table[table["prompt"] == MEAN].set_index(["scope", "measure", "weighting"])
     header = ["scope", "instances", "methods", *(f"{each.words}" for each in choices), "gain"]
     return header, [_scope(scope, whole, choices) for scope in dict.fromkeys(table["scope"])]
@@ -73,7 +73,7 @@ def _with_interval(row, name, sign):
 
 
 def target_cells(table, names):
-    """(header, rows): measures at one weighting against every target; `names`: {target: words}."""
+    """(header, rows): measures at one weighting against every target; `names`: {target: its words}."""
     whole = table[table["prompt"] == MEAN].set_index(["target", "measure", "weighting"])
     header = ["measure", "over layers", *names.values()]
     pairs = dict.fromkeys(zip(table["measure"], table["weighting"], strict=True))
@@ -87,7 +87,7 @@ def target_cells(table, names):
 
 
 def measure_terms(names):
-    """[(name, words)] of measures, for a list of what names mean."""
+    """[(name, words)] of measures, for a list that explains names."""
     return [(name, BY_NAME[name].words) for name in names]
 
 
@@ -114,20 +114,20 @@ SHOWN = ("group", "label", "oracle", "budget", "tokens", "n_prompts", "n_answers
 
 
 def group_words(group):
-    """What the cells of a group are, and how the full model does."""
+    """What the cells of a group mean, and how well the full model does."""
     first = group.table.iloc[0]
-    full = f"the full model writes {first['exact_full'] * group.n_prompts:.0f} of them exactly"
+    full = f"the full model answers {first['exact_full'] * group.n_prompts:.0f} of them exactly"
     what = f"{group.name}: {count(group.n_prompts, 'prompt')} with an answer; {full}"
     if group.by_exact:
-        return f"{what}. Below: exact answers, of all."
+        return f"{what}. Below: the share of exact answers."
     return (
-        f"{what}, no more than {ENOUGH:.0%}, so that exact answers tell little. Below: the answer’s median"
-        f" rank, its worst token counting; with the full model it is {whole(first['rank_full'])}."
+        f"{what}, no more than {ENOUGH:.0%}, so exact answers say little. Below: the median rank of the"
+        f" answer’s worst token; with the full model it is {whole(first['rank_full'])}."
     )
 
 
 def group_cells(group):
-    """(header, rows): a row a method, best first, a column a budget; a cell is (text, sort key)."""
+    """(header, rows): a row per method, best first, a column per budget; a cell is (text, sort key)."""
     table = group.table
     shown = {key: _cell(group, row) for key, row in zip(_keys(table), table.itertuples(), strict=True)}
     score = table["exact"] if group.by_exact else -table["rank"]

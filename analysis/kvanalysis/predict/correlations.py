@@ -1,4 +1,4 @@
-"""Which measure orders instances as the loss of the model does, and over which of them."""
+"""Which measure ranks instances like the model's loss, and over which instances."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from ..stats.ranks import drawn_spearmans, kendalls, method_draws, percentile_in
 from .instances import LOSS, SAMPLED, TARGETS
 from .measures import BY_NAME, COMPRESSED, EVERY_LAYER, MAIN, TOGETHER, WEIGHTINGS, weighted
 
-FEWEST = 5  # instances below which no rank correlation is given
-MEAN = ""  # stands where a prompt's name would: the mean over texts
+FEWEST = 5  # with fewer instances no rank correlation is computed
+MEAN = ""  # stands in place of a prompt's name: the mean over texts
 COLUMNS = [
     *("target", "scope", "measure", "weighting", "needs", "prompt", "spearman", "spearman_low"),
     *("spearman_high", "kendall", "gain", "gain_low", "gain_high", "first_share"),
@@ -21,9 +21,9 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Correlations:
-    """Of `measures` [(measure, weighting)] with the `losses` of a scope, on `prompts`. `rho`, `tau` [prompts,
-    measures, losses]; `drawn` [prompts, measures, losses, resamples] of rho, or None; `used` [prompts,
-    measures]: instances with a value. NaN where a text has too few of them."""
+    """Correlations of `measures` [(measure, weighting)] with the `losses` of a scope, on `prompts`. `rho`,
+    `tau` [prompts, measures, losses]; `drawn` [prompts, measures, losses, resamples] of rho, or None; `used`
+    [prompts, measures]: number of instances with a value. NaN if a text has too few of them."""
 
     measures: list
     losses: tuple
@@ -34,26 +34,26 @@ class Correlations:
     used: np.ndarray
 
     def place(self, measure, weighting):
-        """Where a measure stands in `measures`; None if it does not."""
+        """The index of a measure in `measures`; None if it is not there."""
         pair = (measure, weighting)
         return self.measures.index(pair) if pair in self.measures else None
 
 
 def correlations(instances, sinks=None):
-    """DataFrame of COLUMNS of the Instances of one trace: every scope for the loss, the widest for the other
-    targets and for parts of the rows too; within each the best first.
+    """DataFrame of COLUMNS for the Instances of one trace: every scope for the loss; the widest scope also
+    for the other targets and for parts of the rows; within each the best first.
 
     A row with an empty prompt is the mean over the texts: correlations are averaged, never pooled. `spearman`
-    has a 95 % percentile interval over resampled methods (`method_draws`). `gain` is the difference to the
-    main measure's mean over layers on the same instances, paired by resample; `first_share` the share of
-    resamples in which a measure comes first.
+    has a 95 % percentile interval over resampled methods (`method_draws`). `gain` is the difference from the
+    main measure's mean over layers on the same instances, paired by resample; `first_share` is the share of
+    resamples in which a measure ranks first.
     """
     tables = [table for scope in scopes(instances, sinks) for table in scope_tables(instances, scope)]
     return pd.concat(tables, ignore_index=True)[COLUMNS]
 
 
 def scope_tables(instances, scope):
-    """[the rows of `correlations` for each of the losses of one scope]."""
+    """[the rows of `correlations` for each loss of one scope]."""
     ranks = scope_correlations(instances, scope)
     methods = instances.table["method"][scope.rows].nunique()
     for number, (name, target, _) in enumerate(scope.losses):
@@ -82,7 +82,7 @@ def scope_correlations(instances, scope, resampled=True, measures=None):
 
 
 def _values(instances):
-    """{(measure, weighting): [instances]} of all there are."""
+    """{(measure, weighting): [instances]} for all that exist."""
     over_layers = {
         (name, weighting): weighted(layers, weighting)
         for name, layers in instances.measures.items()
@@ -118,11 +118,11 @@ def _of_text(xs, ys, strata, draws):
                 drawn[where] = drawn_spearmans(*pair, draws.of(own))
             used[same] += pattern.sum()
         found.append((rho, tau, drawn))
-    return *(known_mean(each) for each in zip(*found, strict=True)), used
+    return *(mean_without_nan(each) for each in zip(*found, strict=True)), used
 
 
-def known_mean(values):
-    """Mean over the first axis of what is known; a stratum or text with too few instances is left out."""
+def mean_without_nan(values):
+    """Mean over the first axis, without NaN: a stratum or text with too few instances is left out."""
     values = np.asarray(values)
     known = np.isfinite(values)
     with np.errstate(invalid="ignore"):
@@ -133,7 +133,7 @@ _OF_A_ROW = [name for name in COLUMNS if name not in ("target", "scope", "n_meth
 
 
 def _rows(ranks, number):
-    """The rows for one of the losses; `order` is the mean over texts, of all rows of a measure."""
+    """The rows for one of the losses; their `order` is the mean over texts, for all rows of a measure."""
     rho, tau = (_with_mean(values[..., number]) for values in (ranks.rho, ranks.tau))
     drawn = None if ranks.drawn is None else _with_mean(ranks.drawn[:, :, number])
     low, high = _intervals(drawn, rho.shape)
@@ -151,7 +151,7 @@ def _rows(ranks, number):
 
 def _with_mean(values):
     """[1 + prompts, ...]: the mean over texts first."""
-    return np.concatenate([known_mean(values)[None], values])
+    return np.concatenate([mean_without_nan(values)[None], values])
 
 
 def _intervals(drawn, shape):
@@ -159,7 +159,7 @@ def _intervals(drawn, shape):
 
 
 def _gains(ranks, values):
-    """Differences to the main measure; NaN where that has other instances."""
+    """Differences from the main measure; NaN if that has other instances."""
     if values is None:
         return None
     main = ranks.place(MAIN, EVERY_LAYER)
@@ -171,19 +171,20 @@ def _gains(ranks, values):
     return found
 
 
-def may_be_best(ranks):
-    """[measures] predictions with a value for every instance: not what the compressed run itself tells."""
+def eligible_measures(ranks):
+    """[measures] whether a measure is a prediction with a value for every instance, so not one of the
+    compressed run."""
     offline = [BY_NAME[measure].needs != COMPRESSED for measure, _ in ranks.measures]
     most = ranks.used.sum(axis=0)
     return np.array(offline) & (most == most.max())
 
 
 def _first_shares(ranks, drawn):
-    """[measures] how often each comes first; NaN for those that cannot."""
-    rivals = np.flatnonzero(may_be_best(ranks))
+    """[measures] how often each ranks first; NaN for measures that cannot."""
+    rivals = np.flatnonzero(eligible_measures(ranks))
     shares = np.full(len(ranks.measures), np.nan)
     if drawn is not None:
-        # A measure that is constant in a resample does not come first there.
+        # A measure that is constant in a resample does not rank first there.
         of_rivals = np.nan_to_num(drawn[0, rivals], nan=-np.inf)
         of_rivals = of_rivals[:, np.isfinite(of_rivals).any(axis=0)]
         if of_rivals.size:
@@ -204,8 +205,9 @@ FAMILY_WORDS = {
 
 @dataclass(frozen=True)
 class Scope:
-    """`rows` [instances] bool; `strata`: columns within whose values ranks are compared before a text's are
-    averaged; `losses`: [(name, target, part)], part the rows of the text that are meant, None for all."""
+    """`rows` [instances] bool; `strata`: columns; ranks are compared within their values and averaged over
+    them for each text; `losses`: [(name, target, part)], part the rows of the text that count, None for
+    all."""
 
     name: str
     rows: np.ndarray
@@ -214,10 +216,10 @@ class Scope:
 
 
 def scopes(instances, sinks=None):
-    """[Scope] of the Instances of one trace: all, equal budgets, families, single budgets, with oracles.
+    """[Scope] for the Instances of one trace: all, equal budgets, families, single budgets, with oracles.
 
-    Oracles see the future, so what holds for them need not hold for a method: they are in WITH_ORACLES alone.
-    `sinks`: {label: whether it holds its prompts' first token}, None where the run did not save it.
+    Oracles see the future, so their results need not hold for methods: they are only in WITH_ORACLES.
+    `sinks`: {label: whether it keeps its prompts' first token}, None if the run did not save kept tokens.
     """
     table = instances.table
     real = (~table["oracle"]).to_numpy()

@@ -1,4 +1,4 @@
-"""Where a measure misleads: pairs in the wrong order, other texts, far rows, choices of a method's own."""
+"""Where a measure misleads: pairs in the wrong order, other texts, far rows, and methods' own choices."""
 
 from itertools import permutations
 
@@ -12,9 +12,9 @@ from ..stats.fits import isotonic
 from .correlations import rows_name
 from .instances import LOSS
 
-MARGIN = 1.5  # ratio of the errors
-LEAST_NATS = 0.02  # difference of the losses a token
-NOISES = 2  # standard errors of that difference
+MARGIN = 1.5  # smallest ratio of the errors
+LEAST_NATS = 0.02  # smallest difference of the losses per token
+NOISES = 2  # smallest difference in standard errors
 COLUMNS = ["prompt", "budget_tokens", "less_error", "less_loss", "error_of_less_error", "error_of_less_loss",
            "error_ratio", "loss_of_less_error", "loss_of_less_loss", "loss_difference", "standard_error",
            "residual_of_less_error", "residual_of_less_loss"]  # fmt: skip
@@ -22,9 +22,9 @@ COLUMNS = ["prompt", "budget_tokens", "less_error", "less_loss", "error_of_less_
 
 def exceptions(instances, values):
     """DataFrame of COLUMNS, the largest difference first: pairs at one budget of a text where `less_error`
-    has at most 1/MARGIN of the other's value and loses more, by LEAST_NATS and by NOISES standard errors.
+    has at most 1/MARGIN of the other's value but a higher loss, by LEAST_NATS and by NOISES standard errors.
 
-    A residual is the loss less the monotone fit of a text's losses to `values`. Losses in nats a token.
+    A residual is the loss minus the monotone fit of a text's losses to `values`. Losses in nats a token.
     """
     pairs = wide_pairs(instances, values)
     pairs = pairs[pairs["loss_difference"] > _noise(pairs)]
@@ -44,8 +44,8 @@ def wide_pairs(instances, values):
     return pd.DataFrame(pairs, columns=COLUMNS)
 
 
-def ordered_at_all(pairs):
-    """How many of `wide_pairs` the loss orders at all: by more than noise, one way or the other."""
+def count_significant_pairs(pairs):
+    """The number of `wide_pairs` whose losses differ by more than noise, in either direction."""
     return int((pairs["loss_difference"].abs() > _noise(pairs)).sum())
 
 
@@ -54,7 +54,7 @@ def _noise(pairs):
 
 
 def residuals(instances, values):
-    """[instances] loss less the monotone fit within the text; NaN for oracles and where there is no value."""
+    """[instances] loss minus the monotone fit within the text; NaN for oracles and without a value."""
     known = (np.isfinite(values) & ~instances.table["oracle"]).to_numpy()
     left = np.full(len(values), np.nan)
     losses = instances.table[LOSS].to_numpy(dtype=float)
@@ -65,8 +65,9 @@ def residuals(instances, values):
 
 
 def standard_error(kl, n_rows):
-    """Of a mean loss increase [nats/token]: the log ratio of two distributions near each other has variance
-    2 KL from token to token, to second order, so that of a mean over n rows is 2 KL / n."""
+    """Standard error of a mean loss increase [nats/token]: the log ratio of two nearly equal distributions
+    has a variance of 2 KL from token to token, to second order; the variance of a mean over n rows is 2 KL /
+    n."""
     return np.sqrt(2 * np.maximum(kl, 0) / n_rows)
 
 
@@ -84,9 +85,9 @@ def _pair(one, other):
     }  # fmt: skip
 
 
-def standing_out(pairs):
-    """DataFrame [label, side, pairs, texts, budgets, against]: in how many pairs a label loses "more" or
-    "less" (`side`) than the measure says, most pairs first."""
+def exceptional_labels(pairs):
+    """DataFrame [label, side, pairs, texts, budgets, against]: the number of pairs in which a label loses
+    "more" or "less" (`side`) than the measure predicts, most pairs first."""
     rows = []
     for side, own, other in (("more", "less_error", "less_loss"), ("less", "less_loss", "less_error")):
         for label, group in pairs.groupby(own):
@@ -98,8 +99,8 @@ def standing_out(pairs):
 
 
 def spread_over_texts(instances, values):
-    """(median ratio of largest to smallest loss, the same of `values`, instances) over instances that every
-    text has and whose losses are above noise; NaN, NaN, 0 below two texts."""
+    """(median ratio of largest to smallest loss, median ratio for `values`, number of instances) over
+    instances that every text has and whose losses are above noise; NaN, NaN, 0 below two texts."""
     table = instances.table.assign(value=values)
     groups = table.groupby(["label", "budget_tokens"], dropna=False)
     ends = groups.agg(low=(LOSS, "min"), high=(LOSS, "max"), least=("value", "min"), most=("value", "max"),
@@ -116,7 +117,8 @@ def spread_over_texts(instances, values):
 
 def by_distance(instances):
     """(budget, DataFrame [label, family, a column for each range of rows, all rows]): mean loss increase over
-    texts in nats a token at the middle budget, largest of all rows first. None without ranges or budgets."""
+    texts in nats a token at the middle budget, the largest over all rows first. None without ranges or
+    budgets."""
     budgets = budgets_of(instances.table)
     if not instances.parts or not budgets:
         return None
@@ -132,7 +134,7 @@ def by_distance(instances):
 
 def growth(instances):
     """DataFrame [family, first, last]: mean loss increase over a family's instances in the first and in the
-    last range of rows, over all budgets and texts; oracles left out."""
+    last range of rows, over all budgets and texts, without oracles."""
     if not instances.parts:
         return pd.DataFrame()
     real = ~instances.table["oracle"]
@@ -147,8 +149,9 @@ PLACE = ["prompt", "label", "budget_tokens", "layers"]
 
 def by_selection(losses):
     """DataFrame [label, budget_tokens, layers, recorded, own, difference, smallest, largest, n_texts,
-    standard_error] of what was confirmed with both selections, seeds and then texts averaged; nats a token.
-    `smallest` and `largest` are the differences' ends over texts, the standard error is that by draws."""
+    standard_error] of instances confirmed with both selections, averaged over seeds and then texts; nats a
+    token. `smallest` and `largest` are the range of the difference over texts; the standard error is over
+    draws."""
     rows = whole_rows(losses)
     groups = rows.assign(variance=draw_variance(rows)).groupby([*PLACE, "selection"], dropna=False)
     means = groups[LOSS].mean().unstack("selection")
@@ -167,7 +170,7 @@ def by_selection(losses):
 
 
 def hidden(table):
-    """(mean difference, instances that change by less than SAME nats, the row that changes most) of
+    """(mean difference, number of instances that change by less than SAME nats, the row that changes most) of
     `by_selection`."""
     size = table["difference"].abs()
     return float(table["difference"].mean()), int((size < SAME).sum()), table.loc[size.idxmax()]

@@ -1,4 +1,4 @@
-"""Instances that the model itself ran: what each lost, and every measure of every layer beside it."""
+"""Instances that the model itself ran: the loss of each, with every measure of every layer."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,24 +13,24 @@ from ..stats.families import families
 from ..stats.intervals import used_rows
 from .measures import COMPRESSED, MEASURES, MODEL, PREDICTED, RUN
 
-SAMPLED = "sampled"  # weights, or a seed: samples and walks
+SAMPLED = "sampled"  # methods with weights or a seed: samples and walks
 TEXT, RANGE = ["trace_id", "prompt"], ["distance_from", "distance_to"]
 POINT = [*TEXT, "label", "budget_tokens"]  # an instance, seeds averaged
 LOSS = "loss_increase"
 TARGETS = {LOSS: "loss increase [nats/token]", "kl_mean": "KL [nats/token]", "top1_lost": "1 − top-1"}
-SAME = 6  # digits of loss and KL to which two methods that kept the same agree
+SAME = 6  # digits to which loss and KL agree for two methods that kept the same tokens
 
 
 @dataclass(frozen=True)
 class Instances:
-    """`table`: a row per POINT with method, family, oracle, n_seeds, n_rows, loss_full, loss, the TARGETS and
-    `draw_error`, the standard error of the loss increase by its draws, 0 for a single one, and `once`, coded
-    rows that were drawn once, over all rows; `parts`: {(from, to): TARGETS of these rows, in the table's
-    order}; `measures`: {name: [instances, layers]}, NaN where there is no value; `together`: {name:
-    [instances]} of measures that are one number for all layers, likewise; `layers`: those that were
-    compressed; `selection`; `elsewhere`: instances of other selections or layers; `same`: [(label, budget,
-    the label that stands for it, having lost the same)]; `deviation`: largest |main measure by the engine -
-    by the model's pass|."""
+    """`table`: a row per POINT with method, family, oracle, n_seeds, n_rows, loss_full, loss, the TARGETS,
+    `draw_error`, the standard error of the loss increase over draws (0 for a single draw), and `once`,
+    whether quantised rows were drawn once; all over all rows. `parts`: {(from, to): TARGETS over these rows,
+    in the table's order}; `measures`: {name: [instances, layers]}, NaN without a value; `together`: {name:
+    [instances]}, likewise, for measures that are one number for all layers; `layers`: the compressed layers;
+    `selection`; `elsewhere`: number of instances with other selections or layers; `same`: [(label, budget,
+    the label that represents it because their losses are equal)]; `deviation`: largest difference between the
+    main measure of the engine and that of the model's pass."""
 
     table: pd.DataFrame
     parts: dict
@@ -43,7 +43,7 @@ class Instances:
     deviation: float
 
     def only(self, mask):
-        """The instances that `mask` marks."""
+        """The instances marked by `mask`."""
         mask = np.asarray(mask, dtype=bool)
         kept = {name: values[mask] for name, values in self.measures.items()}
         together = {name: values[mask] for name, values in self.together.items()}
@@ -58,8 +58,8 @@ class Instances:
 
 
 def settings(losses):
-    """[(selection, layers, finished instances)]: the one to speak of first. Recorded sets come first, as the
-    offline numbers are theirs; then the most layers, then the most instances."""
+    """[(selection, layers, finished instances)], the main one first: recorded selections come first, because
+    the offline numbers belong to them; then the most layers, then the most instances."""
     whole = whole_rows(losses)
     counts = whole.groupby(["selection", "layers"]).size()
     order = sorted(
@@ -69,7 +69,7 @@ def settings(losses):
 
 
 def instances_of(frame, confirmation, predicted=None):
-    """The Instances of `load`'s table, its `Confirmed` and, where known, its `loss.predicted.Losses`; None if
+    """The Instances from `load`'s table, its `Confirmed` and, if known, its `loss.predicted.Losses`; None if
     no instance is finished."""
     found = settings(confirmation.losses)
     if not found:
@@ -91,7 +91,7 @@ def instances_of(frame, confirmation, predicted=None):
 
 
 def _together(predicted, table, layers):
-    """{measure: [instances]}: what is predicted of whole instances of the layers that were compressed."""
+    """{measure: [instances]}: predictions for whole instances of the compressed layers."""
     if predicted is None or predicted.why:
         return {}
     own = predicted.table[predicted.table["layers"] == len(layers)]
@@ -101,8 +101,8 @@ def _together(predicted, table, layers):
 
 
 def trace_instances(rows, predicted=None):
-    """The Instances beside the rows of one trace of `load`'s table and, where known, its Losses; None where
-    kvconfirm has finished none."""
+    """The Instances for the rows of one trace in `load`'s table and, if known, its Losses; None if the closed
+    loop has finished none."""
     confirmation = confirmed(rows, whole=False)
     return instances_of(rows, confirmation, predicted) if confirmation else None
 
@@ -132,7 +132,7 @@ def _losses(losses, labels):
 
 
 def _families(frame):
-    """{label: its family}; SAMPLED where a cell has weights or a seed, else that of contenders.families."""
+    """{label: its family}; SAMPLED if a cell has weights or a seed, else the family of stats.families."""
     used = used_rows(frame)
     found = families(used).groupby("label")["family"].first().to_dict()
     random = used["seed"].notna()
@@ -142,7 +142,7 @@ def _families(frame):
 
 
 def _measures(frame, confirmation, losses, table, layers):
-    """{measure: [instances, layers]}: means over the heads of a layer and the seeds that were confirmed."""
+    """{measure: [instances, layers]}: means over the heads of a layer and the confirmed seeds."""
     cells = used_rows(frame).merge(losses[INSTANCE].drop_duplicates(), on=INSTANCE)
     rows = confirmation.layers[confirmation.layers["key"].isin(losses["key"])]
     sources = {RUN: _by_layer(cells), MODEL: _by_layer(rows)}
@@ -157,7 +157,8 @@ def _measures(frame, confirmation, losses, table, layers):
 
 
 def _by_layer(rows):
-    """Means by POINT and layer; NaN if one is missing: the mean over other heads would be another measure."""
+    """Means by POINT and layer; NaN if one is missing, because a mean over fewer heads would be another
+    measure."""
     columns = [measure.column for measure in MEASURES if measure.column in rows.select_dtypes("float")]
     if not columns:
         return pd.DataFrame()
@@ -166,7 +167,7 @@ def _by_layer(rows):
 
 
 def _deviation(frame, confirmation, losses):
-    """How far the error that the engine measured and the one that the model's own pass finds are apart."""
+    """The largest difference between the error that the engine measured and that of the model's own pass."""
     if "rel_err_out_mean" not in confirmation.layers:
         return np.nan
     keys = [*INSTANCE, "layer"]
@@ -178,8 +179,9 @@ def _deviation(frame, confirmation, losses):
 
 
 def _once(found):
-    """A method that by its own rule did what another did (PyramidKV with equal layers is SnapKV) adds no
-    evidence: of instances with one budget and the same losses the first in the run's order stays."""
+    """Drops duplicates: a method that by its rule did the same as another (PyramidKV with equal layers is
+    SnapKV) adds no evidence. Among instances with one budget and equal losses, the first in the run's order
+    is kept."""
     table = found.table
     losses = [table[name].round(SAME) for name in ("loss", "kl_mean")]
     alike = table.groupby(
@@ -191,13 +193,15 @@ def _once(found):
     return replace(found.only(~again), same=same)
 
 
-MOST_HEADS = 0.5  # of the heads at the smallest budget: a blind sample holds the token as often as any other
+MOST_HEADS = (
+    0.5  # share of heads at the smallest budget: a blind sample holds the token as often as any other token
+)
 
 
 def sink_holders(frame):
-    """{label: whether it holds its prompts' first token in more than MOST_HEADS of its heads at its smallest
-    budget}; None where the run saved no kept sets (`output.save: [kept]`). A protected sink and one that a
-    score finds are the same to the loss."""
+    """{label: whether it keeps its prompts' first token in more than MOST_HEADS of its heads at its smallest
+    budget}; None if the run saved no kept sets (`output.save: [kept]`). For the loss it does not matter
+    whether a rule protects the sink or a score finds it."""
     folders = frame.attrs.get("folders", ())
     rows = frame[frame["status"] == "ok"]
     smallest = rows.groupby("label")["budget_tokens"].transform("min")

@@ -1,4 +1,4 @@
-"""Measures that may predict what a model loses, and how numbers of layers become one for the model."""
+"""Measures that may predict a model's loss, and how their values over layers become one number."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ RUN, GRADIENT, MODEL, COMPRESSED = "the run", "the gradient", "the model", "the 
 
 @dataclass(frozen=True)
 class Measure:
-    """`column` of results.csv or confirm_layers.csv; `from_one`: the measure is one minus it. `needs`: RUN
+    """`column`: of results.csv or confirm_layers.csv; `from_one`: the measure is one minus it. `needs`: RUN
     (traces alone), GRADIENT (traces with one), MODEL (its output projection and residual stream), COMPRESSED
-    (no prediction: it was measured in the run that it would predict). `unit` of its values."""
+    (no prediction: measured in the run that it would predict). `unit`: unit of its values."""
 
     name: str
     words: str
@@ -39,7 +39,7 @@ MEASURES = (
     Measure("log_partition_err_mean", "partition error, logarithm", "log_partition_err_mean"),
     Measure("rel_err_quarter_1", "error of the first quarter of rows", "rel_err_quarter_1"),
     Measure("rel_err_quarter_4", "error of the last quarter of rows", "rel_err_quarter_4"),
-    Measure("rel_err_set_mean", "error of the set alone", "rel_err_set_mean"),
+    Measure("rel_err_set_mean", "error of the kept set alone", "rel_err_set_mean"),
     Measure("rel_err_prefix_mean", "error on the prompt’s tokens alone", "rel_err_prefix_mean"),
     Measure("kl_head_mean", "nats of single heads", "kl_head_mean", GRADIENT, unit="nats/token"),
     Measure("rel_err_proj_mean", "error behind W_O over ‖W_O o‖", "rel_err_proj_mean", MODEL),
@@ -47,7 +47,7 @@ MEASURES = (
     Measure("rel_err_resid_late", "error over the residual stream, late rows", "rel_err_resid_late", MODEL),
     Measure("drift_mean", "drift of the residual stream", "drift_mean", COMPRESSED),
 )
-# What is one number for all layers: a column of `loss.predicted`.
+# A measure with one number for all layers: a column of `loss.predicted`.
 PREDICTED = Measure("predicted_kl", "predicted KL", "kl", GRADIENT, unit="nats/token")
 BY_NAME = {measure.name: measure for measure in (*MEASURES, PREDICTED)}
 
@@ -55,13 +55,13 @@ BY_NAME = {measure.name: measure for measure in (*MEASURES, PREDICTED)}
 THIRDS = ("first third", "middle third", "last third")
 EVERY_LAYER, LARGEST = "mean", "largest"
 TOGETHER = "together"  # all layers in one number
-# The sum over layers orders instances as the mean does, so it is not among them.
+# The sum over layers ranks instances like the mean, so it is left out.
 WEIGHTINGS = (EVERY_LAYER, *THIRDS, "geometric mean", "root mean square", LARGEST)
 
 
 def weighted(values, weighting):
-    """[instances] of `values` [instances, layers], layers ascending; NaN where a layer has no value, or for a
-    third of less than three layers."""
+    """[instances] from `values` [instances, layers], layers ascending; NaN if a layer has no value, or for a
+    third of fewer than three layers."""
     values = np.asarray(values, dtype=float)
     if weighting in THIRDS:
         part = np.array_split(np.arange(values.shape[1]), 3)[THIRDS.index(weighting)]
@@ -70,7 +70,7 @@ def weighted(values, weighting):
 
 
 def _geometric(values):
-    """Zero if a layer has no error at all."""
+    """The geometric mean; zero if a layer has no error at all."""
     with np.errstate(divide="ignore"):
         return np.exp(np.log(np.clip(values, 0, None)).mean(axis=1))
 

@@ -1,4 +1,4 @@
-"""Whether the model still writes the answers that its prompts ask for: exact matches and ranks."""
+"""Whether the model still gives the answers that its prompts ask for: exact matches and ranks."""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,7 +10,8 @@ from ..data.confirmed import whole_rows
 from ..stats.format import ABSENT
 from .instances import settings
 
-# Below it the full model fails too often for matches to tell methods apart; the answer's rank still does.
+# Below this share the full model fails too often for matches to separate methods; the answer's rank still
+# does.
 ENOUGH = 0.5
 Z = 1.96  # 95 %
 WAY = ["label", "oracle", "place"]
@@ -18,8 +19,8 @@ WAY = ["label", "oracle", "place"]
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts that are named alike but for the number at the end. `table`: a row per label and budget, see
-    `retrieval`; `by_exact`: the full model writes more than ENOUGH of the answers."""
+    """Prompts whose names differ only in the number at the end. `table`: a row per label and budget, see
+    `retrieval`; `by_exact`: the full model gives more than ENOUGH of the answers."""
 
     name: str
     table: pd.DataFrame
@@ -34,11 +35,11 @@ class Group:
 
     @property
     def budgets(self):
-        """The words of the budgets, smallest first."""
+        """The budgets in words, smallest first."""
         return list(dict.fromkeys(self.table.sort_values("place")["budget"]))
 
     def only(self, labels):
-        """The Group of some labels."""
+        """The Group with these labels only."""
         return replace(self, table=self.table[self.table["label"].isin(labels)].reset_index(drop=True))
 
     def _first(self, column):
@@ -46,8 +47,8 @@ class Group:
 
 
 def retrieval(losses):
-    """[Group] of the rows of confirm.csv of one trace that have an answer, recorded choices first as
-    everywhere; [] where none has.
+    """[Group] from the rows of confirm.csv of one trace that have an answer, recorded selections first as
+    everywhere; [] if no row has one.
 
     Columns: label, oracle, budget (words), tokens (mean over prompts), n_prompts, n_answers (prompts times
     seeds), exact and exact_full (shares), exact_low, exact_high (95 %, Wilson), rank and rank_full (medians
@@ -70,8 +71,8 @@ def _answered(losses):
 
 
 def _places(rows):
-    """Whose budget is the smallest of its prompt: 0, the next: 1; -1 without. A share of a prompt's tokens is
-    another number of tokens on each, and the same place."""
+    """The rank of a budget among its prompt's budgets: 0 for the smallest, then 1, ...; -1 without a budget.
+    A share of a prompt's tokens is a different number of tokens on each prompt, but has the same rank."""
     budgets = rows["budget_tokens"].astype(float)
     return budgets.groupby(rows["prompt"]).rank(method="dense").fillna(0).astype(int) - 1
 
@@ -101,13 +102,13 @@ def _point(key, rows):
 
 
 def wilson(share, n):
-    """95 % interval of a share of n trials (Wilson 1927), which does not end at 0 of 10."""
+    """95 % interval of a share of n trials (Wilson 1927), which does not shrink to a point at 0 of 10."""
     middle, half = share + Z**2 / (2 * n), Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
     return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))
 
 
 def _budgets(rows):
-    """{place: words}: "B = 64" where all prompts have the same budgets, else shares of the prompt."""
+    """{place: words}: "B = 64" if all prompts have equal budgets, else shares of the prompt."""
     rows = rows.assign(tokens=rows["budget_tokens"].astype(float), n=rows["n_prefill"].astype(float))
     by_place = rows.groupby("place")
     if (by_place["tokens"].nunique() <= 1).all():
@@ -123,5 +124,5 @@ def _budgets(rows):
 
 
 def _digits(name):
-    """lines-2 before lines-10."""
+    """Sort key that puts lines-2 before lines-10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,12 +1,12 @@
-"""What `kvanalysis confirm` writes: every correlation and every exception of a results folder."""
+"""The files of `kvreplay confirm OUT`: every correlation and every exception of a results folder."""
 
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from ..data.confirmed import CONFIRM, confirmed
-from ..data.whole_file import write_whole
-from ..errors import ResultsError, UserError
+from ..data.whole_file import write_atomic
+from ..errors import ConfigError, ResultsError
 from ..loss.predicted import losses_of
 from ..stats.intervals import by_trace
 from .best import shown_choices
@@ -19,7 +19,7 @@ from .retrieval import Group, retrieval
 
 @dataclass(frozen=True)
 class OfTrace:
-    """The Instances of one trace, {label: holds the first token}, None where the run does not say, and the
+    """The Instances of one trace; {label: keeps the first token}, None if the run does not say; and the
     Groups of prompts that have an answer."""
 
     trace: str
@@ -29,19 +29,23 @@ class OfTrace:
 
 
 def of_traces(frame, out):
-    """[OfTrace] of `load`'s table of the folder `out`, in order. Raises ResultsError where kvconfirm has left
-    nothing that could be confirmation."""
+    """[OfTrace] from `load`'s table of the folder `out`, in order. Raises ResultsError if the closed loop has
+    not finished an instance there."""
     if confirmed(frame) is None:
-        raise ResultsError(f"{out / CONFIRM}: no such file, or no row in it; `kvconfirm {out}` writes it")
+        raise ResultsError(
+            f"{out / CONFIRM}: no such file, or no row in it; `kvreplay confirm {out} --model M` writes it"
+        )
     traces = known_traces(frame, losses_of(frame))
     if not traces:
-        raise ResultsError(f"{out / CONFIRM}: holds no finished instance; run `kvconfirm {out}` again")
+        raise ResultsError(
+            f"{out / CONFIRM}: holds no finished instance; run `kvreplay confirm {out} --model M` again"
+        )
     return traces
 
 
 def known_traces(frame, losses=None):
-    """[OfTrace] of the traces of which kvconfirm has finished an instance; `losses`: what the table predicts,
-    where it is known."""
+    """[OfTrace] for traces with an instance that the closed loop has finished; `losses`: the table's
+    predicted losses, if known."""
     made = []
     for _, rows in by_trace(frame):
         confirmation = confirmed(rows, whole=False)
@@ -54,8 +58,8 @@ def known_traces(frame, losses=None):
 
 
 def chosen(traces, methods, without):
-    """The traces with the instances of `methods` alone, or `without` some: lists with commas, of methods or
-    of labels; None for all. Raises ResultsError for a name that no instance has."""
+    """The traces with only the instances of `methods`, or `without` some: comma-separated lists of methods or
+    labels; None for all. Raises ResultsError for a name that no instance has."""
     kept = []
     for each in traces:
         table = each.instances.table
@@ -74,36 +78,36 @@ def _named(table, names, option):
     known = {*table["method"], *table["label"]}
     strange = [name for name in wanted if name not in known]
     if strange:
-        raise UserError(f"{option} {strange[0]}: no such method; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{option} {strange[0]}: no such method; methods: {', '.join(sorted(known))}")
     return table["method"].isin(wanted) | table["label"].isin(wanted)
 
 
 def written(out, traces, table):
-    """Writes OUT/confirm_correlations.csv, OUT/confirm_exceptions.csv and, where prompts have answers,
+    """Writes OUT/confirm_correlations.csv, OUT/confirm_exceptions.csv and, if prompts have answers,
     OUT/confirm_retrieval.csv; returns their paths."""
     tables = {"confirm_correlations.csv": table, "confirm_exceptions.csv": exception_table(traces)}
     if any(each.retrieved for each in traces):
         tables["confirm_retrieval.csv"] = retrieval_table([(each.trace, each.retrieved) for each in traces])
     return [
-        write_whole(out / name, each.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+        write_atomic(out / name, each.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
         for name, each in tables.items()
     ]
 
 
 def correlation_table(traces):
-    """`correlations` of every trace. Raises UserError if there is none."""
+    """`correlations` for every trace. Raises ConfigError if there is none."""
     tables = [correlations(each.instances, each.sinks).assign(trace_id=each.trace) for each in traces]
     table = pd.concat(tables, ignore_index=True)
     if table.empty:
-        raise UserError(
-            f"no text has the {FEWEST} instances that a rank correlation needs, oracles left out; confirm"
-            " more methods or budgets, or choose fewer away"
+        raise ConfigError(
+            f"no text has the {FEWEST} instances that a rank correlation needs, without oracles; confirm"
+            " more methods or budgets, or exclude fewer"
         )
     return table
 
 
 def exception_table(traces):
-    """`exceptions` of the best measure and of the main one, for every trace."""
+    """`exceptions` for the best measure and the main one, for every trace."""
     tables = [
         exceptions(each.instances, choice.values).assign(
             trace_id=each.trace, measure=choice.measure, weighting=choice.weighting

@@ -1,4 +1,4 @@
-"""Sentences on what kvconfirm measured, and which texts are shown where there are too many for all."""
+"""Sentences on the closed loop's measurements, and a choice of texts if there are too many to show."""
 
 import numpy as np
 import pandas as pd
@@ -6,14 +6,15 @@ import pandas as pd
 from ..stats.intervals import LEVEL
 from ..stats.ranks import BOOTSTRAP_SEED, RESAMPLES, percentile_intervals
 from ..stats.words import count
-from .correlations import known_mean
+from .correlations import mean_without_nan
 
-MOST_TEXTS = 6  # with a panel or a column each
+MOST_TEXTS = 6  # more texts get no panel or column each
 
 
 def shown_texts(prompts, rho):
-    """Indices into `prompts`, ascending; of more than MOST_TEXTS some of them, evenly spaced from the one
-    with the lowest correlation `rho` [prompts] to that with the highest, so that no choice flatters."""
+    """Indices into `prompts`, ascending; of more than MOST_TEXTS a part, evenly spaced from the text with the
+    lowest correlation `rho` [prompts] to the text with the highest, so that the selection does not
+    flatter."""
     if len(prompts) <= MOST_TEXTS:
         return list(range(len(prompts)))
     known = np.flatnonzero(np.isfinite(rho))
@@ -23,19 +24,20 @@ def shown_texts(prompts, rho):
 
 
 def shown_words(shown, total):
-    """The sentence of a note; "" where all are shown."""
+    """The sentence of a note; "" if all are shown."""
     if len(shown) == total:
         return ""
-    return f"{len(shown)} of {total} texts, evenly from the worst predicted one to the best."
+    return f"{len(shown)} of {total} texts, evenly spaced from the worst predicted to the best."
 
 
 METHODS_NOTE = (
-    f"Intervals: {LEVEL:.0%} bootstrap over methods, all budgets, variants and texts of a method together"
+    f"Intervals: {LEVEL:.0%} bootstrap over methods (all budgets, variants and texts of a method together)"
     f" ({RESAMPLES} resamples, seed {BOOTSTRAP_SEED}); correlations are averaged over texts, never pooled."
 )
 CHOSEN = {
-    "recorded": "what each method kept in the replay",
-    "own": "what each method keeps when it chooses from the compressed model’s own keys and queries",
+    "recorded": "the tokens that each method kept in the replay",
+    "own": "the tokens that each method keeps when it chooses from the compressed model’s own keys and"
+    " queries",
 }
 
 
@@ -45,9 +47,9 @@ def confirmed_note(instances):
     trace, texts = str(table["trace_id"].iloc[0])[:12], len(instances.texts())
     counted = f"{count(len(table), 'instance')} of {count(table['method'].nunique(), 'method')}"
     return (
-        f"The model itself over the recorded tokens of trace {trace}, {layers_words(instances)} attending to"
-        f" nothing but {CHOSEN[instances.selection]}: {counted} on {count(texts, 'text')},"
-        f" {count(int(table['n_rows'].max()), 'token')} behind the prompt."
+        f"The model itself over the recorded tokens of trace {trace}, {layers_words(instances)} attending"
+        f" only to {CHOSEN[instances.selection]}: {counted} on {count(texts, 'text')},"
+        f" {count(int(table['n_rows'].max()), 'token')} after the prompt."
     )
 
 
@@ -60,25 +62,25 @@ def layers_words(instances):
 
 
 def draws_words(instances):
-    """How far the losses of coded rows can be told apart; "" where no rows are coded."""
+    """How precise the losses of quantised rows are; "" if no rows are quantised."""
     table = instances.table
     errors, once = table["draw_error"][table["draw_error"] > 0], int(table["once"].sum())
     parts = []
     if len(errors):
         parts.append(
-            f"{count(len(errors), 'instance')} with coded rows: means of several draws under other"
-            f" roundings, with a standard error of {errors.min():.3f} to {errors.max():.3f} nats."
+            f"{count(len(errors), 'instance')} with quantised rows: means over several draws of the"
+            f" rounding, with a standard error of {errors.min():.3f} to {errors.max():.3f} nats."
         )
     if once:
         parts.append(
-            f"{count(once, 'instance')} with coded rows: one draw each, whose noise is not known and not"
-            " counted (kvconfirm --draws 5)."
+            f"{count(once, 'instance')} with quantised rows: one draw each, whose noise is unknown and not"
+            " counted (use `kvreplay confirm --draws 5`)."
         )
     return " ".join(parts)
 
 
 def same_words(instances):
-    """Which instances count once because another did the same."""
+    """Instances that count once because another one had equal losses."""
     budgets = {}
     for label, budget, first in instances.same:
         budgets.setdefault((label, first), []).append("" if pd.isna(budget) else f"{budget}")
@@ -87,18 +89,18 @@ def same_words(instances):
 
 
 def correlation_text(ranks, place, number=0):
-    """ "0.95 [0.91, 0.98] (manual 0.95, story 0.94)" of one measure of `Correlations`."""
+    """ "0.95 [0.91, 0.98] (manual 0.95, story 0.94)" for one measure of `Correlations`."""
     rho = ranks.rho[:, place, number]
     texts = texts_words(ranks.prompts, rho)
-    mean = float(known_mean(rho))
+    mean = float(mean_without_nan(rho))
     if ranks.drawn is None:
         return f"{two(mean)} ({texts})"
-    low, high = percentile_intervals(known_mean(ranks.drawn[:, place, number]))
+    low, high = percentile_intervals(mean_without_nan(ranks.drawn[:, place, number]))
     return f"{with_interval(mean, low, high)} ({texts})"
 
 
 def texts_words(prompts, rho):
-    """Each text with its correlation, or how far they reach where there are many."""
+    """Each text with its correlation, or the range of correlations if there are many."""
     known = [(prompt, value) for prompt, value in zip(prompts, rho, strict=True) if np.isfinite(value)]
     if len(known) > MOST_TEXTS:
         values = [value for _, value in known]
@@ -107,7 +109,7 @@ def texts_words(prompts, rho):
 
 
 def two(value):
-    """A correlation: two digits, and no rounding to a perfect one."""
+    """A correlation with two digits, never rounded up to a perfect one."""
     text = f"{value:.2f}"
     return f"{value:.3f}" if text in ("1.00", "-1.00") and abs(value) < 1 else text
 

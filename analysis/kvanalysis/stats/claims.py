@@ -1,23 +1,24 @@
-"""Claims of the form "A loses less than B", written in a figure's configuration and judged over layers.
+"""Claims of the form "A has a lower error than B", written in a figure's configuration and judged over
+layers.
 
 options:
   claims:
-    - claim: heavy hitters and recent tokens lose less than heavy hitters alone
+    - claim: heavy hitters and recent tokens beat heavy hitters alone
       source: H2O Fig. 4
-      lower: {method: h2o}            # which rows: the method, and parameters it was resolved to
+      lower: {method: h2o}            # selects rows by the method and its resolved parameters
       higher: {method: h2o_heavy}
       times: 0.5                      # lower < times * higher; default 1
-      budgets: low                    # all (default), or low: the smaller half
-      gap: grows                      # instead: higher - lower is larger at the least budget than at most
-      every: layer                    # instead: it is lower in each layer of each text
+      budgets: low                    # all (default), or low: only the smaller half
+      gap: grows                      # instead: higher - lower falls from the smallest to the largest budget
+      every: layer                    # instead: lower must be lower in each layer of each text
     - claim: 8-bit rows are free
       lower: {method: exact, row_format: fp8_e4m3}
-      below: 0.01                     # in place of `higher`: a number
+      below: 0.01                     # instead of `higher`: a number
     - claim: the first layers must stay exact
-      untestable: why no error of a head decides it
-      shown: {method: exact}          # the rows whose errors stand in its place, by layer
+      untestable: why errors of heads cannot decide it
+      shown: {method: exact}          # rows whose errors are shown instead, by layer
 
-Methods that take no budget are judged over all of their rows at once.
+Methods that take no budget are judged over all their rows at once.
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Places:
 @dataclass(frozen=True)
 class Claim:
     """`lower` and `higher` select rows; the claim is error(lower) < times * error(higher), or < `below`. With
-    `untestable`, the reason, it is not judged; `shown` selects the rows whose errors stand beside it."""
+    `untestable`, the reason, it is not judged; `shown` selects the rows whose errors are shown with it."""
 
     claim: str
     source: str
@@ -79,7 +80,7 @@ class Claim:
 
 
 def claims_judged(run, frame, places=Places()):
-    """One Verdict for each of `figure.options.claims`; raises FigureError on a malformed one."""
+    """One Verdict for each of `figure.options.claims`; raises FigureError for a malformed claim."""
     return [judged(claim, frame, places) for claim in read_claims(run)]
 
 
@@ -99,7 +100,7 @@ def read_claims(run):
 
 
 def _keys(item):
-    """(the keys that a claim may have, those that it needs)."""
+    """(keys that a claim may have, keys that it needs)."""
     if "untestable" in item:
         return KEYS_UNTESTABLE, ("claim", "shown")
     return KEYS, ("claim", "lower", "below" if "below" in item else "higher")
@@ -108,8 +109,8 @@ def _keys(item):
 def select(frame, wanted):
     """The rows of a method (`method`) whose parameters have the wanted values.
 
-    A row format is written as for a method, defaults left out or not. Any other composed parameter is also
-    met by its name: `scorer: snapkv` means {"name": "snapkv", ...}.
+    A row format is written as for a method, with or without its defaults. Any other composed parameter also
+    matches by its name: `scorer: snapkv` means {"name": "snapkv", ...}.
     """
     rows = frame[frame["method"] == wanted["method"]]
     others = {name: value for name, value in wanted.items() if name != "method"}
@@ -127,7 +128,7 @@ def _fits(name, value, wanted):
 
 
 def judged(claim, frame, places=Places()):
-    """The Verdict on one claim; "not decided" where the rows that it needs are missing."""
+    """The Verdict on one claim; "not decided" if rows that it needs are missing."""
     if claim.untestable:
         numbers = f"error({named(claim.shown)}): {errors_by_layer(select(frame, claim.shown), MEASURE)}"
         return Verdict(claim.claim, claim.source, claim.untestable, UNTESTABLE, numbers)
@@ -152,7 +153,7 @@ def _judge_line(claim, rows):
     mean, low, high = mean_interval(units)
     how = LINE.format(what=f"error({named(claim.lower)})", line=claim.below)
     below = f"{(units < claim.below).sum()} of {len(units)} heads below {claim.below:g}"
-    numbers = f"{mean:.3g}, {_interval(low, high)}, {below}" if len(units) else "no results of it"
+    numbers = f"{mean:.3g}, {_interval(low, high)}, {below}" if len(units) else "no results"
     return Verdict(claim.claim, claim.source, how, judge([(low, high)], claim.below), numbers)
 
 
@@ -163,7 +164,7 @@ def _at(low, high, places, value):
 
 
 def _values(low, high, which, places):
-    """Values of the column at which both have results; [None] where neither has any value there."""
+    """Values of the column at which both have results; [None] if neither has a value there."""
     columns = [used_rows(rows)[places.column] for rows in (low, high)]
     if all(len(column) and column.isna().all() for column in columns):
         return [None]
@@ -191,7 +192,7 @@ def named(wanted):
 
 def _numbers(claim, found, places):
     if not found:
-        return f"none of the {places.plural} has results of both"
+        return f"none of the {places.plural} has results for both"
     return "; ".join(
         f"{_place(x, places)}{c.first:.3g} against {c.second / claim.times:.3g},"
         f" {_interval(c.low, c.high)}, {c.wins}/{c.ties}/{c.losses}"

@@ -1,4 +1,4 @@
-"""The long table of `kvreplay cluster` (docs/formats.md) in shapes that figures draw."""
+"""The long table of `kvreplay clusterability` (docs/formats.md) in the shapes that figures draw."""
 
 import numpy as np
 import pandas as pd
@@ -11,14 +11,14 @@ VIEWS = ("keys", "keys_unrotated", "values")
 
 
 def rows_of(table, measure):
-    """Rows of one measure that have a value, in the views that are drawn; `x` and `param` as numbers."""
+    """Rows of one measure that have a value, in the drawn views; `x` and `param` as numbers."""
     rows = table[(table["measure"] == measure) & table["view"].isin(VIEWS) & table["value"].notna()]
     numbers = {name: pd.to_numeric(rows[name], errors="coerce") for name in ("param", "x", "value")}
     return rows.assign(**numbers)
 
 
 def curve(table, measure, over=""):
-    """`rows_of` a measure, its value divided by the scalar `over` of the same head and view."""
+    """`rows_of` a measure, each value divided by the scalar `over` of its head and view."""
     rows = rows_of(table, measure)
     if not over:
         return rows
@@ -30,7 +30,8 @@ def curve(table, measure, over=""):
 
 def intervals(rows, by):
     """Mean over heads with its 95 % interval, and their number, per group."""
-    # Blocks are numbered once: to index each of hundreds of groups takes longer than all their means.
+    # Blocks are numbered once: indexing each of hundreds of groups takes longer than computing all their
+    # means.
     blocks = blocks_of(over_units(rows, "value").index)
     groups = rows.assign(block=blocks).groupby(by, sort=True)[["value", "block"]]
     found = [(*key, *mean_interval(own["value"].to_numpy(), own["block"]), len(own)) for key, own in groups]
@@ -38,7 +39,7 @@ def intervals(rows, by):
 
 
 def lower_heads(rows, first, second):
-    """(heads where `first` has the lower value, heads that have both views); one row per head and view."""
+    """(heads in which `first` has the lower value, heads that have both views); one row per head and view."""
     by_view = rows.set_index([*UNIT, "view"])["value"].unstack("view")
     if first not in by_view or second not in by_view:
         return 0, 0
@@ -47,7 +48,7 @@ def lower_heads(rows, first, second):
 
 
 def points_note(table):
-    """What stands below figures of keys and values as points."""
+    """The note below figures of keys and values as points."""
     return (
         f"{heads_words(table)}. Bands: 95 % over layers. Keys as stored carry their rotation;"
         " un-rotated ones are rotated back to position 0."
@@ -55,14 +56,14 @@ def points_note(table):
 
 
 def attention_note(table):
-    """What stands below figures of the exact attention."""
+    """The note below figures of the exact attention."""
     return f"Exact attention of {heads_words(table)}."
 
 
 def head_values(table, measures):
     """Scalars of each query head: columns prompt, layer, kv_head, measure, param (head of the group), value.
 
-    Raises ResultsError if the first of `measures` is missing; the others may be.
+    Raises ResultsError if the first of `measures` is missing; the others may be missing.
     """
     rows = table[table["measure"].isin(measures)].copy()
     if measures[0] not in set(rows["measure"]):

@@ -1,10 +1,10 @@
-"""Who competes with whom: methods at one budget are compared only where the budget means the same."""
+"""Families of methods: methods at one budget are compared only where the budget has one meaning."""
 
 import pandas as pd
 
 from .intervals import UNIT, unit_means, used_rows
 
-# What a budget of B tokens bounds. A number at the same B means another memory in each of them.
+# The meaning of a budget of B tokens. In each family, B stands for another amount of memory.
 STREAM, ONESHOT, READS = "stream", "oneshot", "reads"
 FAMILIES = {
     STREAM: "B tokens after every step",
@@ -13,35 +13,35 @@ FAMILIES = {
 }
 
 
-# What tells them apart for who compares by bytes.
+# Short names of the families, for comparisons by bytes.
 PHASES = {STREAM: "streaming", ONESHOT: "one-shot", READS: "stores everything"}
 
 
 def families(rows):
-    """`rows` (of `load`) with a budget and an error, oracles left out, with the column `family`."""
+    """`rows` (from `load`) with a budget and an error, without oracles, with the column `family`."""
     used = used_rows(rows)
     used = used[used["budget_tokens"].notna() & ~used["oracle"]]
     return used.assign(family=_family(used))
 
 
 def family_of(rows):
-    """{label: its family} of every label of `rows` (of `load`) with a result, oracles included."""
+    """{label: its family} for every label of `rows` (from `load`) with a result, oracles included."""
     used = used_rows(rows)
     return used.assign(family=_family(used)).groupby("label")["family"].first().to_dict()
 
 
 def _family(used):
     phase = used["params"].map(lambda params: params.get("phase", STREAM))
-    # Without a budget, a method that holds every token does so by its nature.
+    # A method without a budget that holds every token does so by design.
     below = (used["budget_tokens"] < used["n_prefill"]).fillna(True).astype(bool)
     stores_all = (used["peak_kept_tokens"] >= used["n_tokens"].astype(float)) & below
     family = phase.where(phase == ONESHOT, STREAM).astype(object)
-    # One label is in one family: a head on which a selection happens to keep everything changes nothing.
+    # A label has one family: a head on which a selection happens to keep everything does not change it.
     return family.mask(stores_all.groupby(used["label"]).transform("all"), READS)
 
 
 def present(rows, least=2):
-    """The families that hold at least `least` labels at some budget, in the order of FAMILIES."""
+    """The families with at least `least` labels at some budget, in the order of FAMILIES."""
     labels = rows.groupby(["family", "budget_tokens"])["label"].nunique()
     several = set(labels[labels >= least].index.get_level_values("family"))
     return [family for family in FAMILIES if family in several]
@@ -52,7 +52,7 @@ def budgets_of(rows):
 
 
 def middle_budget(rows):
-    """The middle one of the budgets at which most labels have a result; None without budgets."""
+    """The middle one of the budgets at which most labels have a result; None if there are no budgets."""
     labels = rows[rows["budget_tokens"].notna()].groupby("budget_tokens")["label"].nunique()
     fullest = sorted(int(budget) for budget in labels.index[labels == labels.max()])
     return fullest[(len(fullest) - 1) // 2] if fullest else None
@@ -63,7 +63,7 @@ def at_budget(rows, budget):
 
 
 def spread(items, most):
-    """At most `most` of `items`, evenly spread, both ends among them; the middle one if only one may stay."""
+    """At most `most` of `items`, evenly spread, both ends included; the middle one if `most` is 1."""
     if len(items) <= most:
         return list(items)
     if most == 1:
@@ -77,12 +77,12 @@ def unit_table(rows, measure="rel_err_out_mean"):
 
 
 def head_table(rows, measure="rel_err_out_mean"):
-    """DataFrame [(layer, kv_head), labels]: seeds first, then prompts."""
+    """DataFrame [(layer, kv_head), labels]: averaged over seeds first, then prompts."""
     return unit_table(rows, measure).groupby(level=UNIT[2:]).mean()
 
 
 def has_values(rows, *columns):
-    """Whether every column is there, as numbers, with at least one value."""
+    """Whether every column exists, is numeric and has at least one value."""
     return all(
         name in rows and pd.api.types.is_numeric_dtype(rows[name]) and rows[name].notna().any()
         for name in columns

@@ -1,4 +1,4 @@
-"""Power laws, head by head, and the nondecreasing curve nearest to given points."""
+"""Power laws, fitted head by head, and the nondecreasing curve nearest to given points."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .words import count
 
 @dataclass(frozen=True)
 class Slope:
-    """Mean over units of the least-squares exponent, 95 % interval over layers (NaN: too few)."""
+    """Mean over units of the least-squares exponent, 95 % interval over layers (NaN: too few layers)."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class Slope:
 
 
 def fit(x, y):
-    """The exponent of y over x by least squares on logarithms; NaN below two different x.
+    """The exponent of y over x by least squares on logarithms; NaN with fewer than two different x.
 
     Points that are not positive and finite are left out.
     """
@@ -43,8 +43,8 @@ def fit(x, y):
 def slope(rows, x, y, by=None):
     """The Slope of column `y` against column `x` of one label's rows; None if no unit has two points.
 
-    Seeds are averaged first, among rows with the same `by`: the column that was swept, `x` if it is not
-    given. A measured `x` is averaged with them.
+    Seeds are averaged first, among rows with equal `by`: the column that was swept, by default `x`. A
+    measured `x` is averaged with them.
     """
     by = by or x
     means = unit_means(rows.dropna(subset=[x, y]), [y] if by == x else [x, y], [by]).reset_index()
@@ -56,8 +56,8 @@ def slope(rows, x, y, by=None):
 
 
 def isotonic(x, y):
-    """[n] the nondecreasing function of `x` with least squared distance to `y`, at the points; equal x share
-    one value. Pools neighbours that are out of order into their mean."""
+    """[n] the nondecreasing function of `x` with the smallest squared distance to `y`, at the points; equal x
+    share one value. Neighbours that are out of order are pooled into their mean."""
     places, own = np.unique(np.asarray(x, dtype=float), return_inverse=True)
     counts = np.bincount(own, minlength=len(places))
     means = np.bincount(own, weights=np.asarray(y, dtype=float), minlength=len(places)) / counts

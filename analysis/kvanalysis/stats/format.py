@@ -1,4 +1,4 @@
-"""Numbers and cells as people read them; the table of the page and of the terminal."""
+"""Numbers and cells as people read them; the table for the page and the terminal."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ KIB = 1024
 
 
 def significant(value):
-    """Three significant digits with their zeros: 0.150, 12.3, 1230; very small ones as 1.2e-05."""
+    """Three significant digits with their zeros: 0.150, 12.3, 1230; very small numbers as 1.2e-05."""
     if pd.isna(value):
         return ABSENT
     if value == 0:
@@ -43,7 +43,7 @@ def interval(low, high):
 def table_cells(summary):
     """(header, rows) of the summary table; a cell is (text, sort key or None if it sorts last).
 
-    The column of trace ids stands only where there are several traces.
+    The column of trace ids is only shown if there are several traces.
     """
     several = summary["trace_id"].nunique() > 1
     header = [name for name, _, _ in _COLUMNS]
@@ -55,7 +55,7 @@ def table_cells(summary):
 
 
 def aligned(header, rows):
-    """The table as lines for a terminal: the first columns to the left, numbers to the right."""
+    """The table as lines for a terminal: the first columns aligned left, numbers right."""
     texts = [header] + [[text for text, _ in row] for row in rows]
     widths = [max(len(line[i]) for line in texts) for i in range(len(header))]
     return "\n".join(
@@ -68,13 +68,13 @@ def aligned(header, rows):
 
 
 def markdown(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """The table in Markdown, a line a row; None is ABSENT."""
+    """The table in Markdown, one line per row; None becomes ABSENT."""
     lines = [map(_markdown_cell, header), ["---"] * len(header), *(map(_markdown_cell, row) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _markdown_cell(value):
-    """A bar or a line break would end the cell."""
+    """Replaces bars and line breaks, which would end the cell."""
     return ABSENT if value is None else str(value).replace("\n", " ").replace("|", "\\|")
 
 

@@ -1,10 +1,10 @@
 """Means over heads and their intervals.
 
-A unit is one (trace, prompt, layer, kv head). Seeds of a unit are averaged first. Heads of one layer look at
-the same hidden states and err alike, so evidence is counted in blocks: one (trace, prompt, layer) with its
-heads inside. The interval is Student's over blocks. It tells two equal methods apart in at most 6 % of trials
-whatever the number of heads, their tails and what they share within a layer; percentiles of a bootstrap over
-heads and Student's over heads do not (docs/statistics.md).
+A unit is one (trace, prompt, layer, kv head). Seeds of a unit are averaged first. Heads of one layer see the
+same hidden states and have similar errors, so evidence is counted in blocks: a block is one (trace, prompt,
+layer) with its heads. The interval is Student's over blocks. For two equal methods it excludes zero in at
+most 6 % of trials, for any number of heads, shape of tails and dependence within a layer. Percentiles of a
+bootstrap over heads and Student's interval over heads do not achieve this (docs/statistics.md).
 """
 
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ from scipy.special import stdtr, stdtrit
 UNIT = ["trace_id", "prompt", "layer", "kv_head"]
 BLOCK = UNIT[:-1]
 LEVEL = 0.95
-# With fewer blocks there is no interval: five agree in sign by chance in 2 of 32 trials, four in 2 of 16.
+# Fewer blocks give no interval: five agree in sign by chance in 2 of 32 trials, four in 2 of 16.
 FEWEST_BLOCKS = 5
 
 
 def by_trace(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(what names of its files begin with, rows) of every trace; nothing if there is only one."""
+    """(prefix of its files' names, rows) of every trace; the prefix is empty if there is only one trace."""
     several = frame["trace_id"].nunique() > 1
     for trace_id, rows in frame.groupby("trace_id", sort=True):
         yield (f"{trace_id[:8]}_" if several else ""), rows
 
 
 def used_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: finished, and with the main measure. Failed cells are never averaged away."""
+    """Finished rows that have the main measure. Failed cells are never averaged away."""
     return rows[(rows["status"] == "ok") & rows["rel_err_out_mean"].notna()]
 
 
@@ -49,16 +49,17 @@ def head_points(rows: pd.DataFrame, measure: str, by: list[str]) -> pd.DataFrame
 
 
 def over_units(rows: pd.DataFrame, column: str) -> pd.Series:
-    """A column of rows that have one for each unit, over units: its index has the columns of UNIT that there
-    are."""
+    """A column with one value per unit, as a Series over units: its index has those columns of UNIT that
+    exist."""
     return rows.set_index([name for name in UNIT if name in rows])[column]
 
 
 def mean_interval(values, blocks=None, level=LEVEL) -> tuple[float, float, float]:
-    """(mean, low, high) of one value a unit; NaN bounds below FEWEST_BLOCKS blocks.
+    """(mean, low, high) of one value per unit; the bounds are NaN below FEWEST_BLOCKS blocks.
 
-    `blocks` [units]: equal where values belong together. Without it a Series over units has the blocks of its
-    index, and every value of anything else is a block of its own: say why where that is done.
+    `blocks` [units]: equal numbers where values belong together. By default the blocks of a Series over units
+    come from its index, and every other value is a block of its own; a caller that relies on the latter says
+    why.
     """
     if blocks is None and isinstance(values, pd.Series):
         blocks = blocks_of(values.index)
@@ -70,7 +71,8 @@ def mean_interval(values, blocks=None, level=LEVEL) -> tuple[float, float, float
 
 
 def mean_intervals(values, blocks=None, level=LEVEL) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(means, lows, highs) [n] of every column of `values` [units, n]: mean_interval for many at once."""
+    """(means, lows, highs) [n] of every column of `values` [units, n]: mean_interval for many columns at
+    once."""
     values = np.asarray(values, dtype=float)
     means, errors, freedom = block_errors(values, blocks)
     reach = stdtrit(freedom, (1 + level) / 2) * errors
@@ -81,9 +83,10 @@ def block_errors(values: np.ndarray, blocks=None) -> tuple[np.ndarray, np.ndarra
     """(means [n], their standard errors [n], degrees of freedom) of `values` [units, n], NaN below
     FEWEST_BLOCKS.
 
-    The mean is that of all units. Its error follows from the sums of deviations of whole blocks; of blocks of
-    one size it is the error of the mean of block means, with one degree of freedom less than blocks. Unequal
-    blocks have as many degrees as the equal ones that would be worth as much: (Σn²)²/Σn⁴ - 1, n the sizes.
+    The mean is over all units. Its error follows from the sums of deviations of whole blocks. With blocks of
+    one size it equals the error of the mean of block means, with one degree of freedom less than blocks.
+    Unequal blocks count as the number of equal blocks with as much information: (Σn²)²/Σn⁴ - 1 degrees, n the
+    sizes.
     """
     means = values.mean(axis=0)
     own = np.arange(len(values)) if blocks is None else np.unique(np.asarray(blocks), return_inverse=True)[1]
@@ -98,22 +101,22 @@ def block_errors(values: np.ndarray, blocks=None) -> tuple[np.ndarray, np.ndarra
 
 
 def blocks_of(index: pd.Index) -> np.ndarray:
-    """[units] number of the block of each unit of an index with levels of UNIT; every unit is its own block
-    where the index has none of BLOCK."""
+    """[units] number of the block of each unit in an index with levels of UNIT; every unit is its own block
+    if the index lacks all levels of BLOCK."""
     places = {name: place for place, name in enumerate(index.names) if name in BLOCK}
     if not places:
         return np.arange(len(index))
     if not isinstance(index, pd.MultiIndex):
         return index.factorize()[0]
-    # One number from the numbers of the levels: a page asks thousands of times.
+    # Combines the levels' codes into one number, because a page calls this thousands of times.
     at = [(index.codes[place], len(index.levels[place])) for place in places.values()]
     codes, sizes = zip(*at, strict=True)
     return np.unique(np.ravel_multi_index(codes, sizes), return_inverse=True)[1]
 
 
 def two_sided_p(mean: float, error: float, freedom: float) -> float:
-    """Probability of a mean at least as far from zero if the true one were zero; NaN without an error, 1
-    where nothing differs."""
+    """Probability of a mean at least as far from zero if the true mean were zero; NaN without an error, 1
+    if nothing differs."""
     if not np.isfinite(error):
         return float("nan")
     if error == 0:
@@ -122,8 +125,8 @@ def two_sided_p(mean: float, error: float, freedom: float) -> float:
 
 
 def holm(p_values) -> np.ndarray:
-    """Holm's step-down adjustment (Scand. J. Statist. 1979): of those that it leaves below 0.05 one or more
-    is false with a chance of 5 % at most. NaN stays NaN and counts for nothing."""
+    """Holm's step-down adjustment (Scand. J. Statist. 1979): among the values that it leaves below 0.05, one
+    or more is false with a probability of at most 5 %. NaN stays NaN and is not counted."""
     p_values = np.asarray(p_values, dtype=float)
     adjusted = np.full(len(p_values), np.nan)
     known = np.flatnonzero(np.isfinite(p_values))

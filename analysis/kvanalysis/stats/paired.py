@@ -9,16 +9,16 @@ import pandas as pd
 from .intervals import LEVEL, block_errors, blocks_of, mean_interval, two_sided_p, unit_means, used_rows
 from .verdict import RULE, Verdict, judge
 
-TIE = 0.01  # within 1 % of each other
+TIE = 0.01  # values within 1 % of each other are a tie
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`first` against `second` over the units that both have; means of a measure where less is better.
+    """`first` against `second` over the units that both have; means of a measure in which less is better.
 
-    `difference` is first - second with its 95 % interval (NaN: too few blocks) and `p`, its two-sided
-    probability if they were equal; `ratio` the geometric mean of first / second (NaN if a value is not
-    positive), `wins` the units where `first` is lower by more than 1 %.
+    `difference` is first - second with its 95 % interval (NaN: too few blocks); `p` is its two-sided
+    probability under equality; `ratio` is the geometric mean of first / second (NaN if a value is not
+    positive); `wins` counts the units in which `first` is lower by more than 1 %.
     """
 
     n_units: int
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """The interval lies on one side of zero."""
+        """Whether the interval lies on one side of zero."""
         return self.high < 0 or self.low > 0
 
     def text(self) -> str:
@@ -57,14 +57,14 @@ def compare(
 ) -> Comparison | None:
     """The Comparison of two selections of rows of `load`'s table; None if they share no unit.
 
-    Seeds of a unit are averaged first. Several budgets in a selection are averaged as well: select one to
-    speak of one.
+    Seeds of a unit are averaged first. Several budgets in a selection are averaged as well: to compare at one
+    budget, select it.
     """
     return compare_units(*(unit_means(used_rows(rows), [measure])[measure] for rows in (first, second)))
 
 
 def compare_units(first: pd.Series, second: pd.Series) -> Comparison | None:
-    """The Comparison of two series of seed means over units, NaN or absent where a unit has none."""
+    """The Comparison of two series of seed means over units, NaN or absent for units without a value."""
     both = pd.concat([first, second], axis=1, join="inner").dropna().sort_index()
     if both.empty:
         return None
@@ -102,8 +102,8 @@ def lower_everywhere(
 ) -> Verdict:
     """The Verdict on "first is lower than second"; `pairs` are (place, rows of first, rows of second).
 
-    Rows are those of `load`'s table; a place without a head that both have, or with too few blocks for an
-    interval, does not decide, and its text says so.
+    Rows come from `load`'s table. A place without a common head, or with too few blocks for an interval,
+    decides nothing, and its text says so.
     """
     found = [(place, compare(first, second, measure)) for place, first, second in pairs]
     texts = [f"{place}: {'no head in common' if c is None else c.text()}" for place, c in found]

@@ -1,7 +1,7 @@
-"""Rank correlations with ties, of many pairs of variables and of many resamples of methods at once.
+"""Rank correlations with ties, for many pairs of variables and many resamples of methods at once.
 
-A resample says how often it drew each point. Ranks in it follow from which points lie below which, so no
-resample is ever written out.
+A resample counts how often it drew each point. Ranks within it follow from which points lie below which, so
+resamples are never written out.
 """
 
 from dataclasses import dataclass
@@ -12,36 +12,37 @@ from .intervals import LEVEL
 
 RESAMPLES = 2000
 BOOTSTRAP_SEED = 0
-BLOCK_VALUES = 2_000_000  # numbers of a block of resamples: bounds the memory whatever is correlated
+BLOCK_VALUES = 2_000_000  # numbers in a block of resamples: limits the memory
 
 
 @dataclass(frozen=True)
 class Draws:
-    """`counts` [r, groups]: how often each resample drew each group; `group` [n]: that of every point."""
+    """`counts` [r, groups]: how often each resample drew each group; `group` [n]: the group of every
+    point."""
 
     counts: np.ndarray
     group: np.ndarray
 
     def of(self, points):
-        """These resamples of some of the points."""
+        """The resamples restricted to some of the points."""
         return Draws(self.counts, self.group[points])
 
     def blocks(self, values):
-        """Parts of the resamples, each with `values` numbers a resample in at most BLOCK_VALUES."""
+        """Parts of the resamples, with at most BLOCK_VALUES numbers each at `values` numbers per resample."""
         step = max(1, BLOCK_VALUES // max(1, values))
         return [Draws(self.counts[i : i + step], self.group) for i in range(0, len(self.counts), step)]
 
 
 def spearmans(xs, ys):
     """[a, b] Pearson's correlations of the midranks of every row of `xs` [a, n] with those of every row of
-    `ys` [b, n]; NaN where one is constant."""
+    `ys` [b, n]; NaN if a row is constant."""
     n = np.shape(xs)[1]
     return drawn_spearmans(xs, ys, Draws(np.ones((1, 1)), np.zeros(n, dtype=int)))[..., 0]
 
 
 def kendalls(xs, ys):
     """[a, b] Kendall's tau-b: pairs in order minus pairs out of order, over the geometric mean of the pairs
-    that x does not tie and those that y does not tie. NaN where one is constant."""
+    that x does not tie and the pairs that y does not tie. NaN if a row is constant."""
     a, b = (np.sign(_pairs(np.subtract, values)).reshape(len(values), -1) for values in (xs, ys))
     return _ratio(a @ b.T, (a * a).sum(axis=1)[:, None], (b * b).sum(axis=1))
 
@@ -63,10 +64,10 @@ def _of_block(below, draws):
 
 
 def _below(values, draws):
-    """[groups, i, n] how many points of a group lie below each point of row i; equal points count half.
+    """[groups, i, n] the number of points of a group below each point of row i; equal points count half.
 
-    Weighted with how often groups are drawn and less half of what was drawn, that is the midrank of the point
-    less the mean rank.
+    Weighted by how often groups are drawn, minus half the number of draws, this is the midrank of the point
+    minus the mean rank.
     """
     pairs = _pairs(np.less, values) + 0.5 * _pairs(np.equal, values)
     found = np.zeros((draws.counts.shape[1], len(pairs), pairs.shape[2]))
@@ -75,26 +76,26 @@ def _below(values, draws):
 
 
 def _pairs(compare, values):
-    """[i, n, n] `compare` of every two points of each row."""
+    """[i, n, n] `compare` for every two points of each row."""
     values = np.asarray(values, dtype=float)
     return compare(values[:, :, None], values[:, None, :])
 
 
 def _ratio(shared, of_x, of_y):
-    """NaN where x or y is constant: its deviations, like what they share, are then zero to the last bit."""
+    """NaN if x or y is constant: its deviations and their products are then exactly zero."""
     with np.errstate(invalid="ignore"):
         return shared / np.sqrt(of_x * of_y)
 
 
-FEWEST_METHODS = 5  # below, percentiles of resampled methods say nothing
+FEWEST_METHODS = 5  # with fewer methods, percentiles of resampled methods mean little
 
 
 def method_draws(methods, resamples=RESAMPLES, seed=BOOTSTRAP_SEED):
     """Draws of n instances when methods are drawn with replacement; None below FEWEST_METHODS.
 
-    `methods` [n]: the method of each instance. Its budgets, variants and prompts are no independent evidence
-    on whether a measure predicts the loss, so they stay together. What is drawn depends on the number of
-    methods and the seed alone: all measures share it.
+    `methods` [n]: the method of each instance. A method's budgets, variants and prompts are no independent
+    evidence on whether a measure predicts the loss, so they are drawn together. The draws depend only on the
+    number of methods and the seed: all measures share them.
     """
     names, own = np.unique(np.asarray(methods, dtype=str), return_inverse=True)
     if len(names) < FEWEST_METHODS:
@@ -112,6 +113,6 @@ def percentile_intervals(values, level=LEVEL):
     some = np.isfinite(values).any(axis=-1)
     whole = some & ~np.isnan(values).any(axis=-1)
     found[:, whole] = np.quantile(values[whole], ends, axis=-1)
-    # numpy takes such rows one by one.
+    # numpy handles rows with NaN one by one.
     found[:, some & ~whole] = np.nanquantile(values[some & ~whole], ends, axis=-1)
     return found

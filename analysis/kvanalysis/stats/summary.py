@@ -8,7 +8,8 @@ import pandas as pd
 from ..data.notes import notes_of
 from .intervals import UNIT, mean_interval, paired_difference, unit_means, used_rows
 
-# Measures with an interval, and how its ends are called; tables of older versions lack the second.
+# Measures with an interval, and the prefix of its ends' columns; tables of older versions lack the second
+# measure.
 INTERVALS = {"rel_err_out_mean": "rel_err", "cosine_distance_sq": "distance"}
 MEASURES = (
     *INTERVALS,
@@ -26,15 +27,15 @@ def summarise(frame, by=()):
     """Means over units with the intervals of two measures, from `load`'s table.
 
     One row per (trace_id, *by, label, budget_tokens). Columns: the means of MEASURES, `rel_err_low`,
-    `rel_err_high`, `distance_low` and `distance_high` (95 % over layers, NaN where too few), `bytes_ratio`
+    `rel_err_high`, `distance_low` and `distance_high` (95 % over layers, NaN if too few), `bytes_ratio`
     (total over full bytes), `n_cells` (rows in results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the
-    most of a unit), `oracle`, `full_cache` (every token stays resident: a read budget) and `notes`. A group
-    without a usable row keeps its place with NaN.
+    maximum over units), `oracle`, `full_cache` (every token stays resident: a read budget) and `notes`. A
+    group without a usable row is kept, with NaN.
     """
     keys = ["trace_id", *by, "label", "budget_tokens"]
     frame = frame if "cosine_distance_sq" in frame else frame.assign(cosine_distance_sq=np.nan)
     groups = frame.groupby(keys, dropna=False, sort=True)
-    # One number per group: budgets may be missing, and missing keys neither join nor look up well.
+    # One number per group: budgets may be missing, and pandas joins and looks up missing keys badly.
     number = groups.ngroup()
     table = groups.agg(
         n_cells=("status", "size"), method=("method", "first"), oracle=("oracle", "any")
@@ -80,7 +81,7 @@ def _over_units(units):
 
 
 def _briefs(frame, groups, table):
-    """[rows of `table`] what the engine's notes say of each; `groups` of `frame` became its rows."""
+    """[rows of `table`] the engine's notes on each row; `groups` of `frame` became its rows."""
     notes = [note for note in notes_of(frame.attrs.get("meta", {})) if note.instances]
     if not notes:
         return [[] for _ in range(len(table))]
@@ -93,9 +94,9 @@ def _briefs(frame, groups, table):
 
 
 def _notes(table, briefs, errors, curve_keys):
-    """What a reader must know about a row before trusting it.
+    """Warnings to read before trusting a row.
 
-    `briefs`: what the engine notes, a list for each row. `errors`: one value per (group number, *UNIT); a
+    `briefs`: the engine's notes, a list for each row. `errors`: one value per (group number, *UNIT); a
     group's number is its row in `table`.
     """
     notes = pd.Series("", index=table.index, dtype=object)
@@ -113,7 +114,7 @@ def _missing_note(row):
 
 
 def _rise_note(row, smaller, errors):
-    """Error that grows with the budget is often noise, so the paired interval stands beside it."""
+    """An error that grows with the budget is often noise, so the note includes the paired interval."""
     if smaller is None or not row["rel_err_out_mean"] > smaller["rel_err_out_mean"]:
         return []
     rise, low, high = paired_difference(errors.loc[smaller.name], errors.loc[row.name])

@@ -1,25 +1,26 @@
-"""What a run says about a claim of a paper: the outcomes there are, and the one rule that decides."""
+"""Verdicts of a run on a paper's claim: the possible outcomes, and the one rule that decides."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
 
 HOLDS, FAILS, MIXED = "holds", "does not hold", "mixed"
-# The run lacks what the rule needs (results, blocks for an interval), or its intervals contain both answers.
+# The run lacks something that the rule needs (results, blocks for an interval), or intervals include both
+# answers.
 UNDECIDED = "not decided"
 UNTESTABLE = "not testable offline"
 OUTCOMES = (HOLDS, FAILS, MIXED, UNDECIDED, UNTESTABLE)
 RULE = (
     "holds if the interval lies wholly on the claimed side at more than half of them and wholly on the other"
-    " at none, does not hold the other way round, mixed if places contradict each other, else not decided"
+    " at none; does not hold in the opposite case; mixed if places contradict each other; else not decided"
 )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says about one claim of a paper.
+    """A run's verdict on one claim of a paper.
 
-    `outcome` is one of OUTCOMES; `numbers` are the measured ones that decide, as text.
+    `outcome` is one of OUTCOMES; `numbers` are the measured numbers that decide, as text.
     """
 
     claim: str
@@ -33,8 +34,8 @@ class Verdict:
 
 
 def judge(intervals: Iterable[tuple[float, float]], line: float = 0.0) -> str:
-    """Outcome of "it lies below `line`" by the (low, high) of every place where it was measured: RULE. A
-    missing interval (NaN) decides nothing, and is no place."""
+    """The outcome of "it lies below `line`" from the (low, high) of every place where it was measured: RULE.
+    A missing interval (NaN) does not count as a place."""
     known = [(low, high) for low, high in intervals if not isnan(low)]
     below = sum(high < line for _, high in known)
     above = sum(low > line for low, _ in known)
@@ -51,10 +52,10 @@ def above(intervals: Iterable[tuple[float, float]], line: float = 0.0) -> str:
 
 
 def near(wanted: float, low: float, high: float, tolerance: float) -> str:
-    """Outcome of "it is `wanted`": HOLDS if the whole interval lies within `tolerance` of it, FAILS if none
-    of it does, else UNDECIDED; a missing interval (NaN) decides nothing.
+    """The outcome of "it is `wanted`": HOLDS if the whole interval lies within `tolerance` of it, FAILS if no
+    part of it does, else UNDECIDED; also UNDECIDED if the interval is missing (NaN).
 
-    An interval that merely contains `wanted` is no evidence: the fewer the heads, the more it contains.
+    An interval that merely contains `wanted` is no evidence: with fewer heads it contains more.
     """
     if abs(low - wanted) <= tolerance and abs(high - wanted) <= tolerance:
         return HOLDS
@@ -62,7 +63,7 @@ def near(wanted: float, low: float, high: float, tolerance: float) -> str:
 
 
 def of_counts(agree: int, tried: int) -> str:
-    """Outcome of a statement without chance in it, from how many of the places tried agree."""
+    """The outcome of a statement without randomness, from the number of places tried that agree."""
     if not tried:
         return UNDECIDED
     return HOLDS if agree == tried else MIXED if agree else FAILS

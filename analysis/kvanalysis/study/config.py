@@ -1,4 +1,4 @@
-"""The configuration of a study: models, texts, how they are recorded, and what is replayed.
+"""The configuration of a study: models, texts, how to record them, and what to replay.
 
 kind: study
 models:
@@ -6,7 +6,7 @@ models:
   - {name: gemma, gguf_file: gemma-3-270m.gguf}    # a GGUF file, in --files DIR
 texts: [confirm/texts]                             # .txt files, or folders of them
 record: {max_tokens: 1280, gradient_from: 1024, samples: 8}
-run: {replay: {prefill: 1024}, methods: [h2o], budget: {tokens: [64]}}   # as `kvreplay run` takes it
+run: {replay: {prefill: 1024}, methods: [h2o], budget: {tokens: [64]}}   # a configuration of `kvreplay run`
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ SOURCES = ("model", "gguf_file")
 
 @dataclass(frozen=True)
 class Model:
-    """A model by its `name` in the study, and the words of kvdump and kvconfirm that load it."""
+    """A model by its `name` in the study, and the options of the recorder and the closed loop that load
+    it."""
 
     name: str
     words: tuple[str, ...]
@@ -32,7 +33,7 @@ class Model:
 @dataclass(frozen=True)
 class Study:
     """`texts`: .txt files; `record`: RECORD with the study's values; `run`: the engine's configuration
-    without traces and output directory."""
+    without traces and output folder."""
 
     path: Path
     models: tuple[Model, ...]
@@ -43,12 +44,10 @@ class Study:
 
 def read_study(path, files=None, only=(), check_files=True):
     """The Study of a file. `files`: the folder of GGUF files, by default the file's own; `only`: names of
-    models, all if empty; `check_files`: GGUF files must be there. Raises StudyError, a line for each
+    models, all if empty; `check_files`: whether GGUF files must exist. Raises StudyError with a line for each
     mistake."""
     root = _read(path)
-    problems = [
-        f"{key}: not a key of a study; those are {', '.join(KEYS)}" for key in root if key not in KEYS
-    ]
+    problems = [f"{key}: not a key of a study; keys are {', '.join(KEYS)}" for key in root if key not in KEYS]
     if root.get("kind") != "study":
         problems.append("kind: write `kind: study`")
     models = _models(root.get("models"), files or path.parent, only, problems)
@@ -60,7 +59,7 @@ def read_study(path, files=None, only=(), check_files=True):
     record = _record(root.get("record"), problems)
     run = root.get("run")
     if not isinstance(run, dict) or not run.get("methods"):
-        problems.append("run: a configuration of `kvreplay run` with methods, without traces")
+        problems.append("run: write a configuration of `kvreplay run` with methods and without traces")
     if problems:
         raise StudyError("\n".join(f"{path}: {problem}" for problem in problems))
     return Study(path, models, texts, record, run)
@@ -92,7 +91,7 @@ def _models(listed, files, only, problems):
     if not found:
         problems.append("models: name one or more")
     if twice := {name for name in names if names.count(name) > 1}:
-        problems.append(f"models: {', '.join(sorted(twice))} stands twice")
+        problems.append(f"models: {', '.join(sorted(twice))} occurs twice")
     if strange := [name for name in only if name not in names]:
         problems.append(f"--models {', '.join(strange)}: the study has {', '.join(names)}")
     return tuple(model for model in found if not only or model.name in only)
@@ -110,7 +109,7 @@ def _texts(listed, folder, problems):
         problems.append("texts: name .txt files, or folders of them")
     names = [file.stem for file in found]
     if twice := {name for name in names if names.count(name) > 1}:
-        problems.append(f"texts: {', '.join(sorted(twice))} stands twice")
+        problems.append(f"texts: {', '.join(sorted(twice))} occurs twice")
     return tuple(found)
 
 

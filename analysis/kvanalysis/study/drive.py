@@ -1,8 +1,8 @@
-"""Runs a study: each model is recorded, replayed, confirmed and predicted, each only where it is missing.
+"""Runs a study: records, replays, confirms and predicts each model, and skips steps that are finished.
 
 OUT/texts/                the texts of all models
 OUT/MODEL/trace.h5        queries, keys, values and gradients
-OUT/MODEL/run.yaml, run/  the replay, and beside its table what the model itself lost
+OUT/MODEL/run.yaml, run/  the replay, with the model's own loss beside its table
 """
 
 import shlex
@@ -12,20 +12,20 @@ import sys
 from pathlib import Path
 
 import yaml
+from kvbase.program import program_path
 
-from ..data.whole_file import write_whole
+from ..data.whole_file import write_atomic
 from ..errors import StudyError
 from ..figures.alone import alone
-from ..figures.program import program
 from ..loss.predicted import write_predicted
 
 SAVED = ("kept", "projections")
 
 
 def run_study(study, out, say=lambda line: print(line, file=sys.stderr), dry=False):
-    """Runs every step. `dry`: prints the commands alone.
+    """Runs every step. `dry`: only prints the commands.
 
-    Raises StudyError with a step's exit code; what is finished stays, and running again goes on."""
+    Raises StudyError with a step's exit code; finished steps are kept, and running again continues."""
     if dry:
         for model in study.models:
             for words in _commands(study, model, out):
@@ -38,7 +38,7 @@ def run_study(study, out, say=lambda line: print(line, file=sys.stderr), dry=Fal
 
 
 def finished(study, out):
-    """{model's name: folder of its results} of those that are confirmed. Raises StudyError if none is."""
+    """{model's name: folder of its results} for confirmed models. Raises StudyError if there is none."""
     folders = {model.name: out / model.name / "run" for model in study.models}
     found = {name: folder for name, folder in folders.items() if (folder / "confirm.csv").is_file()}
     if not found:
@@ -49,21 +49,23 @@ def finished(study, out):
 def _run_model(study, model, out, say):
     folder = out / model.name
     folder.mkdir(exist_ok=True)
-    write_whole(folder / "run.yaml", engine_text(study, folder))
+    write_atomic(folder / "run.yaml", engine_text(study, folder))
     for words in _commands(study, model, out):
         command = shlex.join(words)
         say(f"{model.name}: {command}")
         code = subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode
         if code:
-            raise StudyError(f"{model.name}: `{command}` ended with {code}; run again to go on", code)
+            raise StudyError(
+                f"{model.name}: `{command}` ended with exit code {code}; run again to continue", code
+            )
     path, table = write_predicted(folder / "run")
     say(f"{model.name}: {len(table)} instances in {path}")
 
 
 def _commands(study, model, out):
-    """The commands of a model, in order."""
+    """The commands for a model, in order."""
     folder, record = out / model.name, study.record
-    dump = [sys.executable, "-m", "kvdump", *model.words, "--prompts", str(out / "texts")]
+    dump = [sys.executable, "-m", "kvreplay", "record", *model.words, "--prompts", str(out / "texts")]
     dump += ["-o", str(folder / "trace.h5"), "--max-tokens", str(record["max_tokens"])]
     dump += ["--dtype", str(record["dtype"]), "--with-gradient", str(record["samples"])]
     dump += [
@@ -74,12 +76,12 @@ def _commands(study, model, out):
         "100G",
         "--resume",
     ]
-    confirm = [sys.executable, "-m", "kvconfirm", str(folder / "run"), *model.words]
-    return [dump, [program(), "run", str(folder / "run.yaml")], confirm]
+    confirm = [sys.executable, "-m", "kvreplay", "confirm", str(folder / "run"), *model.words]
+    return [dump, [program_path(), "run", str(folder / "run.yaml")], confirm]
 
 
 def engine_text(study, folder):
-    """The engine's configuration of a model, with its trace and output directory."""
+    """The engine's configuration for a model, with its trace and output directory."""
     output = dict(study.run.get("output") or {})
     saved = [*dict.fromkeys([*output.get("save", ()), *SAVED])]
     output |= {"dir": str((folder / "run").resolve()), "save": saved}
@@ -88,7 +90,7 @@ def engine_text(study, folder):
 
 
 def _copy_texts(study, folder):
-    """Exactly the study's texts. Raises StudyError where the folder holds others."""
+    """Copies exactly the study's texts. Raises StudyError if the folder holds other texts."""
     folder.mkdir(exist_ok=True)
     wanted = {text.name: text for text in study.texts}
     if strange := sorted(file.name for file in folder.iterdir() if file.name not in wanted):

@@ -1,4 +1,4 @@
-"""Where methods are ranked: at equal budgets, and at equal bytes between two replayed budgets."""
+"""Settings in which methods are ranked: at equal budgets, and at equal bytes between two replayed budgets."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 
 SHARES = (0.1, 0.2, 0.4)
-FEWEST = 5  # methods below which no rank correlation is given
-NEAR = 1.05  # a budget's bytes within this factor of the share stand for it
+FEWEST = 5  # with fewer methods no rank correlation is computed
+NEAR = 1.05  # a budget whose bytes are within this factor of the share represents it
 
 
 @dataclass(frozen=True)
 class Place:
-    """Methods of one model and text at one budget or share. `methods` [n] labels, `measured` [n] nats,
-    `values` {measure: [n]}, NaN where there is none."""
+    """Methods on one model and text at one budget or share. `methods` [n] labels, `measured` [n] nats,
+    `values` {measure: [n]}, NaN without a value."""
 
     model: str
     text: str
@@ -24,8 +24,9 @@ class Place:
 
 
 def places_of(model, table, measures):
-    """[Place] of a model. `table`: prompt, label, budget_tokens, share (bytes over the full cache's) and
-    kl_mean of instances without oracles and row formats; `measures` {name: [instances]} beside it."""
+    """[Place] for a model. `table`: prompt, label, budget_tokens, share (bytes over the full cache's) and
+    kl_mean of instances without oracles and row formats; `measures`: {name: [instances]} in the same
+    order."""
     found = []
     for text, rows in table.groupby("prompt", sort=True).indices.items():
         own = table.iloc[rows].reset_index(drop=True)
@@ -55,8 +56,8 @@ def _shares(model, text, table, values):
 
 
 def _at(numbers, share):
-    """The numbers of a method at a share: between two budgets each is a power of the bytes; None beyond the
-    replayed ones."""
+    """The numbers of a method at a share, interpolated between two budgets as powers of the bytes; None
+    outside the replayed budgets."""
     numbers = numbers.sort_values("share")
     shares = numbers["share"].to_numpy()
     if not shares[0] / NEAR <= share <= shares[-1] * NEAR:

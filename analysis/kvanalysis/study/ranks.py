@@ -1,4 +1,5 @@
-"""How measures order methods as each model's own loss does, and which one the other models choose."""
+"""How well measures rank methods like each model's own loss, and which measure the other models would
+choose."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -8,7 +9,7 @@ import pandas as pd
 
 from ..stats.ranks import drawn_spearmans, method_draws, percentile_intervals, spearmans
 
-TIE = 0.01  # of Spearman: the simpler measure is chosen
+TIE = 0.01  # difference of Spearman within which the simpler measure is chosen
 COLUMNS = ["model", "text", "place", "measure", "spearman", "n_methods"]
 
 
@@ -29,7 +30,8 @@ def _spearman(values, measured):
 
 
 def summary(table, order):
-    """A row for each measure, in `order`: the median and least over all places, and each model's median."""
+    """A row for each measure, in `order`: the median and the minimum over all places, and each model's
+    median."""
     by = table.groupby("measure")["spearman"]
     found = pd.DataFrame({"median": by.median(), "least": by.min()})
     models = table.pivot_table(index="measure", columns="model", values="spearman", aggfunc="median")
@@ -71,8 +73,8 @@ class HeldOut:
 
 
 def leave_one_out(table, order):
-    """[HeldOut]: the measure of largest median over the other models' medians, the first of `order` within
-    TIE."""
+    """[HeldOut]: the chosen measure has the largest median over the other models' medians; within TIE, the
+    first of `order`."""
     medians = table.pivot_table(index="measure", columns="model", values="spearman", aggfunc="median")
     medians = medians.reindex([name for name in order if name in medians.index])
     found = []
@@ -88,8 +90,8 @@ def _first(values):
 
 
 def ceiling(places):
-    """{model: median Spearman of the measured losses of two of its texts at one place}: how far even another
-    text of the model orders methods as this one does."""
+    """{model: median Spearman of the measured losses of two of its texts at one place}: how similarly even
+    another text of the model ranks methods."""
     found = {}
     for model in dict.fromkeys(place.model for place in places):
         own = [place for place in places if place.model == model]
@@ -108,8 +110,8 @@ def _agreement(one, other):
 
 @dataclass(frozen=True)
 class FirstChoice:
-    """How good the method of least measure is: at `right` of `places` it is the model's own first; `excess`
-    {model: geometric mean of its measured loss over the least at the place}."""
+    """How good the method with the lowest measure is: at `right` of `places` it also has the lowest loss;
+    `excess` {model: geometric mean of its measured loss over the lowest loss at the place}."""
 
     right: int
     places: int
@@ -117,7 +119,7 @@ class FirstChoice:
 
 
 def first_choice(places, name):
-    """The FirstChoice of a measure; None where it has no values."""
+    """The FirstChoice of a measure; None if it has no values."""
     known = [place for place in places if np.isfinite(place.values[name]).all()]
     ratios = [place.measured[np.argmin(place.values[name])] / place.measured.min() for place in known]
     if not known:
@@ -127,7 +129,7 @@ def first_choice(places, name):
 
 
 def rank_of(places, label, name=None):
-    """{model: mean rank of a method, 1 the least loss} by the measured loss, or by a measure."""
+    """{model: mean rank of a method, 1 the lowest} by the measured loss, or by a measure."""
     ranks = {}
     for place in places:
         values = place.measured if name is None else place.values[name]

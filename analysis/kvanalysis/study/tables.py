@@ -1,4 +1,4 @@
-"""What a study found: ranks.csv, predictions.csv and study.md beside the models' folders."""
+"""The tables of a study: ranks.csv, predictions.csv and study.md beside the models' folders."""
 
 import numpy as np
 import pandas as pd
@@ -6,7 +6,7 @@ import pandas as pd
 from ..data.confirmed import confirmed
 from ..data.load import load
 from ..data.shares import with_common_budgets
-from ..data.whole_file import write_whole
+from ..data.whole_file import write_atomic
 from ..errors import StudyError
 from ..loss.agreement import agreement
 from ..loss.predicted import losses_of
@@ -18,7 +18,7 @@ from ..stats.intervals import used_rows
 from .places import places_of
 from .ranks import ceiling, first_choice, intervals, leave_one_out, rank_of, rank_table, summary
 
-# (measure, weighting), the simplest first; among equals the first is chosen.
+# (measure, weighting), the simplest first; among equally good measures the first is chosen.
 CANDIDATES = (
     (MAIN, "mean"),
     ("missing_mass", "mean"),
@@ -30,7 +30,7 @@ CANDIDATES = (
     ("cosine_distance", "largest"),
     ("kl_head_mean", "mean"),
 )
-WATCHED = "tova"  # keeps what is attended most: the method that errors of outputs flatter most
+WATCHED = "tova"  # keeps the tokens with the most attention: the method that errors of outputs favour most
 
 
 def write_tables(folders, out):
@@ -44,9 +44,9 @@ def write_tables(folders, out):
     predictions = pd.concat([_predictions(name, found) for name, found in models.items()], ignore_index=True)
     parts = [*_ranking_text(places, ranks, order), *_prediction_text(predictions)]
     return [
-        write_whole(out / "ranks.csv", ranks.to_csv(index=False)),
-        write_whole(out / "predictions.csv", predictions.to_csv(index=False)),
-        write_whole(out / "study.md", "\n\n".join(parts) + "\n"),
+        write_atomic(out / "ranks.csv", ranks.to_csv(index=False)),
+        write_atomic(out / "predictions.csv", predictions.to_csv(index=False)),
+        write_atomic(out / "study.md", "\n\n".join(parts) + "\n"),
     ]
 
 
@@ -56,7 +56,7 @@ def _instances(name, folder):
     losses = losses_of(frame)
     found = instances_of(frame, confirmation, losses) if confirmation else None
     if found is None:
-        raise StudyError(f"{name}: {folder} holds no confirmed instance")
+        raise StudyError(f"{name}: {folder} has no confirmed instance")
     rows = used_rows(frame)
     sums = rows.groupby(POINT, dropna=False)[["total_bytes", "full_bytes"]].sum()
     share = (sums["total_bytes"] / sums["full_bytes"]).rename("share").reset_index()
@@ -119,13 +119,15 @@ def _ranking_text(places, ranks, order):
     firsts = [[name, f"{found.right} of {found.places}", *(two(found.excess.get(m, np.nan)) for m in models)]
               for name, found in chosen.items()]  # fmt: skip
     return [
-        "Spearman with the measured KL divergence, methods of one budget or one share of the bytes; medians.",
+        "Spearman with the measured KL divergence, over methods at one budget or one share of the bytes;"
+        " medians.",
         markdown(header, rows),
-        "The measure that the other models choose, on the model that had no say.",
+        "The measure chosen on the other models, tested on the held-out model.",
         markdown(["held-out model", "chosen", "Spearman", "best there", "Spearman"], held),
-        "The first by each measure: how often it is the model's own, and its measured loss over the least.",
+        "The best method by each measure: how often it is also the model's, and its measured loss over the"
+        " lowest.",
         markdown(["by", "right", *models], firsts),
-        f"Mean rank of {WATCHED}, 1 the least loss.",
+        f"Mean rank of {WATCHED}, 1 the lowest loss.",
         markdown(["by", *models], watched),
     ]
 

@@ -1,1 +1,1 @@
-"""Adaptive sweeps: rounds of replays, each where the last ones left a question open."""
+"""Adaptive sweeps: rounds of replays, each with the cells that the earlier rounds made necessary."""

@@ -1,11 +1,11 @@
-"""The configuration of an adaptive sweep: one of `kvreplay run` with a section `sweep`.
+"""The configuration of an adaptive sweep: a configuration of `kvreplay run` with a section `sweep`.
 
 sweep:
   budgets: {first: 16, last: 512, count: 6}   # tokens, evenly spaced on a logarithmic scale
-  measure: rel_err_out_mean                   # the default; any measure that is better the smaller it is
-  refine: {tolerance: 0.05, rounds: 3}        # more budgets where the curve bends
-  epsilon: [0.05, 0.1, 0.2]                   # from which budget on each is met is searched
-  resolution: 1.05                            # the default: how far apart its two budgets may be at the end
+  measure: rel_err_out_mean                   # the default; any measure in which less is better
+  refine: {tolerance: 0.05, rounds: 3}        # adds budgets where the curve bends
+  epsilon: [0.05, 0.1, 0.2]                   # searches the budget from which on each is met
+  resolution: 1.05                            # the default: ratio of two budgets at which a search ends
 """
 
 import difflib
@@ -16,17 +16,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
+from kvbase.program import call
 
 from ..budgets.replayed import log_spaced
 from ..errors import SweepError
-from ..figures.program import call
 from .tree import child, node_of, override, read_tree, tree_text, with_absolute_paths, with_value, without
 
 KEYS = ("budgets", "measure", "refine", "epsilon", "resolution")
 DEFAULT_MEASURE, DEFAULT_RESOLUTION = "rel_err_out_mean", 1.05
 EXAMPLE = "{first: 16, last: 512, count: 6}"
 MOST_TOKENS, MOST_BUDGETS = 2**31 - 1, 1000
-# What a method is praised for: no small value is looked for.
+# Measures in which more is better: a search for small values makes no sense.
 BETTER_IF_LARGE = {"cosine_mean", "kept_mass_mean", "kept_mass_min", "mass_recall", "mass_recall_min",
                    "index_recall", "needle_mass", "bound_holds", "bound_slack",
                    "bound_probability"}  # fmt: skip
@@ -34,7 +34,7 @@ BETTER_IF_LARGE = {"cosine_mean", "kept_mass_mean", "kept_mass_min", "mass_recal
 
 @dataclass(frozen=True)
 class Budgets:
-    """Of the first round; `count` may be more than there are after rounding."""
+    """Budgets of the first round; rounding to whole tokens may leave fewer than `count`."""
 
     first: int
     last: int
@@ -46,8 +46,8 @@ class Budgets:
 
 @dataclass(frozen=True)
 class Refine:
-    """Budgets are added where ln(error) leaves the line between its neighbours by more than `tolerance`, in
-    `rounds` rounds after the first."""
+    """Budgets are added where ln(error) differs from the line between its neighbours by more than
+    `tolerance`, in `rounds` rounds after the first."""
 
     tolerance: float
     rounds: int
@@ -77,14 +77,14 @@ class SweepConfig:
         return asked | ({"epsilon": list(self.epsilons)} if self.epsilons else {})
 
     def question(self):
-        """The whole configuration, as one of this kind."""
+        """The whole configuration, with its section `sweep`."""
         return tree_text(with_value(self.root, "sweep", node_of(self.section())))
 
 
 def read_sweep_config(path, overrides=(), traces=()):
-    """The SweepConfig of a file; `overrides`: KEY=VALUE, `traces` instead of the configuration's.
+    """The SweepConfig of a file; `overrides`: KEY=VALUE; `traces`: used instead of the configuration's.
 
-    Raises SweepError, a line for each mistake of the section; the rest is checked by the engine.
+    Raises SweepError with a line for each mistake in the section; the engine checks the rest.
     """
     try:
         root = read_tree(path)
@@ -95,7 +95,7 @@ def read_sweep_config(path, overrides=(), traces=()):
             root = with_value(root, "traces", node_of([str(trace.resolve()) for trace in traces]))
         return _checked(path, root)
     except RecursionError as problem:
-        raise SweepError(f"{path}: nested too deeply; do anchors hold themselves?") from problem
+        raise SweepError(f"{path}: nested too deeply; does an anchor contain itself?") from problem
 
 
 def _checked(path, root):
@@ -108,7 +108,7 @@ def _checked(path, root):
         )
     for name, _ in root.value:
         if name.value == "budget":
-            problems.add(name, "budget", "sweep.budgets says which are replayed: remove budget")
+            problems.add(name, "budget", "sweep.budgets sets the budgets: remove budget")
     read = _Reader(problems).section(section)
     if problems.lines:
         raise SweepError("\n".join(problems.lines))
@@ -116,7 +116,7 @@ def _checked(path, root):
 
 
 class _Problems:
-    """Every mistake with its place; a value of the command line has none."""
+    """Every mistake with its place in the file; values from the command line have no place."""
 
     def __init__(self, path):
         self._path, self.lines = path, []
@@ -129,7 +129,7 @@ class _Problems:
 
 
 class _Reader:
-    """Reads the section; what is wrong goes to `problems` and leaves None."""
+    """Reads the section; a mistake is added to `problems` and gives None."""
 
     def __init__(self, problems):
         self._problems = problems
@@ -148,17 +148,17 @@ class _Reader:
         }
 
     def _keys(self, node, name, known, example):
-        """{key: node} of a map, None if it is none."""
+        """{key: node} of a map, None if the node is not a map."""
         if not isinstance(node, yaml.MappingNode) or not node.value:
             return self._problems.add(node, name, f"write a map: {name.rpartition('.')[2]}: {example}")
         found = {}
         for key, value in node.value:
             if key.value not in known:
                 self._problems.add(
-                    key, f"{name}.{key.value}", f"unknown key: remove it, or take one of {', '.join(known)}"
+                    key, f"{name}.{key.value}", f"unknown key: remove it, or use one of {', '.join(known)}"
                 )
             elif key.value in found:
-                self._problems.add(key, f"{name}.{key.value}", "is given twice: keep one of them")
+                self._problems.add(key, f"{name}.{key.value}", "occurs twice: keep one of them")
             found[key.value] = value
         return found
 
@@ -182,13 +182,13 @@ class _Reader:
             return DEFAULT_MEASURE
         name = node.value if isinstance(node, yaml.ScalarNode) else ""
         if name in BETTER_IF_LARGE:
-            says = f"{name} is better the larger it is, and small values are looked for: take another"
+            says = f"{name} is better the larger it is, but a sweep searches small values: use another"
             return self._problems.add(node, "sweep.measure", says)
         known = measure_names()
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             guess = f" (did you mean {close[0]}?)" if close else ""
-            says = f"no measure {name!r}{guess}: take one that `kvreplay list metrics` names"
+            says = f"no measure {name!r}{guess}: use one from `kvreplay list metrics`"
             return self._problems.add(node, "sweep.measure", says)
         return name
 
@@ -223,7 +223,7 @@ class _Reader:
         return self._real(node, "sweep.resolution", "from 1 on, a ratio of budgets", lambda x: x >= 1)
 
     def _parts(self, node, name, keys, example):
-        """{key: node} of a map that needs all its keys; None if one is missing."""
+        """{key: node} of a map that needs all these keys; None if one is missing."""
         found = self._keys(node, name, keys, example)
         missing = [key for key in keys if key not in found] if found is not None else []
         for key in missing:
@@ -235,7 +235,7 @@ class _Reader:
         number = int(text) if re.fullmatch(r"-?\d{1,4000}", text) else None
         if number is not None and least <= number <= most:
             return number
-        wrong = "no whole number" if number is None else "too few" if number < least else "too many"
+        wrong = "not a whole number" if number is None else "too few" if number < least else "too many"
         wanted = f"write a whole number of {what} from {least} to {most}"
         return self._problems.add(node, name, f"{_shown(node)} is {wrong}: {wanted}")
 
@@ -246,7 +246,7 @@ class _Reader:
             value = math.nan
         if math.isfinite(value) and holds(value):
             return value
-        wrong = "too small: write a number" if math.isfinite(value) else "no number: write one"
+        wrong = "too small: write a number" if math.isfinite(value) else "not a number: write one"
         return self._problems.add(node, name, f"{_shown(node)} is {wrong} {wanted}")
 
 

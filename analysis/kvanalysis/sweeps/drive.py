@@ -1,7 +1,7 @@
-"""Drives an adaptive sweep: round after round until nothing is wanted, then one table of them all.
+"""Drives an adaptive sweep: round after round until no further cell is needed, then one table of them all.
 
-A round follows from the results of those before it, so running again comes to the same rounds; the engine
-replays in each only what is missing.
+A round follows from the results of earlier rounds, so a second run arrives at the same rounds; in each, the
+engine replays only missing cells.
 """
 
 import sys
@@ -13,7 +13,7 @@ from ..budgets.replayed import INSTANCE
 from ..budgets.search import MET, NOT_MET
 from ..data.epsilon_csv import read_epsilon_csv
 from ..data.load import load
-from ..data.whole_file import write_whole
+from ..data.whole_file import write_atomic
 from ..errors import SweepError
 from ..figures.alone import alone
 from ..stats.intervals import UNIT
@@ -27,19 +27,19 @@ REFUSED = 2  # exit code of the engine: the configuration is wrong
 
 
 def run_sweep(config, out, engine, say=lambda line: print(line, file=sys.stderr)):
-    """Replays the rounds of `config` into OUT/round-<k> and yields the paths of what stands beside them:
-    results.csv, results.meta.json and, with epsilons, epsilon.csv. `say` is given a line for each round
+    """Replays the rounds of `config` into OUT/round-<k> and yields the paths of the files beside them:
+    results.csv, results.meta.json and, with epsilons, epsilon.csv. `say` is called with a line for each round
     and one at the end.
 
-    Raises SweepError, with exit code 1 after everything is written if cells failed; ResultsError.
+    Raises SweepError (if cells failed: exit code 1, after everything is written) and ResultsError.
     """
     with alone(out, "sweeps"):
-        _hold_question(config, out)
+        _claim_folder(config, out)
         folders, frame, finished = _rounds(config, out, engine, say)
         yield from write_results(out, folders, config.section())
         if config.epsilons:
             yield write_epsilon(out, frame, config.measure, config.epsilons)
-            _say_without_value(config, frame, say)
+            _report_missing_values(config, frame, say)
         searches = _searches(out) if config.epsilons else ""
         say(f"done: {searches}{count(len(folders), 'round')}, {len(frame)} cells")
         if not finished:
@@ -56,7 +56,7 @@ def _rounds(config, out, engine, say):
     try:
         finished = engine.replay(first, only=False)
     except SweepError as problem:
-        if problem.code != REFUSED:
+        if problem.exit_code != REFUSED:
             raise
         raise _with_remedy(problem, config) from problem
     folders, parts = [first], [_rows(config, first)]
@@ -73,26 +73,26 @@ def _rounds(config, out, engine, say):
 
 
 def _with_remedy(problem, config):
-    """What the engine refuses in the first round stands in the user's file, not in the round's."""
-    mend = f"that is the file to mend; if a method needs more than {config.budgets.first} tokens"
-    return SweepError(f"{problem}\n{config.path}: {mend}, raise sweep.budgets.first", problem.code)
+    """Adds that an error in the first round must be fixed in the user's file, not in the round's."""
+    mend = f"fix this file; if a method needs more than {config.budgets.first} tokens"
+    return SweepError(f"{problem}\n{config.path}: {mend}, raise sweep.budgets.first", problem.exit_code)
 
 
 def _searches(out):
-    """As in: 301 searches met, 179 not met; of methods without a budget there are none."""
+    """Text such as "301 searches met, 179 not met; ". Methods without a budget have no searches."""
     status = read_epsilon_csv(out / "epsilon.csv")["status"]
     return f"{(status == MET).sum()} searches met, {(status == NOT_MET).sum()} not met; "
 
 
 def _round(config, folder, wanted, engine):
-    """(rows, whether every cell finished) of one further round."""
+    """Replays one further round; returns (rows, whether every cell finished)."""
     write_round(folder, config.text(sorted(wanted["budget_tokens"].unique())), wanted)
     whole = engine.replay(folder, only=True)
     rows = _rows(config, folder)
     lacking = unanswered(wanted, rows)
     if len(lacking):
-        # Without an answer the same would be wanted for ever.
-        raise SweepError(f"{folder}: {len(lacking)} of {len(wanted)} wanted combinations have no result")
+        # Otherwise the next round would want the same cells again, without end.
+        raise SweepError(f"{folder}: {len(lacking)} of {len(wanted)} requested combinations have no result")
     return rows, whole
 
 
@@ -100,27 +100,28 @@ def _rows(config, folder):
     return load(folder)[[*IDENTITY, config.measure]]
 
 
-def _hold_question(config, out):
-    """Writes OUT/sweep.yaml; refuses a folder that holds the rounds of another question, or a plain run."""
+def _claim_folder(config, out):
+    """Writes OUT/sweep.yaml; refuses a folder with rounds of another configuration, or with a plain run."""
     if (out / "shards").exists():
-        raise SweepError(f"{out}: holds a run of its own; choose another -o")
+        raise SweepError(f"{out}: holds a plain run; choose another -o")
     file, asked = out / "sweep.yaml", config.question()
-    # What the engine has refused has left nothing that another question could meet.
+    # A configuration that the engine refused has left no cells that another one could clash with.
     begun = file.is_file() and (round_folder(out, 0) / "shards").exists()
     if begun and _settings(file.read_text(encoding="utf-8")) != _settings(asked):
         raise SweepError(f"{out}: holds a sweep of another configuration ({file}); choose another -o")
-    write_whole(file, asked)
+    write_atomic(file, asked)
 
 
 def _settings(text):
-    """A configuration without the paths of its traces: one that has moved is the same one."""
+    """A configuration without the paths of its traces: moving it does not change it."""
     return {key: value for key, value in yaml.safe_load(text).items() if key != "traces"}
 
 
-def _say_without_value(config, frame, say):
-    """Nothing is known of a method that the measure does not apply to: no row of the table says why."""
+def _report_missing_values(config, frame, say):
+    """Reports methods to which the measure does not apply, because no row of the table says why they are
+    missing."""
     ok = frame[frame["status"] == "ok"]
     empty = ok.groupby("method", sort=False)[config.measure].count()
     names = ", ".join(empty.index[empty == 0])
     if names:
-        say(f"{config.measure} has no value for {names}: is it one of `metrics`, does it apply to them?")
+        say(f"{config.measure} has no value for {names}: is it in `metrics`, and does it apply to them?")

@@ -1,4 +1,4 @@
-"""One round of a sweep: a folder with a configuration and the wanted cells, replayed by the engine."""
+"""One round of a sweep: a folder with a configuration and the requested cells, replayed by the engine."""
 
 import csv
 import io
@@ -6,26 +6,27 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.whole_file import write_whole
+from kvbase.program import attend
+
+from ..data.whole_file import write_atomic
 from ..errors import SweepError
-from ..figures.program import attend
 
 RUN, *_ = ENGINES = ("run", "local", "slurm")
-SOME_FAILED, STOPPED = 1, (75, 130)  # exit codes; of the first the other cells are there
-# Columns of only.csv, and those of our tables that they are taken from.
+SOME_FAILED, STOPPED = 1, (75, 130)  # exit codes; with the first, the other cells are finished
+# Columns of only.csv, and the columns of the analysis' tables that they are taken from.
 ONLY = {"trace_id": "trace_id", "prompt": "prompt", "layer": "layer", "kv_head": "kv_head",
         "method": "method", "given": "given_json", "budget_tokens": "budget_tokens"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How a round is replayed: by `kvreplay run`, or planned and submitted with these further words."""
+    """How a round is replayed: by `kvreplay run`, or planned and submitted with these further options."""
 
     name: str = RUN
     words: tuple[str, ...] = ()
 
     def replay(self, folder, only):
-        """Replays the configuration of a round's folder, all of it or the cells of its only.csv. True if
+        """Replays the configuration of a round's folder: all cells, or those in its only.csv. Returns True if
         every cell finished, False if some failed. Raises SweepError with the engine's exit code."""
         chosen = ["--only", folder / "only.csv"] if only else []
         config = folder / "config.yaml"
@@ -43,15 +44,15 @@ def round_folder(out, number):
 
 
 def write_round(folder, text, wanted=None):
-    """The folder's config.yaml, and only.csv with a row for each of `wanted` (columns of ONLY)."""
+    """Writes the folder's config.yaml, and only.csv with a row for each of `wanted` (columns of ONLY)."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.yaml", text)
+    write_atomic(folder / "config.yaml", text)
     if wanted is not None:
-        write_whole(folder / "only.csv", only_text(wanted))
+        write_atomic(folder / "only.csv", only_text(wanted))
 
 
 def only_text(wanted):
-    """The table of the wanted cells, quoted as results.csv is; every seed of each."""
+    """The table of the wanted cells, quoted like results.csv; it stands for every seed of each."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(ONLY)
@@ -60,7 +61,7 @@ def only_text(wanted):
 
 
 def _quiet():
-    """A bar belongs on a terminal; a file holds a line for each round, and what is wrong."""
+    """Options for the engine's output: a progress bar on a terminal, else only errors."""
     return [] if sys.stderr.isatty() else ["-q", "--progress", "none"]
 
 

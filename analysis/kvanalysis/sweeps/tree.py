@@ -1,4 +1,5 @@
-"""A configuration as YAML nodes: values keep their text, so that the engine reads what its author wrote."""
+"""A configuration as YAML nodes: values keep their text, so that the engine reads them as their author wrote
+them."""
 
 from pathlib import Path
 
@@ -8,13 +9,13 @@ from ..errors import SweepError
 
 NULL, MAP = "tag:yaml.org,2002:null", "tag:yaml.org,2002:map"
 FILE_PREFIX = "file:"
-WIDE = 1_000_000  # characters: no value is folded over lines
+WIDE = 1_000_000  # characters: values are not folded over several lines
 
 
 def read_tree(path):
     """The root node, a map. Raises SweepError."""
     try:
-        with Path(path).open(encoding="utf-8") as file:  # whose name the marks of its nodes bear
+        with Path(path).open(encoding="utf-8") as file:  # marks of nodes use the name of this file
             root = yaml.compose(file, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
         raise SweepError(f"{path}: cannot be read: {' '.join(str(problem).split())}") from problem
@@ -26,7 +27,7 @@ def read_tree(path):
 
 
 def tree_text(root):
-    """The document; reads as the same nodes."""
+    """The document as text; parsing it gives the same nodes."""
     return yaml.serialize(root, Dumper=yaml.SafeDumper, allow_unicode=True, width=WIDE)
 
 
@@ -36,7 +37,7 @@ def node_of(value):
 
 
 def child(node, key):
-    """The value of a map's key, None if it has none."""
+    """The value of a map's key, None if it lacks the key."""
     return next((value for name, value in node.value if name.value == key), None)
 
 
@@ -54,8 +55,8 @@ def with_value(root, key, node):
 
 
 def override(root, assignment):
-    """Sets KEY=VALUE as `kvreplay run --set` does: keys joined by points, entries of a list by their number,
-    the value YAML. Raises SweepError."""
+    """Sets KEY=VALUE like `kvreplay run --set`: keys joined by points, entries of a list by their number,
+    the value as YAML. Raises SweepError."""
     key, equals, text = assignment.partition("=")
     if not key or not equals:
         raise SweepError(f"--set {assignment}: write KEY=VALUE, for example --set seeds.count=2")
@@ -67,7 +68,7 @@ def override(root, assignment):
 
 
 def _set(node, path, value, assignment, walked=""):
-    """Sets what `path` names below `node`; a key may itself hold a point (gqa.level)."""
+    """Sets the value at `path` below `node`; a key may itself contain a point (gqa.level)."""
     held = [name.value for name, _ in node.value] if isinstance(node, yaml.MappingNode) else []
     word, _, rest = (path, "", "") if path in held else path.partition(".")
     at = _place(node, word, walked, assignment)
@@ -80,7 +81,7 @@ def _set(node, path, value, assignment, walked=""):
 
 
 def _place(node, word, walked, assignment):
-    """Index into the node's value; a map gets a key that it lacks."""
+    """Index into the node's value; a map gets a missing key."""
     if isinstance(node, yaml.MappingNode):
         names = [name.value for name, _ in node.value]
         if word not in names:
@@ -91,13 +92,13 @@ def _place(node, word, walked, assignment):
         raise SweepError(f'--set {assignment}: {walked[:-1]} is a single value and has no "{word}"')
     if not word.isdecimal() or int(word) >= len(node.value):
         entries = f"{walked[:-1]} has {len(node.value)} entries, numbered from 0"
-        raise SweepError(f'--set {assignment}: {entries}, and none is "{word}"')
+        raise SweepError(f'--set {assignment}: {entries}; there is no "{word}"')
     return int(word)
 
 
 def _opened(entry, walked):
-    """A copy of the node below an entry, which an alias may share. Nothing becomes a map, and so does a
-    method that stands by its name alone."""
+    """A copy of the node below an entry, which an alias may share. Null becomes a map, and so does a method
+    that is written as its name alone."""
     node = entry[1] if isinstance(entry, tuple) else entry
     if not isinstance(node, yaml.ScalarNode):
         return type(node)(node.tag, list(node.value), node.start_mark, node.end_mark, node.flow_style)
@@ -111,7 +112,8 @@ def _replace(node, at, value):
 
 
 def with_absolute_paths(root, folder):
-    """The tree with absolute paths, which were relative to `folder`: traces, and files that methods name."""
+    """The tree with absolute paths instead of paths relative to `folder`: traces, and files in methods'
+    parameters."""
     traces = child(root, "traces")
     if traces is not None:
         root = with_value(root, "traces", _mapped(traces, lambda text: _beside(folder, text)))
@@ -130,7 +132,8 @@ def _absolute(key, node, folder):
 
 
 def _mapped(node, change):
-    """The node with `change` applied to its text, or to those of its entries; nulls and maps stay."""
+    """The node with `change` applied to its text, or to the texts of its entries; nulls and maps are
+    unchanged."""
     if isinstance(node, yaml.SequenceNode):
         return yaml.SequenceNode(node.tag, [_mapped(item, change) for item in node.value], flow_style=True)
     if not isinstance(node, yaml.ScalarNode) or node.tag == NULL:

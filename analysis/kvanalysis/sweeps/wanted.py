@@ -1,4 +1,4 @@
-"""What the next round of a sweep replays, and the line that says so."""
+"""The cells of the next round of a sweep, and the line that describes them."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,14 @@ from ..budgets.bends import of_all_heads, refinements
 from ..budgets.replayed import INSTANCE, UNIT, missing_rows, replayed, with_budget
 from ..budgets.search import open_searches
 
-NAMED = 3  # method instances that the line names
+NAMED = 3  # the line names at most so many method instances
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """`rows`: INSTANCE, UNIT and budget_tokens of what is to be replayed, with every seed; `cells`: their
-    number, seeds counted; `refined`: {instance: budgets added}; `searches`: how many go on."""
+    """`rows`: INSTANCE, UNIT and budget_tokens to be replayed, with every seed; `cells`: their
+    number, seeds counted; `refined`: {instance: number of budgets added}; `searches`: number of open
+    searches."""
 
     rows: pd.DataFrame
     cells: int
@@ -22,7 +23,7 @@ class Wanted:
     searches: int
 
     def line(self):
-        """As in: 37 cells, 3 budgets of h2o refined, 12 searches open."""
+        """For example: 37 cells, 3 budgets of h2o refined, 12 searches open."""
         said = [f"{self.cells} cells"]
         if self.refined:
             said.append(f"{_budgets_of(self.refined)} refined")
@@ -32,7 +33,7 @@ class Wanted:
 
 
 def next_wanted(config, frame, number):
-    """The Wanted of round `number`, 1 or more, after the rows of all rounds before it."""
+    """The Wanted of round `number` (1 or more), from the rows of all earlier rounds."""
     table = replayed(frame, config.measure)
     refines = config.refine is not None and number <= config.refine.rounds
     refined = refinements(table, config.refine.tolerance) if refines else {}
@@ -44,7 +45,7 @@ def next_wanted(config, frame, number):
 
 
 def unanswered(wanted, frame):
-    """The wanted rows that a round's table does not hold."""
+    """The wanted rows that are missing in a round's table."""
     keys = [*INSTANCE, *UNIT, "budget_tokens"]
     return missing_rows(wanted, with_budget(frame[keys]))
 

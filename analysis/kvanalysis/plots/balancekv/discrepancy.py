@@ -1,9 +1,9 @@
-"""What a self-balancing walk left unbalanced, from the tokens that it kept."""
+"""The remaining imbalance of a self-balancing walk, computed from the tokens that it kept."""
 
 import numpy as np
 
 PROBES, PROBE_SEED = 64, 0
-COIN_FROM = 1e20  # a bound of the walk from which on every sign is a fair coin
+COIN_FROM = 1e20  # with a walk's bound of this size or more, every sign is a fair coin
 LITERAL, COIN = "literal c", "coin"
 
 
@@ -11,8 +11,8 @@ def discrepancy(keys, values, kept, scale):
     """Largest ||sum_i eta_i exp(scale <k_i, q>) v_i|| / (exp(scale r^2) max ||v||) over queries q of norm r.
 
     `keys` [n, d], `values` [n, dv], r = max ||k||; eta is +1 for the tokens in `kept`, else -1. The divisor
-    is the scale of the theorem's bound on SoftmaxBalance, which leaves sqrt(dv) ln(n dv/delta) of it. The
-    PROBES directions are seeded. No exponent is positive, so nothing overflows.
+    is the scale in the theorem's bound on SoftmaxBalance, whose remaining factor is sqrt(dv) ln(n dv/delta).
+    The PROBES directions are seeded. No exponent is positive, so nothing overflows.
     """
     signs = np.full(len(keys), -1.0)
     signs[kept] = 1.0
@@ -24,7 +24,7 @@ def discrepancy(keys, values, kept, scale):
 
 
 def walk_of(cell):
-    """What the bound c of a walk means: the theorem's 30 ln(n/delta), a fair coin, or a value of ours."""
+    """The kind of a walk's bound c: the theorem's 30 ln(n/delta), a fair coin, or another value."""
     c, n = cell["params"]["c"], float(cell["n_tokens"])
     theorem = 30 * np.log(n / (cell["params"].get("delta") or n**-2))
     if c > COIN_FROM:

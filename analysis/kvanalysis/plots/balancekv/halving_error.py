@@ -1,8 +1,8 @@
-"""BalanceKV's halvings against samples of the same size: error by layer and share kept of the middle.
+"""BalanceKV's halvings compared with samples of equal size: error by layer and kept share of the middle.
 
-The sweep is completed from the trace (`derived_overrides`): the last `scored` rows are the queries, the first
-tokens are the sinks, the budgets are sinks + floor(M/2^T). Uniform samples of step `tail` hold as many tokens
-of weight 1 at the end as the walks of step `run` left there, which is known only after it.
+The sweep's parameters follow from the trace (`derived_overrides`): the last `scored` rows are the queries,
+the first tokens are the sinks, the budgets are sinks + floor(M/2^T). Uniform samples of step `tail` end with
+as many tokens of weight 1 as the walks of step `run`, which is only known after step `run`.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ...stats.words import replay_note
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens: the prompt, the rows scored after it, the sinks, and budgets sinks + floor(M/2^T) by T."""
+    """Numbers of tokens: prompt, scored rows after it, sinks; and budgets sinks + floor(M/2^T) by T."""
 
     prompt: int
     scored: int
@@ -35,7 +35,7 @@ class Sizes:
 
 
 def sizes(run):
-    """The Sizes of `figure.options` scored, sinks and rounds on the trace's shortest prompt.
+    """The Sizes from `figure.options` scored, sinks and rounds on the trace's shortest prompt.
 
     Sinks are at most a sixteenth of the tokens: 256 of 4096, 64 of 1024.
     """
@@ -53,23 +53,24 @@ METRICS = {
 }
 LABELS = {"rel_err_out_mean": "mean error [1]", "rel_err_clamped": "clamped error [1]"}
 WALK, COIN, UNIFORM = "balancekv", "coin (gamma 0)", "uniform"
-DEN_W = ", den w"  # the numerator's weights in the denominator too; the release puts 2^T there
+DEN_W = ", den w"  # the numerator's weights are also in the denominator; the release uses 2^T there
 TAILS = {WALK: "uniform, tail of balancekv", COIN: "uniform, tail of the coin"}
 SOURCE = "BalanceKV, Fig. 2 and Section 4.1"
-SPREAD = 0.62  # share of the step between two sizes over which the methods of one size stand side by side
+SPREAD = 0.62  # share of the step between two sizes over which the methods of one size are spread
 PANEL_HEIGHT = 1.45  # inches
 ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 3)}
 
 
 def derived_overrides(run, step):
-    """Prompt length, sinks, budgets; and for step `tail`, the samples that are paired with step `run`."""
+    """Prompt length, sinks, budgets; for step `tail`, the samples that are paired with step `run`."""
     found = sizes(run)
     if step.name == "tail":
         tails = tails_of(run.frame("run"))
         if any(rounds < 1 for rounds, _ in tails.values()):
             raise FigureError(
                 f"{run.config.path}: sizes follow from the trace's {found.prompt + found.scored} tokens,"
-                " and one of them halved nothing: leave replay.tokens and replay.prefill to this figure"
+                " and with one of them nothing is halved: do not set replay.tokens and replay.prefill for"
+                " this figure"
             )
         return {
             "replay.prefill": found.prompt,
@@ -86,7 +87,7 @@ def derived_overrides(run, step):
 
 
 def tails_of(frame):
-    """{(name, rounds): (rounds, tail)}: tokens of weight 1 that the walk left, mean over heads and seeds."""
+    """{(name, rounds): (rounds, tail)}: tokens of weight 1 after the walk, mean over heads and seeds."""
     rows = named(frame)
     rows = rows[rows["name"].isin(TAILS) & (rows["status"] == "ok")]
     means = rows.assign(tail=extra(rows, "tail"), rounds=extra(rows, "rounds")).groupby(["name", "rounds"])
@@ -94,7 +95,7 @@ def tails_of(frame):
 
 
 def named(frame):
-    """`frame` with the column `name`: what this figure calls a method."""
+    """`frame` with the column `name`: the name of a method in this figure."""
     return frame.assign(name=[_name(m, p) for m, p in zip(frame["method"], frame["params"], strict=True)])
 
 
@@ -106,7 +107,7 @@ def _name(method, params):
 
 
 def paired_rows(run):
-    """All rows with `name`, `rounds` and `tail`; the tail-matched samples under the names of TAILS."""
+    """All rows with `name`, `rounds` and `tail`; tail-matched samples have the names in TAILS."""
     frame = run.frame("run")
     budgets = sorted(frame["budget_tokens"].dropna().astype(int).unique(), reverse=True)
     rows = named(frame).assign(
@@ -122,7 +123,8 @@ def paired_rows(run):
 
 
 def averages(rows, metric):
-    """Per layer, rounds and name: mean over heads and seeds, deviation over seeds of the mean over heads."""
+    """Per layer, rounds and name: mean over heads and seeds, and deviation over seeds of the mean over
+    heads."""
     used = rows[(rows["status"] == "ok") & rows[metric].notna()]
     by = ["layer", "rounds", "name"]
     seeds = used.groupby([*by, used["seed"].fillna(0)])[metric].mean().groupby(by)
@@ -168,7 +170,7 @@ def _panel(axes, table, styles):
         x = mine["rounds"] + SPREAD * (place / max(1, len(names) - 1) - 0.5)
         style = styles[name]
         bars = mine["sd_over_seeds"].fillna(0).to_numpy()
-        low = np.minimum(bars, 0.9 * mine["mean"])  # a logarithmic axis has no place for zero
+        low = np.minimum(bars, 0.9 * mine["mean"])  # a logarithmic axis cannot show zero
         axes.errorbar(
             x,
             mine["mean"],
@@ -192,7 +194,7 @@ def _note(run, rows, metric):
         f" {found.scored} rows and the heads. The first {found.sinks} tokens are protected (subgen has no"
         f" sinks: its centres start at token 0), the {found.scored} newest are exact. Bars: standard"
         f" deviation, over {seeds} seeds, of the mean over heads (deterministic methods have none). Black and"
-        " grey: controls of ours."
+        " grey: additional controls, not in the paper."
     )
 
 
@@ -202,21 +204,21 @@ def _caption(rows, metric):
     words = [f"{name} " + " ".join(f"{v:.0f}" for v in values) for name, values in realised.iterrows()]
     return (
         f"{METRICS[metric]}. Exact tail (last middle tokens of weight 1, mean over heads and seeds, for T ="
-        f" {' '.join(map(str, realised.columns))}): {'; '.join(words)}. The tail-matched samples take that"
-        " mean for all heads and seeds. They and the coins show what of a gain is the walk's. With the"
-        " release's denominator (2^T for all) a long tail biases the output, so walk and coin are compared"
-        " with equal denominators. The clamped metric divides by the positive part of the exact output alone"
-        " and is about sqrt(2) larger."
+        f" {' '.join(map(str, realised.columns))}): {'; '.join(words)}. The tail-matched samples use that"
+        " mean for all heads and seeds. They and the coins show which part of a gain is due to the walk."
+        " With the release's denominator (2^T for all) a long tail biases the output, so walk and coin are"
+        " compared with equal denominators. The clamped metric divides by the positive part of the exact"
+        " output only and is about sqrt(2) larger."
     )
 
 
 def claims(_run, found):
     rows, _ = found
     pairs = (
-        (WALK, UNIFORM, "BalanceKV loses less than uniform sampling of as many tokens"),
-        (WALK, TAILS[WALK], "BalanceKV loses less than a uniform sample with its exact tail"),
-        (WALK, COIN, "BalanceKV's walk loses less than fair coins under the same truncation"),
-        (WALK + DEN_W, COIN + DEN_W, "The walk loses less than fair coins, den w in both"),
+        (WALK, UNIFORM, "BalanceKV has a lower error than uniform sampling of as many tokens"),
+        (WALK, TAILS[WALK], "BalanceKV has a lower error than a uniform sample with its exact tail"),
+        (WALK, COIN, "BalanceKV's walk has a lower error than fair coins with equal truncation"),
+        (WALK + DEN_W, COIN + DEN_W, "The walk has a lower error than fair coins, den w in both"),
     )
     rounds = sorted(rows["rounds"].unique())
     return [

@@ -1,10 +1,10 @@
-"""Stored tokens against the measured epsilon of balancekv_stream and subgen_stream, in log-log."""
+"""Stored tokens against the measured epsilon of balancekv_stream and subgen_stream, on log-log axes."""
 
 import numpy as np
 
 from ...data.extras import extra
 from ...drawing.log_ticks import plain_log
-from ...drawing.panel_grid import say_nothing_to_draw
+from ...drawing.panel_grid import draw_empty_note
 from ...drawing.style import COLUMN_WIDTH, finish, new_figure, styles_for
 from ...stats.fits import slope
 from ...stats.intervals import UNIT, used_rows
@@ -14,14 +14,15 @@ from .discrepancy import walk_of
 STATED = {"balancekv_stream": -1.0, "subgen_stream": -2.0}
 OWN_EPSILON = {"balancekv_stream": "eps_frobenius_mean", "subgen_stream": "eps_spectral_mean"}
 PLACES = {"memory": "synthetic, small norms", "real": "recorded trace"}
-TOLERANCE = 0.25  # of an exponent, as in epsilon_sweep: half a power apart is another law
+TOLERANCE = 0.25  # tolerance of an exponent, as in epsilon_sweep: half a power is already another law
 LN10 = float(np.log(10))
 HEIGHT = 1.9  # inches
-WIDEST, THINNER = 2.8, 0.8  # points; the first curve is the widest, so that equal ones all show
+WIDEST, THINNER = 2.8, 0.8  # points; the first curve is the widest, so that coinciding curves all show
 
 
 def memory_table(run, step):
-    """One row per (head, method instance), seeds averaged: stored tokens, epsilon as its own theorem has it.
+    """One row per (head, method instance), seeds averaged: stored tokens, and epsilon as defined in its
+    theorem.
 
     `stored_tokens` is peak_bytes over the bytes of a row of the exact cache.
     """
@@ -46,7 +47,7 @@ def _name(cell):
 
 
 def memory_slopes(memory):
-    """{(place, name): Slope of the stored tokens in the measured epsilon}, where a head has two points."""
+    """{(place, name): Slope of the stored tokens against the measured epsilon}, for heads with two points."""
     groups = memory.groupby(["place", "name"])
     found = {key: slope(rows, "epsilon", "stored_tokens", by="params_json") for key, rows in groups}
     return {key: fitted for key, fitted in found.items() if fitted is not None}
@@ -61,7 +62,7 @@ def memory_figure(memory, width):
         axes.set_title(place)
         axes.set(xscale="log", yscale="log", ylabel="stored, in tokens of an exact cache")
         if rows.empty:
-            say_nothing_to_draw(axes)
+            draw_empty_note(axes)
         for name, mine in rows.groupby("name", sort=True):
             means = (
                 mine.groupby("params_json")[["epsilon", "stored_tokens"]].mean().sort_values("stored_tokens")
@@ -75,9 +76,9 @@ def memory_figure(memory, width):
     if wide:
         panels[1].set_ylabel("")
     note = (
-        "Means over heads and seeds; sizes are given, epsilon is measured: ||z - o|| / (||x|| ||V||),"
+        "Means over heads and seeds; sizes are set, epsilon is measured: ||z - o|| / (||x|| ||V||),"
         " Frobenius norm for"
-        " balancekv_stream, spectral norm for subgen_stream. Slopes with intervals stand in the caption."
+        " balancekv_stream, spectral norm for subgen_stream. The caption gives slopes with intervals."
     )
     finish(
         figure,
@@ -110,16 +111,16 @@ def _asks(memory):
         return ""
     t, n = rows["log10_t"], int(rows["n_tokens"].max())
     return (
-        f"On the recorded trace BalanceKV's theorem with constants 1 asks for batches of 10^{t.min():.0f} to"
-        f" 10^{t.max():.0f} tokens (e^{t.min() * LN10:.0f} to e^{t.max() * LN10:.0f}) where n = {n}; sizes"
-        " are given here instead."
+        "On the recorded trace BalanceKV's theorem with constants 1 requires batches of"
+        f" 10^{t.min():.0f} to 10^{t.max():.0f} tokens (e^{t.min() * LN10:.0f} to"
+        f" e^{t.max() * LN10:.0f}) where n = {n}, so sizes are set here instead."
     )
 
 
 def memory_verdicts(powers):
     how = (
-        "the 95 % interval over layers of the slope in log-log lies within"
-        f" {TOLERANCE:g} of the stated exponent; does not if all of it lies outside, else not decided"
+        "the 95 % interval over layers of the slope on log-log axes lies within"
+        f" {TOLERANCE:g} of the stated exponent; does not hold if all of it lies outside, else not decided"
     )
     verdicts = []
     for (place, name), found in powers.items():
@@ -132,11 +133,11 @@ def memory_verdicts(powers):
 
 
 def asked(memory):
-    """Whether the theorem's batch is smaller than the text, without which it says nothing."""
+    """Verdict on whether the theorem's batch is smaller than the text; otherwise the theorem says nothing."""
     t = memory[memory["place"] == PLACES["real"]].dropna(subset=["log10_t"])
     below = 10.0 ** np.minimum(t["log10_t"], 300) < t["n_tokens"].astype(float)
     return Verdict(
-        "The batch that the theorem asks for (constants 1) is smaller than the recorded text",
+        "The batch that the theorem requires (constants 1) is smaller than the recorded text",
         "BalanceKV, Theorems 3.1 to 3.5",
         "log10 t of every head against log10 n; a batch of n tokens or more keeps everything",
         of_counts(int(below.sum()), len(below)),

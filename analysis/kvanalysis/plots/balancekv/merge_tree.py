@@ -1,4 +1,4 @@
-"""Occupancy over time of BalanceKV's MergeAndReduce, read from the weights that balancekv_stream saved."""
+"""Occupancy of BalanceKV's MergeAndReduce over time, from the weights saved by balancekv_stream."""
 
 from functools import partial
 from itertools import pairwise
@@ -13,7 +13,7 @@ from ...errors import FigureError
 from ...stats.verdict import FAILS, HOLDS, UNDECIDED, Verdict
 
 BIT_COLOUR = "#D55E00"
-TEXT_ROOM = 0.032  # share of the axis; a count is printed where it stays for longer
+TEXT_ROOM = 0.032  # share of the axis; a count that is constant for longer is printed
 HEIGHT = 2.0  # inches
 
 
@@ -23,7 +23,7 @@ def data(run):
 
 
 def draw(run, tables):
-    """The first head."""
+    """The picture of the first head."""
     if not tables:
         return []
     cell, table = _cells(run).iloc[0], tables[0]
@@ -42,10 +42,11 @@ def _cells(run):
 
 
 def occupancy(run, cell):
-    """One row per (tokens j, level): entries of the denominator there, and what the bits of floor(j/t) say.
+    """One row per (tokens j, level): entries of the denominator there, and the prediction from the bits of
+    floor(j/t).
 
-    `predicted` is j mod t at level 0, whether bit level-1 is set between (1 or 0), NaN at the top level,
-    which never empties.
+    `predicted` is j mod t at level 0, whether bit level-1 is set (1 or 0) at levels between, NaN at the top
+    level, which never empties.
     """
     saved = run.arrays("kept")[cell["key"]]
     batch, top = cell["params"]["batch"], cell["params"]["levels"]
@@ -66,7 +67,7 @@ def occupancy(run, cell):
 
 
 def _levels(weights, top):
-    """Entries on each level 0..top; an entry of level l weighs 2^l, one that left weighs 0."""
+    """Entries on each level 0..top; an entry of level l weighs 2^l, a removed entry weighs 0."""
     return np.bincount(np.log2(weights[weights > 0]).astype(int), minlength=top + 1)
 
 
@@ -87,7 +88,7 @@ def claims(_run, tables):
     verdict = Verdict(
         "Level i+1 is occupied exactly when bit i of floor(j/t) is set; level 0 holds j mod t",
         "BalanceKV, Fig. 1 and Algorithm 3",
-        "every step of every head is compared; a set bit may stay empty only if all that fed the level was"
+        "every step of every head is compared; a set bit may stay empty only if all inputs of the level were"
         " empty",
         HOLDS if not (wrong_first or filled or empty) else FAILS,
         f"{len(tables)} heads: level 0 differs in {wrong_first} of {(everything['level'] == 0).sum()} steps;"
@@ -116,7 +117,8 @@ def _figure(table, cell, width):
     lower.set(xlabel="tokens fed, j", ylabel="entries", ylim=(0, None), xlim=(0, tokens))
     bit = upper.plot([], [], color=BIT_COLOUR, linewidth=2)[0]
     note = (
-        f"Denominator's structure of layer {cell['layer']}, kv head {cell['kv_head']}, seed {cell['seed']}: t"
+        f"Denominator's structure of layer {cell['layer']}, kv head {cell['kv_head']}, seed"
+        f" {cell['seed']}: t"
         f" = {cell['params']['batch']}, T = {cell['params']['levels']}. Colour and numbers: entries; white:"
         " empty."
     )
@@ -127,7 +129,7 @@ def _figure(table, cell, width):
 
 
 def _counts(axes, entries, level, tokens, most):
-    """The number of entries, where it stays the same for long enough to be read."""
+    """Prints the number of entries where it is constant for long enough to be read."""
     starts = np.flatnonzero(np.diff(entries, prepend=-1))
     for start, end in zip(starts, [*starts[1:], tokens], strict=True):
         if entries[start] and end - start >= TEXT_ROOM * tokens:
@@ -150,5 +152,5 @@ def _caption(cell, table):
         f"After {held.index[-1]} tokens p = floor(j/t) = {p} (binary {p:b}); entries on levels 0 to"
         f" {len(last) - 1}: {counts}; at most {held.max()} entries at once where the exact cache holds"
         f" {held.index[-1]}."
-        " The top level never empties. The walks are those of the theorem with its literal constant, clamped."
+        " The top level never empties. The walks use the theorem's literal constant, clamped."
     )

@@ -1,7 +1,7 @@
-"""BalanceKV's theorems: discrepancy of the walk against coins, and memory against the measured epsilon.
+"""BalanceKV's theorems: discrepancy of the walk compared with coins, and memory against the measured epsilon.
 
 Steps: `walk_N` for each prompt length N (self_balancing_walk, kept lists saved, a synthetic trace), `memory`
-(balancekv_stream and subgen_stream on that trace), `real` (the same on the recorded one).
+(balancekv_stream and subgen_stream on that trace), `real` (these methods on the recorded trace).
 """
 
 import re
@@ -32,7 +32,7 @@ HEIGHT = 1.9  # inches
 
 
 def data(run):
-    """(discrepancies of the walks, their slopes, memory, its slopes)."""
+    """(discrepancies of the walks, their slopes, memory, slopes of memory)."""
     walks = walk_table(run)
     memory = pd.concat([memory_table(run, step) for step in PLACES], ignore_index=True)
     slopes = {name: slope(rows, "tokens", "discrepancy") for name, rows in walks.groupby("walk")}
@@ -75,7 +75,7 @@ def walk_table(run):
                         | {"discrepancy": found})  # fmt: skip
     if not rows:
         raise FigureError(
-            f"{run.config.path}: walk_theorems needs run steps called walk_N whose cells finish"
+            f"{run.config.path}: walk_theorems needs run steps named walk_N with finished cells"
         )
     return pd.DataFrame(rows).groupby([*UNIT, "walk", "tokens"], as_index=False)["discrepancy"].mean()
 
@@ -112,7 +112,7 @@ def _walk_figure(walks, slopes, width):
 
 
 def _guides(axes, walks):
-    """sqrt(n) and ln(n) through the coin's (else the first walk's) smallest n."""
+    """Draws sqrt(n) and ln(n) through the coin's (else the first walk's) smallest n."""
     n = np.array(sorted(walks["tokens"].unique()), dtype=float)
     names = set(walks["walk"])
     anchor = walks[walks["walk"] == (COIN if COIN in names else min(names))]
@@ -128,14 +128,15 @@ def _walk_caption(walks, slopes):
     n = walks["tokens"]
     return (
         f"Exponent of the discrepancy in n, {n.min()} to {n.max()}: {words}; sqrt(n) has 0.50, ln(n) has"
-        f" {_log_power(n):.2f} on this range. The literal c = 30 ln(n/delta) leaves fair coins until about"
-        " c d/2 tokens; the"
-        " smaller c, which the theorem does not cover (p is clamped to [0, 1]), shows what balancing does."
+        f" {_log_power(n):.2f} on this range. With the literal c = 30 ln(n/delta) signs are fair coins until"
+        " about c d/2 tokens; the"
+        " smaller c, which the theorem does not cover (p is clamped to [0, 1]), shows the effect of"
+        " balancing."
     )
 
 
 def _log_power(tokens):
-    """The exponent that ln(n) itself shows on these n."""
+    """The fitted exponent of ln(n) itself on these n."""
     n = np.unique(np.asarray(tokens, dtype=float))
     return fit(n, np.log(n))
 

@@ -1,1 +1,1 @@
-"""The budget that an error needs."""
+"""The budget needed for an error."""

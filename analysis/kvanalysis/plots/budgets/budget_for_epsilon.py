@@ -1,4 +1,4 @@
-"""The budget that an epsilon needs, over heads, of a results folder that holds epsilon.csv."""
+"""The budget that meets an epsilon, over heads, for a results folder that holds epsilon.csv."""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ HEADER = ("method", "epsilon", "a quarter of the heads", "half of them", "three 
 
 
 def data(run):
-    """The budgets that epsilons need, over heads; None without answers for this trace."""
+    """The budgets that meet each epsilon, over heads; None without answers for this trace."""
     answers = _answers(run.rows)
     points = None if answers is None else over_heads(answers)
     return None if points is None or points.empty else points
@@ -35,7 +35,7 @@ def draw(run, points):
 
 
 def _answers(rows):
-    """The rows of epsilon.csv of this trace, with `label`; None without any."""
+    """The rows of epsilon.csv for this trace, with `label`; None if there are none."""
     for folder in rows.attrs.get("folders", ())[:1]:
         answers = read_epsilon_csv(Path(folder) / "epsilon.csv")
         if answers is not None:
@@ -47,11 +47,11 @@ def _answers(rows):
 def _caption(points):
     smaller = points.groupby("label")["smaller_meets"].max()
     rising = ", ".join(f"{label} ({most} heads)" for label, most in smaller[smaller > 0].items())
-    return f"A budget meets one epsilon or more though a larger one misses: {rising}." if rising else ""
+    return f"A budget meets an epsilon although a larger budget misses it: {rising}." if rising else ""
 
 
 def _cells(points):
-    """(header, rows) as `page.sortable_table` takes them."""
+    """(header, rows) as for `page.html.sortable_table`."""
     rows = [
         [(row.label, row.label), (f"{row.epsilon:g}", row.epsilon),
          *(_tokens(budget) for budget in (row.quarter, row.half, row.most)),

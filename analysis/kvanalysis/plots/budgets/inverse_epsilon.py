@@ -1,4 +1,5 @@
-"""The smallest budget from which on the error meets epsilon: by head at one epsilon, and over a range.
+"""The smallest budget from which on the error meets epsilon: by head at one epsilon, and over a range of
+them.
 
 Options of a configuration: measure (rel_err_out_mean), epsilon (of the heat map), epsilons (of the curves).
 """
@@ -25,26 +26,26 @@ NAMES = {
     "eps_spectral_mean": "|z-o|/(|x| |V|op), mean",
     "eps_frobenius_mean": "|z-o|/(|x| |V|F), mean",
 }
-SIGNS = "\u2264: the smallest that was tried; > and hatched: the largest does not suffice."
+SIGNS = "\u2264: the smallest budget tried; > and hatched: the largest does not suffice."
 TITLE_WIDTH = 26  # characters
 ROW_HEIGHT, LEAST_HEIGHT = 0.17, 0.9  # inches
 PLACE = ("label", "layer", "kv_head")
 
 
 def data(run):
-    """(error measure, epsilon of the maps, [(trace, its rows, what its heads need)])."""
+    """(error measure, epsilon of the maps, [(trace, its rows, the budgets that its heads need)])."""
     measure = run.option("measure", "rel_err_out_mean")
     if measure not in NAMES:
         known = ", ".join(NAMES)
-        raise FigureError(f"{run.config.path}: figure.options.measure: {measure} is none of {known}")
+        raise FigureError(f"{run.config.path}: figure.options.measure: {measure} is not one of {known}")
     epsilon = float(run.option("epsilon", 0.2))
     epsilons = sorted({float(e) for e in run.option("epsilons", [0.05, 0.1, 0.2, 0.4])} | {epsilon})
     found = [(trace, rows, _needed(rows, measure, epsilons)) for trace, rows in by_trace(run.frame())]
     found = [each for each in found if not each[-1].empty]
     if not found:
         raise FigureError(
-            f"{run.config.path}: no finished cell has a budget: inverse_epsilon asks which budget"
-            " an error needs; give `budget` and methods that take one"
+            f"{run.config.path}: no finished cell has a budget: inverse_epsilon shows the budget that"
+            " an error needs; add `budget` and methods that take one"
         )
     return measure, epsilon, found
 
@@ -82,8 +83,8 @@ def _heat_maps(needed, epsilon, note, name):
 
 
 def _by_place(needed):
-    """One row per PLACE, over prompts: `budget` that suffices for half of them, or if `none` does the largest
-    replayed one; `smallest`: it is the smallest that was tried."""
+    """One row per PLACE, over prompts: `budget`, which suffices for half of them, or the largest replayed one
+    if none suffices; `smallest`: whether it is the smallest that was tried."""
     places = over_heads(needed, PLACE).set_index(list(PLACE))
     largest = needed[needed["status"] == NOT_MET].groupby(list(PLACE))["budget_below"].max()
     none = np.isinf(places["half"])

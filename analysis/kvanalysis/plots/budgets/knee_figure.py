@@ -17,7 +17,7 @@ RULE = (
 
 
 def knee_picture(rows, measure, styles, note, name):
-    """Of one trace's rows; the table has a row per head and the mean curve beside it."""
+    """The Picture for the rows of one trace; its table has a row per head, and the mean curve."""
     by_head, mean = knees(rows, measure), mean_curves(rows, measure)
 
     def panel(axes):

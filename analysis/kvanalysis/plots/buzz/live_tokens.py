@@ -1,4 +1,4 @@
-"""BUZZ's cache over time: a saw-tooth between what a pass leaves and what makes it fire."""
+"""BUZZ's cache over time: a saw-tooth between the size after a pass and the size that triggers one."""
 
 import numpy as np
 import pandas as pd
@@ -52,7 +52,7 @@ def sizes(params):
 
 
 def points_of(rows, traces):
-    """One curve per stride and variant, of the first head, and the two lines of the theory."""
+    """One curve per stride and variant, for the first head, and the two lines of the theory."""
     first = rows.drop_duplicates("params_json")
     frames, places = [], []
     for key, params in zip(first["key"], first["params"], strict=True):
@@ -81,13 +81,13 @@ def caption(rows):
         )
     return (
         "; ".join(texts)
-        + ". The average includes the first filling. s of 1 or 2 would never shrink old tokens and is"
+        + ". The average includes the first filling. s of 1 or 2 would never remove old tokens and is"
         " refused."
     )
 
 
 def peak_verdict(rows):
-    """Every cell's peak is the theory's, exactly."""
+    """Verdict: every cell's peak equals the theory's exactly."""
     wanted = [theory.peak_attended(k, w, T, variant) for k, w, s, T, variant in map(sizes, rows["params"])]
     hits = (rows["peak_attended_tokens"].to_numpy() == np.array(wanted)).sum()
     return Verdict(
@@ -100,13 +100,14 @@ def peak_verdict(rows):
 
 
 def after_passes(live, protected):
-    """Middle tokens after each pass of decoding: where the size falls."""
+    """Middle tokens after each pass during decoding, found where the size falls."""
     falls = np.flatnonzero(np.diff(live) < 0) + 1
     return [int(size) - protected for size in live[falls]]
 
 
 def low_verdict(rows, traces):
-    """What passes leave follows the recursion, pass by pass; it starts from a prompt that fired none."""
+    """Verdict: sizes after passes follow the recursion, pass by pass, from a prompt that triggered no
+    pass."""
     hits, tried, texts = 0, 0, {}
     for key, params, prompt in zip(rows["key"], rows["params"], rows["n_prefill"], strict=True):
         k, w, s, T, variant = sizes(params)
@@ -116,17 +117,17 @@ def low_verdict(rows, traces):
         hits += seen == wanted and len(seen) > 0 and prompt <= k + w + T
         texts[s, variant] = f"s = {s} {variant}: {seen} against a* = {theory.fixed_point(s, T):.1f}"
     return Verdict(
-        claim="the middle that passes leave converges to the fixed point a*",
+        claim="the middle after passes converges to the fixed point a*",
         source="BUZZ Theorem 3.1",
         how="the sizes after each pass equal the recursion with the code's ceilings, in every cell whose"
-        " prompt fired no pass",
+        " prompt triggered no pass",
         outcome=_every(hits, tried),
         numbers=f"{hits} of {_counted(tried, rows)}; " + "; ".join(texts[name] for name in sorted(texts)),
     )
 
 
 def same_verdict(rows, traces):
-    """All heads of an instance have the same sizes at all times."""
+    """Verdict: all heads of an instance have equal sizes at all times."""
     groups = [
         [traces[key] for key in group["key"]]
         for _, group in rows.groupby(["trace_id", "prompt", "params_json"])
@@ -142,7 +143,8 @@ def same_verdict(rows, traces):
 
 
 def program_verdict(rows, traces, bounds):
-    """The table of `kvreplay bounds buzz` against the replay: the peak, and the last pass of each cell."""
+    """Verdict: the table of `kvreplay bounds buzz` matches the replay: the peak, and each cell's last
+    pass."""
     inputs = ["sinks", "window", "stride", "threshold", "variant"]
     table = bounds.pivot_table(index=inputs, columns="quantity", values="value")
     hits = tried = 0
@@ -156,7 +158,7 @@ def program_verdict(rows, traces, bounds):
         tried += 1
         hits += peak == said["peak_attended"] and said["pass_low"] <= passes[-1] <= said["pass_high"]
     return Verdict(
-        claim="kvreplay bounds buzz states the peak and what passes settle at",
+        claim="kvreplay bounds buzz states the peak and the size at which passes settle",
         source="BUZZ Theorem 3.1",
         how="peak_attended exactly, and the middle after the last pass within pass_low and pass_high,"
         " every cell whose passes have settled",
@@ -166,7 +168,7 @@ def program_verdict(rows, traces, bounds):
 
 
 def _settled(stride, threshold, variant, passes):
-    """Whether the recursion has ended after so many passes: its fixed point, or a short cycle."""
+    """Whether the recursion has reached its fixed point, or a short cycle, after so many passes."""
     sizes = theory.middle_after_passes(stride, threshold, variant, passes + LONG)
     return passes > 0 and sizes[passes - 1] in sizes[passes + LONG // 2 :]
 

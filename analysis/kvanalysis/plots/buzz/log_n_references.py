@@ -1,4 +1,4 @@
-"""BUZZ Fig. 7: small budgets, and the factor log n against both of its exact references."""
+"""BUZZ Fig. 7: small budgets, and the factor log n against its two exact references."""
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ LABELS = {"off": "buzz", "live": "buzz, log n of the live tokens", "context": "b
 
 def data(run):
     """(rows that compare methods, rows of buzz against each reference): step `run` has the methods, step
-    `log_n` exact and buzz with every `log_n` and output.save: [outputs]."""
+    `log_n` has exact and buzz with every `log_n` and output.save: [outputs]."""
     return run.frame("run"), errors_of(run.arrays("outputs", "log_n"), used_rows(run.frame("log_n")))
 
 
@@ -42,7 +42,7 @@ def relative_error(found, wanted):
 
 
 def errors_of(arrays, rows):
-    """Rows of buzz once for each reference: columns `reference`, `rel_err_out_mean` against it."""
+    """Rows of buzz, once for each reference: columns `reference`, `rel_err_out_mean` against it."""
     parts = []
     for _, unit in rows.groupby(UNIT, sort=True):
         for reference, wanted in REFERENCES.items():
@@ -68,7 +68,7 @@ def methods_picture(frame):
         x=Axis("budget [tokens per kv head]", "budget"),
         y=Axis(ERROR, "error"),
         note=f"{replay_note(frame)} {BAND_NOTE}",
-        caption=f"The paper reports perplexity, which a replay cannot. {caption(frame)}",
+        caption=f"The paper reports perplexity, which a replay cannot measure. {caption(frame)}",
     )
     return curves_picture(sheet, "methods")
 
@@ -87,18 +87,18 @@ def references_picture(rows):
         y=Axis(ERROR, "error"),
         note=f"{replay_note(rows)} Logits times ln(L)/ln(512), L = live tokens or the whole context."
         f" {BAND_NOTE}",
-        caption="With the factor the method approximates another attention than the model's, so its error"
-        " against exact attention with the same factor stands beside that against the model's own.",
+        caption="With the factor, the method approximates another attention than the model's. Its error is"
+        " therefore shown against exact attention with that factor as well as against the model's own.",
     )
     return curves_picture(sheet, "log_n")
 
 
 def log_n_verdict(rows, which):
-    """Against the reference that each is meant to approximate."""
+    """Verdict on each factor, against the reference that it is meant to approximate."""
     exact, scaled = REFERENCES
     own = rows[rows["reference"] == rows["log_n"].map(lambda name: exact if name == "off" else scaled)]
     claim = Claim(
-        claim=f"the factor log n ({which}) lowers the loss, each against its own exact reference",
+        claim=f"the factor log n ({which}) lowers the error, each against its own exact reference",
         source="BUZZ Fig. 7, Table 3 (perplexity)",
         lower={"method": "buzz", "log_n": which},
         higher={"method": "buzz", "log_n": "off"},

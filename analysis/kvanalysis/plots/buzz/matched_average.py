@@ -1,4 +1,4 @@
-"""BUZZ Fig. 5: methods at equal time averages of the cache; BUZZ's own peak stands beside it."""
+"""BUZZ Fig. 5: methods at equal time averages of the cache, with BUZZ's own peak."""
 
 import pandas as pd
 
@@ -9,12 +9,12 @@ from ...stats.claims import Places, claims_judged
 from ...stats.intervals import head_points, used_rows
 from ...stats.words import BAND_NOTE, replay_note
 
-NEAR = 0.06  # of the wanted time average
+NEAR = 0.06  # relative distance to the wanted time average
 
 
 def data(run):
-    """(matched rows, points, what no budget comes near to). Step `run` holds the other methods, step
-    `swinging` one whose size swings, at many budgets. options.shares: shares of the prompt."""
+    """(matched rows, points, labels without a near budget). Step `run` has the other methods, step
+    `swinging` one whose size varies, at many budgets. options.shares: shares of the prompt."""
     matched, missed = matched_rows(run.frame("run"), run.frame("swinging"), run.option("shares"))
     points = head_points(matched, "rel_err_out_mean", ["label", "share"])
     sizes = matched.groupby(["label", "share"])[["mean_kept_tokens", "peak_kept_tokens"]].mean()
@@ -37,13 +37,13 @@ def draw(_run, found):
 
 
 def claims(run, found):
-    """Verdicts on options.claims, as stats.claims says, at each share."""
+    """Verdicts on options.claims (see stats.claims), at each share."""
     return claims_judged(run, found[0], Places("share", "shares", "{:.0%}"))
 
 
 def matched_rows(fixed, swinging, shares):
     """(rows, missed): for each share the rows whose time average is nearest to share * prompt, with a column
-    `share`; `missed` names those that no budget comes near to."""
+    `share`; `missed` names labels without a budget near to it."""
     parts, missed = [], []
     for frame in (fixed, swinging):
         for (_, _, label), rows in used_rows(frame).groupby(["trace_id", "prompt", "label"], sort=True):
@@ -73,5 +73,5 @@ def caption(points, missed):
             texts.append(f"{label}, time average of tokens and peak: {pairs}")
     if missed:
         texts.append(f"Left out, no budget within {NEAR:.0%}: {', '.join(missed)}")
-    steady = "All other caches are full all the time, so their peak is their average."
+    steady = "All other caches are always full, so their peak is their average."
     return ". ".join([*texts, steady]) + " Memory must be allocated for the peak."

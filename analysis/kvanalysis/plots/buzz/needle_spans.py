@@ -1,4 +1,4 @@
-"""BUZZ Fig. 6: the share of the exact attention on planted spans that the cache holds, by their place."""
+"""BUZZ Fig. 6: the share of the exact attention to planted spans that the cache holds, by their place."""
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ SPAN = "needle_mass_{}"
 
 
 def data(run):
-    """(rows with a column for each span, points) of a run with replay.needles; options.places: `at` of the
+    """(rows with a column for each span, points) from a run with replay.needles; options.places: `at` of the
     spans, in order."""
     places = run.option("places")
     rows = with_spans(run.frame(), places)
@@ -30,7 +30,7 @@ def draw(run, found):
         points=points,
         x=Axis("place of the span in the prompt [%]", ticks=ticks),
         y=Axis("needle mass [1]", limits=(0, 1.03)),
-        note=f"{replay_note(rows)} Exact mass of the span's tokens in the cache over their full mass."
+        note=f"{replay_note(rows)} Exact mass of the span's tokens in the cache, divided by their full mass."
         f" {BAND_NOTE}",
         caption=caption(rows),
     )
@@ -46,7 +46,7 @@ def with_spans(frame, places):
     names = [SPAN.format(i + 1) for i in range(len(places))]
     found = frame.assign(**{name: extra(frame, name) for name in names})
     if found[names].isna().all().any():
-        raise ResultsError(f"no row has {names[0]} in extras: give replay.needles with {len(places)} places")
+        raise ResultsError(f"no row has {names[0]} in extras: set replay.needles with {len(places)} places")
     return found
 
 
@@ -63,8 +63,8 @@ def caption(rows):
     errors = used_rows(rows).groupby(["budget_tokens", "label"])["rel_err_out_mean"].mean()
     texts = [f"B = {budget} {label} {error:.3g}" for (budget, label), error in errors.items()]
     return (
-        "The spans are ordinary text: nothing makes later tokens look for them, so this is the mass that the"
-        f" model spends there anyway. Mean relative error of all rows: {', '.join(texts)}."
+        "The spans are ordinary text: nothing makes later tokens attend to them, so this is the mass that the"
+        f" model gives them anyway. Mean relative error of all rows: {', '.join(texts)}."
     )
 
 

@@ -33,9 +33,10 @@ def data(run):
 
 
 def draw(run, table):
-    """One head: that of options.layer (default: the middle one) and options.kv_head (default: the first)."""
+    """The picture of one head: options.layer (default: the middle one) and options.kv_head (default: the
+    first)."""
     shown = the_head(run, table)
-    title = "Scores, segments and what stays"
+    title = "Scores, segments and kept tokens"
     return [Picture(title, shown, partial(_figure, shown, replay_note(_rows(run))), caption(shown))]
 
 
@@ -50,7 +51,7 @@ def _rows(run):
 
 def segments_of(row, scores, kept):
     """One line per prompt token of a head: A, zone (sink, segment, recent), segment number, kept. None if the
-    scores are not those of the prompt."""
+    scores do not belong to the prompt."""
     params, prompt = row["params"], int(row["n_prefill"])
     a = scores.get((row["prompt"], row["layer"], row["kv_head"]))
     if a is None or len(a) != prompt:
@@ -76,7 +77,7 @@ def the_head(run, table):
 
 
 def _figure(head, compared, width):
-    """All tokens above, some segments of the middle below."""
+    """Draws all tokens above, and some segments of the middle below."""
     figure = new_figure(width)
     whole, part = figure.subplots(2, 1)
     middle = head[head["zone"] == "segment"]["segment"]
@@ -98,7 +99,7 @@ def _figure(head, compared, width):
 
 
 def _points(axes, rows, size):
-    """Both kinds differ in shape as well as in colour."""
+    """Draws kept and evicted tokens with different shapes and colours."""
     kept, gone = rows[rows["kept"]], rows[~rows["kept"]]
     left = axes.scatter(
         gone["token"], gone["score"], s=size, marker="x", color=COLOURS[1], linewidths=0.6, zorder=2
@@ -114,9 +115,10 @@ def caption(head):
     counts = head[head["kept"]]["zone"].value_counts()
     mass = head.loc[head["kept"], "score"].sum() / head["score"].sum()
     return (
-        f"Of {len(head)} prompt tokens stay {counts.get('sink', 0)} sinks, {counts.get('segment', 0)} winners"
-        f" of segments and {counts.get('recent', 0)} recent ones; they received {mass:.0%} of the prompt's"
-        " attention. A: attention from all prompt rows and query heads of the group."
+        f"Of {len(head)} prompt tokens the cut keeps {counts.get('sink', 0)} sinks,"
+        f" {counts.get('segment', 0)} winners of segments and {counts.get('recent', 0)} recent ones; they"
+        f" received {mass:.0%} of the prompt's attention. A: attention from all prompt rows and query heads"
+        " of the group."
     )
 
 
@@ -136,12 +138,12 @@ def one_each(table):
 
 
 def winners(table):
-    """Scores are compared up to the rounding of two ways to sum them."""
+    """Verdict; scores are compared up to the rounding of two orders of summation."""
     largest = _segments(table)["score"].transform("max")
     kept = table.loc[largest.index[table.loc[largest.index, "kept"]]]
     hits = (kept["score"] >= (1 - ROUNDING) * largest[kept.index]).sum()
     return Verdict(
-        claim="the token that stays is the segment's largest accumulated score",
+        claim="the kept token has the segment's largest accumulated score",
         source="BUZZ Fig. 2, algorithm 1",
         how=f"against independently accumulated scores, ties within {ROUNDING:g}; fails below 99 % of"
         " the segments",

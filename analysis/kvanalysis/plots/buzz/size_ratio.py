@@ -13,7 +13,7 @@ from ...stats.verdict import FAILS, HOLDS, UNDECIDED, Verdict
 from ...stats.words import BAND_NOTE, replay_note
 from .theory import mean_size, ratio_rule
 
-PAPER_BEST = 4.5  # of the ROUGE scores in the figure
+PAPER_BEST = 4.5  # T/w of the best ROUGE score in the figure
 
 
 def data(run):
@@ -47,22 +47,23 @@ def error_picture(rows, rule):
         x=ratio_axis(rows, {f"the rule, T/w = {rule:.2f}": rule}),
         y=Axis(ERROR),
         note=f"{replay_note(rows)} {BAND_NOTE}",
-        caption=f"Least mean error {best['y']:.3g} at T/w = {best['x']:.2f}; the paper's best ROUGE"
-        f" stood at {PAPER_BEST:g}."
-        " The bands hold the spread over layers, which is far larger than that of paired differences.",
+        caption=f"Lowest mean error {best['y']:.3g} at T/w = {best['x']:.2f}; the paper's best ROUGE score"
+        f" is at {PAPER_BEST:g}."
+        " The bands show the spread over layers, which is far larger than that of paired differences.",
     )
     return curves_picture(sheet, "error")
 
 
 def ratio_axis(rows, levels):
-    """Ticks at whole ratios: those that were run are such for windows and thresholds of whole tokens."""
+    """The x axis with ticks at whole ratios; other ratios come from windows and thresholds in whole
+    tokens."""
     whole = range(math.ceil(rows["ratio"].min()), math.floor(rows["ratio"].max()) + 1)
     ticks = {ratio: str(ratio) for ratio in whole}
     return Axis("threshold over window, T/w [1]", ticks=ticks, levels=levels)
 
 
 def size_picture(rows):
-    """Whether the time averages were really equal."""
+    """The picture of peaks and time averages, which should be equal."""
     frames = [
         head_points(rows, measure, ["ratio"]).rename(columns={"ratio": "x"}).assign(panel="", label=label)
         for measure, label in (("peak_kept_tokens", "peak"), ("mean_kept_tokens", "time average, measured"))
@@ -79,7 +80,7 @@ def size_picture(rows):
         points=pd.concat([*frames, theory], ignore_index=True),
         x=ratio_axis(rows, {}),
         y=Axis("resident tokens"),
-        note=f"{replay_note(rows)} The measured average also sees the prompt's cut and an unfinished"
+        note=f"{replay_note(rows)} The measured average includes the prompt's cut and an unfinished"
         " last tooth.",
         caption=f"Time averages measured between {frames[1]['y'].min():.1f} and"
         f" {frames[1]['y'].max():.1f} tokens.",
@@ -88,7 +89,7 @@ def size_picture(rows):
 
 
 def verdict(rows, rule):
-    """Paired against the tried ratio nearest to the rule; `how` says when it holds."""
+    """The verdict, paired with the tried ratio nearest to the rule; `how` says when it holds."""
     ratios = sorted(set(rows["ratio"]))
     chosen = min(ratios, key=lambda ratio: abs(ratio - rule))
     against = {
@@ -103,10 +104,11 @@ def verdict(rows, rule):
     outcome = FAILS if below else HOLDS if least and above else UNDECIDED
     means = rows.groupby("ratio")["rel_err_out_mean"].mean()
     return Verdict(
-        claim=f"the loss is least at the rule's T/w = {rule:.2f} (paper's figure: {PAPER_BEST:g})",
+        claim=f"the error is lowest at the rule's T/w = {rule:.2f} (paper's figure: {PAPER_BEST:g})",
         source="BUZZ Fig. 4, Remark 2",
         how="paired with the tried ratio nearest to the rule, Holm’s correction over the others: fails if the"
-        " error at another ratio is surely lower, holds if at none and surely higher at both ends",
+        " error at another ratio is significantly lower; holds if at none and significantly higher at both"
+        " ends",
         outcome=outcome,
         numbers=f"at {chosen:.2f}: {means[chosen]:.4g}; significantly lower at {listed(below)}; higher at"
         f" {listed(above)}; means {', '.join(f'{ratio:.1f}: {value:.3f}' for ratio, value in means.items())}",

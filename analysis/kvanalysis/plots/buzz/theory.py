@@ -1,13 +1,14 @@
-"""Sizes of BUZZ's cache as the paper's recursion and Remark 1 give them.
+"""Sizes of BUZZ's cache, by the paper's recursion and Remark 1.
 
-k sinks, w recent tokens, segments of s, a middle that fires at T; natural numbers, s at least 3.
+k sinks, w recent tokens, segments of s tokens, a middle that triggers a pass at T tokens; natural numbers, s
+>= 3.
 """
 
 from math import ceil
 
 
 def survivors_of_one(stride):
-    """s-hat: of how many old tokens one survives a pass."""
+    """s-hat: one of so many old tokens survives a pass."""
     return (stride + 1) // 2
 
 
@@ -33,7 +34,7 @@ def mean_size(sinks, window, stride, threshold):
 
 
 def peak_attended(sinks, window, threshold, variant):
-    """Tokens that a step attends to at most: the newest among them."""
+    """The largest number of tokens that a step attends to, including the newest."""
     return sinks + window + threshold + (variant == "reference")
 
 

@@ -1,1 +1,1 @@
-"""What the model itself lost, where kvconfirm has run."""
+"""The model's own loss, if `kvreplay confirm` has run."""

@@ -1,4 +1,4 @@
-"""What the model lost against the offline error, of a results folder that holds confirm.csv."""
+"""The model's loss against the offline error, for a results folder that holds confirm.csv."""
 
 from functools import partial
 from textwrap import fill
@@ -29,9 +29,9 @@ from .loss_axes import LINEAR, set_loss_axis
 ACROSS = {COLUMN_WIDTH: (1,), PAGE_WIDTH: (3, 2)}
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.1}  # inches
 PANEL_GAP = 0.42  # share of a panel's height
-LETTERS = 17  # of an axis label to the inch
-WIDE = 1.3  # decades; more of them have ticks at powers of ten alone
-BELOW, LINE = 0.42, 0.13  # inches below the panels: ticks and a label, a further line of it
+LETTERS = 17  # letters of an axis label per inch
+WIDE = 1.3  # decades; wider axes only have ticks at powers of ten
+BELOW, LINE = 0.42, 0.13  # inches below the panels: ticks and a label; a further line of the label
 WSPACE = 0.07  # share of a panel's width
 LABELS = 5  # exceptions named in a panel, one for each method
 SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_seeds", "n_rows", "loss_full",
@@ -39,8 +39,8 @@ SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_se
 
 
 def data(run):
-    """(instances, choices of measures, their correlations with the loss); None without confirm.csv, or where
-    no text has enough instances. The measures: the best-predicting one and the engine's main one."""
+    """(instances, choices of measures, their correlations with the loss); None without confirm.csv, or if
+    no text has enough instances. The measures: the best predictor and the engine's main measure."""
     instances = trace_instances(run.rows, run.losses)
     choices = shown_choices(instances) if instances else []
     return (instances, choices, choice_correlations(instances, choices)) if choices else None
@@ -68,7 +68,7 @@ def _table(instances, choices):
 
 
 def _exceptional(instances, choices):
-    """[{prompt: [(label, budget)]}] for each choice: of every label in exceptional pairs the instance that is
+    """[{prompt: [(label, budget)]}] for each choice: for every label in exceptional pairs, the instance
     farthest from the monotone fit, the farthest first."""
     named = []
     for each in choices:
@@ -91,7 +91,7 @@ def _exceptional(instances, choices):
 def _figure(table, choices, ranks, shown, names, styles, note, width):
     across = fewest_empty(len(shown), ACROSS[width])
     figure = new_figure(width)
-    # Every measure begins in a row of its own, so texts stand below each other.
+    # Every measure begins in a new row, so that its panels of one text are in one column.
     rows = -(-len(shown) // across)
     panels = panel_grid(figure, rows * across * len(choices), across)
     letters = int(axes_width(width) / across * LETTERS)
@@ -150,7 +150,7 @@ def _axis_label(choice, letters):
 
 
 def _legend_order(table):
-    """Largest mean loss first, as the curves lie."""
+    """Largest mean loss first, like the points."""
     return list(table.groupby("label")[LOSS].mean().sort_values(ascending=False).index)
 
 
@@ -169,10 +169,10 @@ def _note(instances, table):
     parts += [same_words(instances)] if instances.same else []
     exact = int((table[[name for name in table if name.startswith("error_")]] <= 0).any(axis=1).sum())
     if exact:
-        parts.append(f"{exact} without any error have no place on the axis.")
+        parts.append(f"{exact} without any error cannot be shown on the axis.")
     parts.append(
-        f"Named: methods of pairs at one budget with {MARGIN}-fold different errors that the loss orders the"
-        f" other way, beyond its noise. Losses are on a linear scale below {LINEAR} nats."
+        f"Named: methods of pairs at one budget with errors {MARGIN}-fold apart and losses in the opposite"
+        f" order, beyond noise. The scale of losses is linear below {LINEAR} nats."
     )
     return " ".join(parts)
 

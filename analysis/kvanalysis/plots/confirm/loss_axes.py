@@ -1,11 +1,11 @@
-"""An axis of losses: logarithmic, but linear about zero, which a lucky cache may fall below."""
+"""An axis of losses: logarithmic, but linear around zero, because a lucky cache may have a negative loss."""
 
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ...drawing.style import DASHED
 
-LINEAR = 0.02  # nats a token; below, losses are noise and a logarithm would spread them
+LINEAR = 0.02  # nats a token; smaller losses are noise, which a logarithm would spread out
 STEPS = (1, 2, 5)
 ZERO_COLOUR = "#555555"
 
@@ -23,7 +23,7 @@ def set_loss_axis(axes, losses):
 
 
 def _ticks(low, high):
-    """Zero, and powers of ten times STEPS from LINEAR on, fewer steps where the axis is long."""
+    """Zero, and powers of ten times STEPS from LINEAR on; fewer STEPS if the axis is long."""
     long = high > 60 * LINEAR or low < -60 * LINEAR
     steps = (1,) if high > 600 * LINEAR else (1, 5) if long else STEPS
     sizes = [step * 10.0**power for power in range(-2, 4) for step in steps]

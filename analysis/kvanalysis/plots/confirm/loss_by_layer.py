@@ -1,4 +1,4 @@
-"""How well the error of each single layer predicts the model's loss, of a folder that holds confirm.csv."""
+"""How well the error of each single layer predicts the model's loss, for a folder that holds confirm.csv."""
 
 from ...drawing.curve_axes import Axis
 from ...drawing.curves import Sheet, curves_picture
@@ -10,7 +10,7 @@ from ...predict.words import METHODS_NOTE, confirmed_note, shown_texts, shown_wo
 
 def data(run):
     """(correlations of every layer, instances, correlations of the best measure); None without confirm.csv or
-    below FEWEST_LAYERS."""
+    with fewer than FEWEST_LAYERS layers."""
     instances = trace_instances(run.rows)
     choices = shown_choices(instances) if instances and len(instances.layers) >= FEWEST_LAYERS else []
     if not choices:
@@ -32,11 +32,11 @@ def draw(_run, found):
     limits = (max(-1.05, lowest - 0.05), 1.03)
     note = (
         f"{shown_words(shown, len(ranks.prompts))} {confirmed_note(instances)} Rank correlation (Spearman) of"
-        " the error of one layer with the loss increase over the instances of a text, oracles left out."
+        " the error of one layer with the loss increase over the instances of a text, without oracles."
         f" {METHODS_NOTE}"
     )
     sheet = Sheet(
-        title="Which layers’ errors predict the loss",
+        title="How well the error of each layer predicts the loss",
         points=points,
         x=Axis("layer"),
         y=Axis("rank correlation with the loss [1]", limits=limits, levels={"none": 0.0}),
@@ -48,7 +48,7 @@ def draw(_run, found):
 
 
 def _caption(table):
-    """Mean over texts: of each third of the layers, and the best layer."""
+    """Means over texts for each third of the layers, and the best layer."""
     texts = []
     for name, own in table.groupby("measure", sort=False):
         by_layer = own.groupby("layer")["spearman"].mean()

@@ -1,5 +1,5 @@
-"""The loss that the gradient of a trace predicts against the one that the model had, of a results folder that
-holds projections and confirm.csv."""
+"""The loss predicted from the gradient in a trace against the model's measured loss, for a results folder
+with projections and confirm.csv."""
 
 from functools import partial
 
@@ -20,12 +20,12 @@ PANEL_HEIGHT = {COLUMN_WIDTH: 2.3, PAGE_WIDTH: 2.05}  # inches; about square
 PANEL_GAP, WSPACE = 0.3, 0.07  # shares of a panel
 EQUAL_COLOUR = "#555555"
 MARGIN = 1.3  # room beyond the outermost points, as a factor
-WIDEST = 2000  # from the smallest loss on the axes to the largest
+WIDEST = 2000  # largest ratio of losses on the axes
 TITLE_ROOM = 0.36  # inches; two lines
 
 
 def data(run):
-    """(points, {prompt: Agreement or None}); None without confirm.csv, or where no instance is both predicted
+    """(points, {prompt: Agreement or None}); None without confirm.csv, or if no instance is both predicted
     and measured."""
     if confirmed(run.rows, whole=False) is None or run.losses is None:
         return None
@@ -43,7 +43,7 @@ def _with_loss(found):
 
 
 def _places(found):
-    """Which points have a place on the axes: rounding alone would take most of their length."""
+    """Which points are drawn: losses that are only rounding would take most of the axes."""
     least = found[["kl", "kl_mean"]].max().max() / WIDEST
     return _with_loss(found) & (found["kl"] >= least) & (found["kl_mean"] >= least)
 
@@ -92,7 +92,7 @@ def _panel(axes, own, styles):
 
 
 def _set_axes(axes, table):
-    """One scale for both axes and all texts, so that the diagonal is where a prediction is right."""
+    """One scale for both axes and all texts, so that correct predictions are on the diagonal."""
     values = table[["kl", "kl_mean"]].to_numpy()
     limits = (values.min() / MARGIN, values.max() * MARGIN)
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
@@ -114,14 +114,14 @@ def _ratio(found):
 
 def _note(table):
     parts = [
-        f"{count(len(table), 'instance')} that were both predicted and run. Points of a method: its budgets;"
-        " lines: the 95 % interval of the prediction. Dashed: equal."
+        f"{count(len(table), 'instance')} that were both predicted and run. Points of a method are its"
+        " budgets; lines: the 95 % interval of the prediction. Dashed: prediction equals measurement."
     ]
     if table["oracle"].any():
         parts.append("Hollow: oracles, which see the future.")
     lost = int((~_places(table)).sum())
     if lost:
-        parts.append(f"{lost} of hardly any loss have no place on the axes; they stand in the CSV.")
+        parts.append(f"{lost} with almost no loss are only in the CSV.")
     return " ".join(parts)
 
 
@@ -132,8 +132,8 @@ def _caption(agreements):
         for prompt, each in agreements.items()
         if each is not None
     ]
-    told = f"{'; '.join(texts)}." if texts else "Too few instances of a text for a rank correlation."
+    told = f"{'; '.join(texts)}." if texts else "Too few instances per text for a rank correlation."
     return (
-        f"{told} Factor: median of measured over predicted KL of instances measured below {SMALL:g} nat;"
+        f"{told} Factor: median of measured over predicted KL, for instances measured below {SMALL:g} nat;"
         " scatter: exp of the standard deviation of its logarithm."
     )

@@ -1,4 +1,4 @@
-"""H2O Fig. 2b: accumulated attention scores, sorted, beside what uniform causal attention would give."""
+"""H2O Fig. 2b: sorted accumulated attention scores, compared with uniform causal attention."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ from ...stats.verdict import HOLDS, MIXED, RULE, Verdict, above
 
 NULL = "uniform causal attention"
 SHARES = {
-    "heads": "query heads, each alone",
+    "heads": "query heads, each separately",
     "share": "query heads of a kv head together",
     "null": NULL,
     "token_0": "token 0 alone",
@@ -37,41 +37,43 @@ def draw(_run, found):
 
 def claims(_run, found):
     table, _, shares = found
-    return [heavier_than_null(shares), decays_like_power(table)]
+    return [heavy_tail_verdict(shares), power_law_verdict(table)]
 
 
 def null_scores(n):
-    """A of n tokens if every row i gives 1/(i+1) to each of its tokens; falls with the token's index."""
+    """Scores A of n tokens if every row i gives 1/(i+1) to each of its tokens; they fall with the token's
+    index."""
     return np.cumsum(1 / np.arange(n, 0, -1))[::-1]
 
 
 def sorted_share(scores):
-    """Scores by falling size, divided by their sum."""
+    """Scores in descending order, divided by their sum."""
     return np.sort(scores)[::-1] / scores.sum()
 
 
 def top_share(scores, top):
-    """Share of the sum that the largest hold: floor(top * n) of them, at least one, as the program counts."""
+    """Share of the sum in the largest scores: floor(top * n) of them, at least one, as the program counts."""
     return float(sorted_share(scores)[: max(1, int(top * len(scores)))].sum())
 
 
 def head_shares(table):
-    """{(prompt, layer, kv_head, top): mean over the query heads, each with its own scores}, where given."""
+    """{(prompt, layer, kv_head, top): mean over the query heads, each with its own scores}, if available."""
     rows = table[table["measure"] == "top_share_heads"]
     values = rows.assign(x=rows["x"].astype(float), value=rows["value"].astype(float))
     return values.groupby(["prompt", "layer", "kv_head", "x"])["value"].mean().to_dict()
 
 
 def null_shares(table):
-    """{(prompt, layer, kv_head, top): share under uniform attention over what the recorded rows may see}."""
+    """{(prompt, layer, kv_head, top): share under uniform attention over the tokens that the recorded rows
+    may see}."""
     rows = table[table["measure"] == "top_share_null"]
     rows = rows.assign(top=rows["param"].astype(float), value=rows["value"].astype(float))
     return rows.set_index(["prompt", "layer", "kv_head", "top"])["value"].to_dict()
 
 
 def shares_of(scores, of_heads, of_null):
-    """One row per (prompt, layer, kv head, top): the share of the kv head (query heads summed), the mean over
-    its query heads (`heads`), the null's, and that of token 0."""
+    """One row per (prompt, layer, kv head, top): the share for the kv head (query heads summed), the mean
+    over its query heads (`heads`), the null's share, and that of token 0."""
     return pd.DataFrame(
         {"prompt": prompt, "layer": layer, "kv_head": head, "top": top, "share": top_share(a, top)}
         | {"heads": of_heads.get((prompt, layer, head, top), np.nan)}
@@ -82,12 +84,13 @@ def shares_of(scores, of_heads, of_null):
 
 
 def _null(of_null, place, n):
-    """The program's, which knows of strided queries and windows; else that of all rows of a full prefix."""
+    """The program's value, which covers strided queries and windows; else that of all rows of a full
+    prefix."""
     return of_null[place] if place in of_null else top_share(null_scores(n), place[-1])
 
 
 def tails(table, scores):
-    """Means over heads of the sorted shares, at ranks that are even on a logarithmic axis."""
+    """Means over heads of the sorted shares, at ranks evenly spaced on a logarithmic axis."""
     frames, longest = [], max(len(a) for a in scores.values())
     for layer in sorted({layer for _, layer, _ in scores}):
         curves = [sorted_share(a) for (_, at, _), a in scores.items() if at == layer]
@@ -101,7 +104,7 @@ def tails(table, scores):
         y=Axis("share of all attention [1]", "log"),
         note=f"{attention_note(table)} Each kv head's scores (column sums over all rows and its query heads)"
         " sorted and divided by their sum; means over heads and texts.",
-        caption="A straight line would be a power law; a high R² alone does not make one. The curve of"
+        caption="A straight line would be a power law; a high R² alone does not prove one. The curve of"
         f" {NULL} falls because early tokens are seen by more rows.",
         markers=False,
     )
@@ -114,7 +117,7 @@ def curve_rows(label, shares):
 
 
 def tops(table, shares):
-    """The share of the top 1, 5 and 20 % by layer beside the null's."""
+    """The share of the top 1, 5 and 20 % by layer, with the null's share."""
     layers = sorted(shares["layer"].unique())
     means = shares.groupby(["top", "layer"], as_index=False)[list(SHARES)].mean()
     frames = []
@@ -147,8 +150,8 @@ def tops_caption(means):
     return "Share of all attention. " + "; ".join(texts) + f"; token 0 alone: {sink}."
 
 
-def heavier_than_null(shares):
-    """Heavy-tailed means more than the null; over heads, for the top 20 %."""
+def heavy_tail_verdict(shares):
+    """Heavy-tailed means a larger share than the null's, over heads, for the top 20 %."""
     rows = shares[shares["top"] == TOP[-1]]
     rows = rows.assign(share=rows["heads"].fillna(rows["share"]))
     beyond = over_units(rows, "share") - over_units(rows, "null")
@@ -161,15 +164,15 @@ def heavier_than_null(shares):
         claim="a small set of tokens receives most attention in every layer",
         source="H2O Fig. 2b, section 3",
         how="share of the top 20 % minus that under uniform causal attention, claimed above zero:"
-        f" {RULE}; mixed, too, if the mean of a layer is below",
+        f" {RULE}; also mixed if the mean of a layer is below",
         outcome=outcome,
         numbers=f"excess {excess:+.2f} [{low:+.2f}, {high:+.2f}]; "
         + ", ".join(f"L{layer} {value:+.2f}" for layer, value in by_layer.items()),
     )
 
 
-def decays_like_power(table):
-    """Whether a straight line in log-log explains more than one in log-linear axes."""
+def power_law_verdict(table):
+    """Whether a straight line fits better on log-log axes than on log-linear axes."""
     values = {
         name: table[table["measure"] == name].set_index(["prompt", "layer", "kv_head"])["value"].astype(float)
         for name in ("log_log_r2", "exponential_r2", "log_log_slope")

@@ -1,4 +1,4 @@
-"""H2O Fig. 2c: error when the heavy hitters are taken away, beside as many random or light tokens."""
+"""H2O Fig. 2c: error without the heavy hitters, compared with dropping as many random or light tokens."""
 
 from ...drawing.curve_axes import ERROR, Axis
 from ...drawing.curves import Sheet, curves_picture
@@ -28,7 +28,7 @@ def draw(run, points):
         points=points,
         x=Axis("prompt tokens dropped [%]", "budget", ticks={x: f"{x:.2g}" for x in set(points["x"])}),
         y=Axis(ERROR, "error"),
-        note=f"{replay_note(_rows(run))} One cut after the prompt, later tokens all kept. {BAND_NOTE}",
+        note=f"{replay_note(_rows(run))} One-shot cut after the prompt, all later tokens kept. {BAND_NOTE}",
         caption=caption(points),
     )
     return [curves_picture(sheet)]
@@ -44,7 +44,7 @@ def _rows(run):
 
 
 def panel_text(sinks):
-    return "all tokens may go" if sinks == 0 else f"the first {sinks} tokens stay"
+    return "all tokens may be dropped" if sinks == 0 else f"the first {sinks} tokens are kept"
 
 
 def _in_order(column):
@@ -52,7 +52,7 @@ def _in_order(column):
 
 
 def caption(points):
-    """The errors at the smallest share dropped."""
+    """The errors at the smallest share of dropped tokens."""
     texts = []
     for panel, rows in points.groupby("panel", sort=False):
         least = rows[rows["x"] == rows["x"].min()]
@@ -62,5 +62,5 @@ def caption(points):
         "Mean relative error (mean of ratios) over heads. "
         + "; ".join(texts)
         + ". Heavy: by the attention received from all"
-        " prompt rows; the first token is usually the heaviest, so the second panel keeps the sinks."
+        " prompt rows. The first token is usually the heaviest, so the second panel keeps the sinks."
     )

@@ -1,4 +1,5 @@
-"""H2O Fig. 2d: heavy hitters by local scores against scores of the whole text, future included."""
+"""H2O Fig. 2d: heavy hitters by local scores, compared with scores over the whole text, including the
+future."""
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ CHANCE = "as many tokens drawn at random"
 
 
 def data(run):
-    """(rows of h2o, its variant oracle_global and local, overlaps of what they keep); needs output.save:
+    """(rows of h2o, its variant oracle_global and local, overlaps of their kept tokens); needs output.save:
     [kept]."""
     frame = run.frame()
     rows = pd.concat([select(frame, wanted).assign(label=label) for label, wanted in LABELS.items()])
@@ -49,8 +50,8 @@ def errors(rows):
         y=Axis(ERROR, "error"),
         note=f"{replay_note(rows)} {BAND_NOTE}",
         labels=(*LABELS, CHANCE),
-        caption="Global scores sum the attention of all rows, later ones included, and hide what is not on"
-        " the list; no cache can do that. Mean of ratios over heads.",
+        caption="Global scores sum the attention of all rows, later ones included, and hide all other tokens;"
+        " no cache can do that. Mean of ratios over heads.",
     )
     return curves_picture(sheet, "error")
 
@@ -61,7 +62,7 @@ def in_order(points):
 
 
 def attended(arrays, key):
-    """Tokens that the last scored step attends to: C_t, the newest included."""
+    """Tokens that the last scored step attends to: C_t, including the newest."""
     cell = arrays[key]
     if "attended_off" in cell:
         return arrays.lists(key, "attended")[-1]
@@ -76,10 +77,10 @@ def jaccard(a, b):
 
 
 def overlaps_of(arrays, rows):
-    """One row per unit, budget and label other than global: overlap with the global set in the last step.
+    """One row per unit, budget and label except global: overlap with the global set in the last step.
 
-    `beyond` leaves out the recent tokens, which both keep by rule, and `chance` is what two random sets
-    of those sizes among the older tokens would share.
+    `beyond` leaves out the recent tokens, which both keep by rule. `chance` is the expected overlap of two
+    random sets of these sizes among the older tokens.
     """
     units = ["trace_id", "prompt", "layer", "kv_head", "budget_tokens"]
     table = []
@@ -135,7 +136,7 @@ def overlap(rows, overlaps):
         y=Axis("overlap (Jaccard) [1]", limits=(0, 1.03)),
         note=f"{replay_note(rows)} Sets of the last step. {BAND_NOTE}",
         labels=(*LABELS, CHANCE),
-        caption="Overlap of the tokens attended to in the last step with those of the global scores. Both"
+        caption="Overlap of the tokens attended to in the last step with the tokens of global scores. Both"
         " keep the same recent tokens by rule, so the second panel leaves these out.",
     )
     return curves_picture(sheet, "overlap")

@@ -1,4 +1,5 @@
-"""H2O Theorem 4.4: kept mass over the best mass, beside 1 - 1/e. The theorem itself is not testable."""
+"""H2O Theorem 4.4: kept mass over the best mass, compared with 1 - 1/e. The theorem itself cannot be
+tested."""
 
 import math
 
@@ -16,7 +17,7 @@ PANELS = {"mass_recall": "mean over rows", "mass_recall_min": "worst row"}
 
 
 def data(run):
-    """A point per layer and budget in each panel whose column the results have."""
+    """A point per layer and budget in each panel for which the results have the column."""
     rows, frames = run.frame(), []
     for measure, panel in PANELS.items():
         if has_values(rows, measure):
@@ -38,7 +39,7 @@ def draw(run, points):
         note=f"{replay_note(run.frame())} Means over kv heads of a row mean, and of a row minimum."
         f" {BAND_NOTE}",
         caption="The theorem bounds a submodular objective with constants that the paper leaves open;"
-        " the line is where its factor would stand if they were trivial. It is a reference, not a bound on"
+        " the line shows its factor for trivial constants. It is a reference, not a bound on"
         " this quantity.",
     )
     return [curves_picture(sheet)]
@@ -57,7 +58,7 @@ def claims(run, _points):
         claim="greedy eviction is near-optimal: at least (1 - a)(1 - 1/e) of the best, minus b",
         source="H2O Theorem 4.4",
         how="the constants a and b are unspecified and attention mass is modular, so no measurement can"
-        " break it; mass recall stands beside 1 - 1/e",
+        " refute it; mass recall is compared with 1 - 1/e",
         outcome=UNTESTABLE,
         numbers="; ".join(numbers) + ("" if worst else "; row minima are not in these results"),
     )

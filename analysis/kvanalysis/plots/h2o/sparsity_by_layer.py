@@ -10,7 +10,7 @@ from ...stats.verdict import FAILS, HOLDS, MIXED, Verdict
 SPARSE, ALMOST_ALL = 0.95, 0.9
 VIEWS = {
     "sparsity": ("sparsity", "all tokens"),
-    "sparsity_no_sink": ("sparsity", "token 0 left out"),
+    "sparsity_no_sink": ("sparsity", "without token 0"),
     "sink_mass": ("mass on token 0", "mass on token 0"),
 }
 
@@ -22,7 +22,7 @@ def data(run):
 
 
 def draw(run, found):
-    """One dot a query head, one line through the means."""
+    """One dot per query head, one line through the means."""
     heads, points = found
     sheet = Sheet(
         title="Sparsity of attention by layer",
@@ -46,7 +46,7 @@ def layers_of(heads):
 
 
 def points_of(heads):
-    """The means over heads as a line, every head as a dot of the same label."""
+    """The means over heads as a line, every head as a dot with the label of the line."""
     place = {layer: i for i, layer in enumerate(layers_of(heads))}
     dots = heads.assign(x=heads["layer"].map(place), y=heads["value"], dot=True)
     means = dots.groupby(["measure", "x", "layer"], sort=True, as_index=False)["y"].mean().assign(dot=False)
@@ -76,7 +76,8 @@ def caption(heads):
 
 
 def verdict(heads, measure):
-    """Sparse in almost all layers: the mean over heads above 0.95 in at least nine of ten recorded layers."""
+    """Whether almost all layers are sparse: the mean over heads above 0.95 in at least nine of ten recorded
+    layers."""
     means = heads[heads["measure"] == measure].groupby("layer")["value"].mean()
     share = (means > SPARSE).mean() if len(means) else float("nan")
     outcome = HOLDS if share >= ALMOST_ALL else FAILS if share < 0.5 else MIXED

@@ -1,4 +1,4 @@
-"""H2O Fig. 3: the algorithm on written scores, step by step."""
+"""H2O Fig. 3: the algorithm on prescribed scores, step by step."""
 
 from functools import partial
 
@@ -19,19 +19,19 @@ CELL_HEIGHT = 0.24  # inches
 
 
 def data(run):
-    """Every step and token of each label, from a run on the written rows of a step `toy`."""
+    """Every step and token of each label, from a run on the prescribed rows of a step `toy`."""
     [rows] = [step.argument for step in run.config.steps if step.command == "toy"]
     return pd.concat([steps_of(run, cell, rows) for _, cell in _cells(run)], ignore_index=True)
 
 
 def draw(_run, table):
     shown = table[table["label"] == table["label"].iloc[0]]
-    title = "Written scores, step by step"
+    title = "Prescribed scores, step by step"
     return [Picture(title, table, partial(_figure, shown), caption(shown))]
 
 
 def claims(run, _table):
-    """options.token leaves after step options.after (both from 1)."""
+    """Verdict that options.token is evicted after step options.after (both from 1)."""
     token, after = run.option("token"), run.option("after")
     return [verdict(run, cell, token, after) for _, cell in _cells(run)]
 
@@ -44,7 +44,8 @@ def _cells(run):
 
 
 def steps_of(run, cell, rows):
-    """One line per step and token: its probability (decode steps: the engine's), whether it is held after."""
+    """One line per step and token: its probability (in decode steps: the engine's) and whether it is held
+    afterwards."""
     first = int(cell["n_prefill"])
     kept = run.arrays("kept").lists(cell["key"])
     out = run.arrays("outputs")[cell["key"]]["out"][0]
@@ -76,14 +77,14 @@ def _figure(table, width):
     axes.set(xlabel="token", ylabel="step")
     axes.grid(False)
     axes.tick_params(length=0)
-    note = "Attention of each step over what is held and the newest token. Cross: goes now. Grey: gone."
+    note = "Attention of each step to held tokens and the newest. Cross: evicted now. Grey: before."
     finish(figure, [], [], f"{table['label'].iloc[0]}. {note}", CELL_HEIGHT * n)
     make_room(figure)
     return figure
 
 
 def text(axes, cell):
-    """A token that left is grey; one that leaves after this step has a cross."""
+    """Writes a cell: an evicted token is grey, a token that is evicted after this step has a cross."""
     x, y = cell["token"] - 1, cell["step"] - 1
     if not cell["attended"]:
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=GONE, edgecolor="none"))
@@ -96,7 +97,7 @@ def text(axes, cell):
 def caption(table):
     left = table[table["attended"] & ~table["held_after"]]
     steps = ", ".join(f"token {row['token']} after step {row['step']}" for _, row in left.iterrows())
-    return f"Leaves: {steps}." if steps else "Nothing leaves."
+    return f"Evicted: {steps}." if steps else "Nothing is evicted."
 
 
 def verdict(run, cell, token, after):
@@ -105,9 +106,9 @@ def verdict(run, cell, token, after):
     before, then = (set((kept[after - first - 1 + i] + 1).tolist()) for i in (0, 1))
     left = sorted((before | {after}) - then)
     return Verdict(
-        claim=f"token {token} is the one that leaves after step {after} ({cell['label']})",
+        claim=f"token {token} is the one evicted after step {after} ({cell['label']})",
         source="H2O Fig. 3",
-        how="kept sets of the replay on the written scores, exactly",
+        how="exact kept sets of the replay on the prescribed scores",
         outcome=HOLDS if left == [token] else FAILS,
-        numbers=f"held before {sorted(before)} and the new {after}; left {left}; held after {sorted(then)}",
+        numbers=f"held before {sorted(before)} and the new {after}; evicted {left}; kept {sorted(then)}",
     )

@@ -1,1 +1,2 @@
-"""Methods of a run against each other: what every run shows, and what a configuration asks for."""
+"""Methods of a run compared with each other: figures of every run, and those that a configuration
+requests."""

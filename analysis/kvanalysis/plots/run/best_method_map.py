@@ -1,4 +1,4 @@
-"""For every layer x kv head and budget the method with the least error, by colour and letter."""
+"""The method with the lowest error for every layer x kv head and budget, by colour and letter."""
 
 from collections import Counter
 from functools import partial
@@ -16,14 +16,17 @@ from ...stats.paired import TIE
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TIE_MARK = "="
-PALE = (0.5, 0.78)  # share of white in a cell's colour, so that letters stay readable; paler at a second use
+PALE = (
+    0.5,
+    0.78,
+)  # share of white in a cell's colour, so that letters stay readable; paler if a colour is used twice
 PANELS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
 MOST_BUDGETS = 8
 
 
 def data(run):
-    """A row for each head: of each budget and family (stats.families) in which at least two methods compete,
-    the best method, its error, the runner-up, ties, and the letter that stands for it."""
+    """A row for each head, budget and family (stats.families) in which at least two methods compete:
+    the best method, its error, the runner-up, ties, and the letter of the best method."""
     table = _table(families(run.rows))
     return None if table.empty else table.assign(letter=table["best"].map(_letters(table)))
 
@@ -50,7 +53,7 @@ def _winners(errors):
     for (layer, head), values in errors.iterrows():
         values = values.dropna().sort_values(kind="stable")
         best = values.iloc[0]
-        # A win takes more than 1 %, as in kvanalysis.stats.paired.
+        # A win needs a difference of more than 1 %, as in kvanalysis.stats.paired.
         tied = [label for label, error in values.iloc[1:].items() if not best < error * (1 - TIE)]
         found.append(
             {
@@ -68,7 +71,7 @@ def _winners(errors):
 
 
 def _letters(table):
-    """A letter for each label that is best somewhere, the most frequent first."""
+    """A letter for each label that is best for some head, the most frequent first."""
     counts = table["best"].value_counts()
     order = sorted(counts.index, key=lambda label: (-counts[label], label))
     return {label: LETTERS[i] if i < len(LETTERS) else f"{i}" for i, label in enumerate(order)}
@@ -97,12 +100,12 @@ def _figure(run, table, letters, width):
 
 
 def _most(panels):
-    """Panels of one family stand in one row if they fit."""
+    """The number of panels per row: one family in one row if it fits."""
     return max(sum(family == other for other, _ in panels) for family, _ in panels)
 
 
 def _chances(table, label):
-    """Maps of the families in which the label was best anywhere: its cells."""
+    """The number of cells in the families in which the label was best for some head."""
     return int(table["family"].isin(set(table.loc[table["best"] == label, "family"])).sum())
 
 
@@ -127,7 +130,8 @@ def _panel(axes, cells, letters, colours, shape):
 
 
 def _colours(labels, styles):
-    """Of each label its colour in the other figures with white in it, more where an earlier one has it."""
+    """{label: its colour in the other figures mixed with white, paler if an earlier label has that
+    colour}."""
     found, used = [], Counter()
     for label in labels:
         colour = styles[label].colour
@@ -138,16 +142,17 @@ def _colours(labels, styles):
 
 
 def _note(run, table):
-    parts = [f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
+    parts = [f"Lowest mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
     parts += [
         f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(table["family"])
     ]
     parts.append(
-        "Methods compete only where a budget means the same; oracles and methods without a budget do not."
+        "Methods compete only where budgets have one meaning; oracles and methods without a budget do not"
+        " compete."
     )
     left_out = sorted(set(run.rows["label"]) - set(table["best"]))
     if left_out:
-        parts.append(f"Nowhere best: {', '.join(left_out)}.")
+        parts.append(f"Best for no head: {', '.join(left_out)}.")
     return " ".join(parts)
 
 

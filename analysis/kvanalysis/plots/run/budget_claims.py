@@ -1,4 +1,4 @@
-"""Error against budget, and a verdict on each claim that the configuration writes down."""
+"""Error against budget, and a verdict on each claim in the configuration."""
 
 from dataclasses import replace
 
@@ -23,12 +23,13 @@ def draw(_run, frame):
 
 
 def claims(run, frame):
-    """Verdicts on options.claims, as stats.claims says."""
+    """Verdicts on options.claims, see stats.claims."""
     return claims_judged(run, frame)
 
 
 def caption(rows):
-    """Which mean; and the time averages of caches whose size swings, since a budget is a peak."""
+    """Says which mean is shown; and the time averages of caches whose size varies, since a budget is a
+    peak."""
     sizes = (
         used_rows(rows).groupby(["label", "budget_tokens"])[["mean_kept_tokens", "peak_kept_tokens"]].mean()
     )

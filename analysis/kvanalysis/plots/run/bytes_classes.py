@@ -1,4 +1,4 @@
-"""Many methods under each other, sorted by their error, a panel for each class of bytes."""
+"""Many methods in a list, sorted by their error, with a panel for each class of bytes."""
 
 from functools import partial
 
@@ -11,41 +11,43 @@ from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, new_figure
 from ...stats.families import ONESHOT, PHASES
 
-EDGES = (0, 10, 20, 40, 70, np.inf)  # per cent of the full cache, the upper ones belong to a class
-MOST_ROWS = 16  # of a panel
+WHOLE = {"prompt_share": "prompt’s full cache", "peak_share": "full cache"}
+EDGES = (0, 10, 20, 40, 70, np.inf)  # per cent of the full cache; an upper edge belongs to its class
+MOST_ROWS = 16  # rows of a panel
 ROW_HEIGHT, NAME_SIZE = 0.118, 5.8  # inches, points
-LETTERS = 35  # of a name
+LETTERS = 35  # letters of a name
 ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 2}
-FEWER = (1, 3)  # ticks on a narrow axis: times powers of ten
-MARGIN = 1.15  # factor on the least and the largest error
+FEWER = (1, 3)  # ticks on a narrow axis: these times powers of ten
+MARGIN = 1.15  # factor beyond the smallest and the largest error
 TITLES = 0.62  # inches between two rows of panels: ticks, label, title
 
 
 def classes_picture(title, points, styles, caption, name, words):
-    """The Picture of `points` as plots.run.error_vs_bytes has them; `words` name the loss."""
+    """The Picture of `points` from plots.run.error_vs_bytes; `words` name the measure."""
     table = class_rows(points)
     note = (
-        f"Of each method the point with the least error in the class; at most {MOST_ROWS} of a class, the"
-        " others stand in the CSV. Bars: 95 % intervals. Black and grey: oracles. Bytes: everything that is"
-        " stored for one kv head at the peak."
+        f"The lowest error of each method in the class; at most {MOST_ROWS} methods of a class, the"
+        " others are in the CSV. Bars: 95 % intervals. Black and grey: oracles. Bytes: everything that is"
+        " stored for one kv head, at the peak or after the prompt is cut, as the panels’ titles say."
     )
     return Picture(title, table, partial(_figure, table, styles, note, words), caption, name=name)
 
 
 def class_rows(points):
-    """Of each class of bytes and label the point with the least error, sorted; columns of `points` and
-    `bytes_class`, its words."""
-    shares = 100 * points["peak_share"].to_numpy(float)
+    """The point with the lowest error for each class of bytes and label, sorted; columns of `points` and
+    `bytes_class`, the class in words."""
+    size = "prompt_share" if "prompt_share" in points else "peak_share"
+    shares = 100 * points[size].to_numpy(float)
     place = np.clip(np.searchsorted(EDGES, shares - 1e-9, side="left"), 1, len(EDGES) - 1)
     rows = points.assign(place=place).sort_values(["place", "loss"], kind="stable")
     rows = rows.drop_duplicates(["place", "label"]).reset_index(drop=True)
-    return rows.assign(bytes_class=[class_words(each) for each in rows.pop("place")])
+    return rows.assign(bytes_class=[class_words(each, WHOLE[size]) for each in rows.pop("place")])
 
 
-def class_words(place):
-    """Of the class that ends at EDGES[place]."""
+def class_words(place, whole="full cache"):
+    """The words for the class that ends at EDGES[place]; `whole`: what is 100 %."""
     low, high = EDGES[place - 1], EDGES[place]
-    return f"above {low} % of full cache" if np.isinf(high) else f"{low} to {high} % of full cache"
+    return f"above {low} % of {whole}" if np.isinf(high) else f"{low} to {high} % of {whole}"
 
 
 def _figure(table, styles, note, words, width):
@@ -75,7 +77,7 @@ def _panel(axes, rows, styles, places):
         axes.plot([row.loss_low, row.loss_high], [place, place], color=style.colour, linewidth=1)
         axes.plot(row.loss, place, style.marker, color=style.colour, markersize=3.5)
     axes.set_yticks(range(len(rows)), [_name(row) for row in rows.itertuples()], fontsize=NAME_SIZE)
-    axes.set_ylim(places - 0.2, -0.8)  # the least error on top
+    axes.set_ylim(places - 0.2, -0.8)  # the lowest error on top
 
 
 def _name(row):
@@ -84,7 +86,7 @@ def _name(row):
 
 
 def _error_axis(axes, table, width):
-    """That of errors, along x: `set_error_axis` knows the rule for the scale."""
+    """Sets the error axis, along x, on the scale that `set_error_axis` chooses."""
     errors = table["loss"]
     errors = errors[errors < 1] if (errors < 1).any() else errors
     set_error_axis(axes, errors, "x")

@@ -1,4 +1,4 @@
-"""Error against the position of the query: next to the prompt, or far behind it."""
+"""Error against the position of the query, from just after the prompt to far behind it."""
 
 from functools import partial
 
@@ -10,13 +10,13 @@ from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ...stats.families import FAMILIES, at_budget, families, middle_budget
 from .positions import along_rows, by_quarters
 
-MOST_CURVES = 7  # in a panel
+MOST_CURVES = 7  # curves in a panel
 SIZES = {COLUMN_WIDTH: (1.5, 1), PAGE_WIDTH: (2.2, 3)}
 PANEL_GAP = 0.3  # share of a panel's height
 
 
 def data(run, budget=None):
-    """(errors along the rows at one budget, in words where they come from: curves.h5, or four quarters)."""
+    """(errors along the rows at one budget, a phrase on their source: curves.h5, or four quarters)."""
     rivals = families(run.rows)
     budget = budget or middle_budget(rivals)
     rivals = at_budget(rivals, budget) if budget else rivals[:0]
@@ -37,7 +37,7 @@ def draw(run, found):
 
 
 def _shown(table):
-    """{family: its labels of least mean error, the largest of them first}."""
+    """{family: its labels with the lowest mean errors, the largest of them first}."""
     means = table.groupby(["family", "label"])["rel_err_mean"].mean()
     return {
         family: list(means[family].sort_values().index[:MOST_CURVES][::-1])
@@ -63,7 +63,7 @@ def _figure(table, shown, styles, note, width):
         axes.label_outer()
     for axes in list(panels.flat)[len(shown) :]:
         axes.remove()
-    _leave_low_ends(panels[0][0], drawn["rel_err_mean"].min())
+    _limit_low_end(panels[0][0], drawn["rel_err_mean"].min())
     panels[0][0].set_ylabel("mean rel. error [1]")
     tall = height * (high + (high - 1) * PANEL_GAP)
     handles = [handle(styles[label], True) for label in labels]
@@ -71,8 +71,9 @@ def _figure(table, shown, styles, note, width):
     return figure
 
 
-def _leave_low_ends(axes, least):
-    """Of few layers intervals end near 0: on a logarithmic axis they would press the curves together."""
+def _limit_low_end(axes, least):
+    """Ends the axis above lower ends near 0 (few layers), which would press curves together on a logarithmic
+    axis."""
     if axes.get_yscale() == "log":
         axes.set_ylim(bottom=max(axes.get_ylim()[0], least / 2))
 
@@ -83,7 +84,7 @@ def set_position_axis(axes, table):
 
 
 def position_curve(axes, rows, style):
-    """The curve of one label, with its band. `rows`: of `positions.along_rows`."""
+    """The curve of one label, with its band. `rows`: from `positions.along_rows`."""
     at = rows["position"].to_numpy()
     low, high = rows["rel_err_low"], rows["rel_err_high"]
     style.band(axes, at, low, high)
@@ -100,7 +101,7 @@ def _note(table, shown, source):
 
 
 def _caption(table, shown):
-    """By how much the error differs between the first and the last quarter of the positions."""
+    """The error in the first and in the last quarter of the positions."""
     texts = []
     for label in (label for own in shown.values() for label in reversed(own)):
         curve = table[table["label"] == label].sort_values("position")["rel_err_mean"].to_numpy()

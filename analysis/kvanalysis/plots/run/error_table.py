@@ -15,13 +15,13 @@ from ...stats.words import replay_note
 
 MAP = "cividis"
 ROW_HEIGHT = 0.21  # inches
-NO_BUDGET = 0  # stands last, as "none"
-DARK = 0.45  # of the map: below it, numbers are white
+NO_BUDGET = 0  # comes last, as "none"
+DARK = 0.45  # value of the colour map below which numbers are white
 
 
 def data(run):
-    """(means over heads, the rows behind them) of options.rows: a list of {name, select}, selected as
-    stats.claims does."""
+    """(means over heads, the rows behind them) for options.rows: a list of {name, select}, selected as in
+    stats.claims."""
     return table_of(run.option("rows"), run.frame())
 
 
@@ -52,7 +52,7 @@ def table_of(wanted, frame):
 
 def caption(cells):
     missing = sorted(set(cells.loc[cells["y"].isna(), "name"]))
-    text = "Lower is better. total_bytes of a kv head stand in the CSV."
+    text = "Lower is better. total_bytes of a kv head are in the CSV."
     return text + (f" Without a result: {', '.join(missing)}." if missing else "")
 
 

@@ -17,7 +17,7 @@ from ...drawing.budget_axes import (
 )
 from ...drawing.budget_axes import draw as draw_curves
 from ...drawing.curves import make_room
-from ...drawing.panel_grid import fewest_empty, finish_grid, label_lowest, panel_grid, say_nothing_to_draw
+from ...drawing.panel_grid import draw_empty_note, fewest_empty, finish_grid, label_lowest, panel_grid
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ...stats.summary import summarise
@@ -25,18 +25,18 @@ from ...stats.words import oneshot_notes
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
 ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
-NO_BANDS = "So many curves have no bands; their 95% intervals over layers stand in the CSV."
+NO_BANDS = "Without bands because of the many curves; 95% intervals over layers are in the CSV."
 HEIGHT = {COLUMN_WIDTH: 2.2, PAGE_WIDTH: 3.0}  # inches
 PANEL_HEIGHT = 1.25  # inches
-# Panels in a row, in order of preference among equally few empty places.
+# Panels per row, in order of preference among those that leave equally few places empty.
 PANELS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 5, 3)}
 PANEL_GAP = 0.37  # share of a panel's height: its title and the tick labels above it
 PANEL_MARKER = 3.0  # points
-SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes take the short budget label
+SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes get the short budget label
 
 
 def data(run):
-    """(summary of all layers together, of each layer or None if there is only one)."""
+    """(summary of all layers together, summary of each layer or None if there is only one)."""
     several = run.rows["layer"].nunique() > 1
     return run.summary, summarise(run.rows, by=("layer",)) if several else None
 
@@ -84,19 +84,19 @@ def _layer_panels(points, note, width):
 def budget_panel(axes, points, everything, width):
     """One panel; the scales come from `everything`, so that panels of one figure agree.
 
-    `width` is that of the panel in inches."""
+    `width`: width of the panel in inches."""
     shown = drawable(everything)
     set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
     styles = styles_of(everything)
     draw_curves(axes, drawable(points), {label: styles[label] for label in set(shown["label"])})
     frame_errors(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
-        say_nothing_to_draw(axes)
+        draw_empty_note(axes)
         axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
 
 
 def budget_legend(points):
-    """Handles and texts, the largest error first, so that the order is that of the curves."""
+    """Handles and texts, the largest error first, in the order of the curves."""
     shown = drawable(points)
     styles = styles_of(points)
     worst_first = shown.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False)
@@ -106,7 +106,7 @@ def budget_legend(points):
 
 
 def footnote(rows, points):
-    """How to read the picture, and what is not in it."""
+    """How to read the picture, and what it leaves out."""
     parts = [] if banded(set(drawable(points)["label"])) else [NO_BANDS]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")

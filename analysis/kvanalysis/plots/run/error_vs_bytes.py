@@ -1,5 +1,5 @@
-"""Error against what is paid for it: total bytes as a share of the full cache, split by phase, and the front
-of the best. More methods than curves can be told apart are sorted dots in classes of bytes."""
+"""Error against total bytes as a share of the full cache, split by phase, with the Pareto front. If a run has
+more methods than a reader can distinguish as curves, they are drawn as sorted dots in classes of bytes."""
 
 from functools import partial
 
@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from ...answer.measures import DEFAULT, MAIN, words_of
+from ...answer.sizes import PROMPT, SIZES, default_size
 from ...drawing.budget_axes import MOST_CURVES, above_notes, drawable, frame_errors, top_of
 from ...drawing.curves import make_room
 from ...drawing.end_labels import SIZE, label_ends
@@ -21,11 +22,17 @@ from ...stats.summary import INTERVALS
 from .bytes_classes import classes_picture
 
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
-PEAK, MEAN = "peak_share", "mean_share"
-NAMES = {PEAK: "at the peak", MEAN: "averaged over steps"}
+PROMPT_SHARE, PEAK, MEAN = "prompt_share", "peak_share", "mean_share"
+NAMES = {PROMPT_SHARE: "after the cut", PEAK: "at the peak", MEAN: "averaged over steps"}
+WHOLE = {PROMPT_SHARE: "the prompt’s full cache", PEAK: "the full cache", MEAN: "the full cache"}
+COUNTED = {
+    PROMPT_SHARE: "after the prompt is cut, as a share of the prompt’s full cache. One-shot methods also"
+    " keep every later token",
+    PEAK: "at the peak; the full cache is taken at the last token",
+}
 HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.5}  # inches
 ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
-LETTERS = 17  # of a name in a line
+LETTERS = 18  # letters of a name in a line
 LABEL_ROOM = 0.12 + LETTERS * SIZE * GLYPH_EMS / 72  # inches
 TITLES, BELOW = 0.28, 0.26  # inches
 FRONT = {"color": "#9A9A9A", "linewidth": 2.6, "alpha": 0.45}
@@ -34,13 +41,13 @@ TITLE = "Error against bytes"
 
 
 def data(run):
-    """A row per label and budget; None where none has bytes and an error."""
+    """A row per label and budget; None if none has bytes and an error."""
     points = bytes_points(run)
     return points if len(points) else None
 
 
 def draw(run, points):
-    """A panel for each phase; of many methods one for each class of bytes."""
+    """A panel for each phase; for many methods, a panel for each class of bytes."""
     caption = _caption(points)
     if points["label"].nunique() > MOST_CURVES:
         return [classes_picture(TITLE, points, run.styles, caption, "error_vs_bytes", loss_words(points))]
@@ -49,14 +56,19 @@ def draw(run, points):
 
 
 def sizes_of(points):
-    """The columns of sizes that have values: PEAK, MEAN."""
-    return [name for name in (PEAK, MEAN) if points[name].notna().any()]
+    """The columns of sizes that have values: PROMPT_SHARE, PEAK, MEAN."""
+    return [name for name in NAMES if name in points and points[name].notna().any()]
+
+
+def main_size(points):
+    """The size that pictures show: the prompt's, if the table is compared by it, else the peak."""
+    return PROMPT_SHARE if PROMPT_SHARE in sizes_of(points) else PEAK
 
 
 def bytes_points(run):
-    """A row per label and budget: family, `loss` with its interval, by which methods are ranked without a
-    gradient (`measure`), the mean error with its own, bytes as shares of the full cache, and of each size the
-    numbers of its front."""
+    """A row per label and budget: family, `loss` with its interval, the measure (`measure`) that ranks
+    methods without a gradient, the mean error with its interval, bytes as shares of the full cache, and for
+    each size the numbers of its front."""
     points = drawable(run.summary)
     points = points[points["bytes_ratio"].notna()]
     points = points[["label", "budget_tokens", "oracle", "full_cache", "n_units", "n_rows", "n_cells",
@@ -66,12 +78,14 @@ def bytes_points(run):
     points = points.rename(columns={"bytes_ratio": PEAK})
     points.insert(1, "family", points["label"].map(family_of(run.rows)))
     points = points.assign(**{MEAN: _mean_share(run.rows, points)}).reset_index(drop=True)
+    if default_size(run.rows) == PROMPT:
+        points[PROMPT_SHARE] = _share_of(SIZES[PROMPT].held, SIZES[PROMPT].full, run.rows, points)
     return points.assign(**{f"front_{size}": front_numbers(points, size) for size in sizes_of(points)})
 
 
 def _with_loss(points):
-    """`measure` and `loss`, `loss_low`, `loss_high` of rows of a summary: of DEFAULT, or of the mean error
-    where an older table lacks it."""
+    """`measure` and `loss`, `loss_low`, `loss_high` of rows of a summary: from DEFAULT, or from the mean
+    error if an older table lacks it."""
     measure = DEFAULT if len(points) and points[DEFAULT].notna().all() else MAIN
     name = INTERVALS[measure]
     loss = {"loss": points[measure], "loss_low": points[f"{name}_low"], "loss_high": points[f"{name}_high"]}
@@ -82,29 +96,34 @@ def _with_loss(points):
 
 
 def loss_words(points):
-    """The label of an axis of losses."""
+    """The axis label of the measure."""
     return f"{words_of(points['measure'].iloc[0])} [1]" if len(points) else "error [1]"
 
 
 def _mean_share(rows, points):
-    """Time average of the bytes of a cell's caches over the exact cache's at the last token."""
+    """Time average of the bytes of a cell's caches over the bytes of the exact cache at the last token."""
+    return _share_of("mean_bytes", "full_bytes", rows, points)
+
+
+def _share_of(held, full, rows, points):
+    """Mean of the column `held` over the mean of `full`, for each of the points."""
     used = used_rows(rows)
-    if not has_values(used, "mean_bytes", "full_bytes"):
+    if not has_values(used, held, full):
         return np.nan
-    means = unit_means(_keyed(used), ["mean_bytes", "full_bytes"], KEY).groupby(level=KEY).mean()
-    share = means["mean_bytes"] / means["full_bytes"]
+    means = unit_means(_keyed(used), [held, full], KEY).groupby(level=KEY).mean()
+    share = means[held] / means[full]
     return share.reindex(pd.MultiIndex.from_frame(_keyed(points)[KEY])).to_numpy()
 
 
 def _keyed(table):
-    """A missing budget as -1: missing keys do not look up well."""
+    """A missing budget as -1, because missing keys cannot be looked up."""
     return table.assign(budget=table["budget_tokens"].fillna(-1).astype(int))
 
 
 def front_numbers(points, size):
-    """1, 2, ... by rising bytes for the points that no other beats in bytes and in error; else missing.
+    """1, 2, ... by rising bytes for the points on the Pareto front of bytes and error; else missing.
 
-    Oracles are left out: no cache can do what they do.
+    Oracles are left out: no cache can match them.
     """
     numbers = np.full(len(points), np.nan)
     real = points[~points["oracle"] & points[size].notna()].sort_values([size, "loss"])
@@ -117,22 +136,21 @@ def front_numbers(points, size):
 
 
 def phases_figure(points, styles, note, width):
-    """A panel for each family of `points`, all on the same axes, names at the ends of the curves."""
+    """A panel for each family of `points`, all with equal axes, names at the ends of the curves."""
+    size = main_size(points)
     families = [family for family in FAMILIES if family in set(points["family"])]
     wide = min(len(families), ACROSS[width])
     high = -(-len(families) // wide)
     figure = new_figure(width)
     panels = panel_grid(figure, len(families), wide, sharex=True, sharey=True)
     for axes, family in zip(panels, families, strict=True):
-        bytes_panel(axes, points, PEAK, styles, points["family"] == family)
+        bytes_panel(axes, points, size, styles, points["family"] == family)
         axes.set_title(PHASES[family])
         axes.tick_params(labelbottom=True)
     for axes in panels[-wide:]:
-        axes.set_xlabel(
-            "bytes [% of full cache]" if width == PAGE_WIDTH else "total bytes [% of the full cache]"
-        )
+        axes.set_xlabel(f"bytes [% of {WHOLE[size]}]")
     panels[(high - 1) // 2 * wide].set_ylabel(loss_words(points))
-    share_axis(panels[0], points[PEAK].to_numpy())
+    share_axis(panels[0], points[size].to_numpy(float))
     panel = (width - LEFT - wide * LABEL_ROOM) / wide
     gap = (TITLES + BELOW) / HEIGHT[width]
     finish(
@@ -147,14 +165,15 @@ def phases_figure(points, styles, note, width):
 
 
 def _ends(points, styles):
-    """{label: (share in per cent, error, Style)} of the last points that the axes show."""
-    shown = points[points["loss"] <= top_of(points["loss"])].sort_values(PEAK)
+    """{label: (share in per cent, error, Style)} of the last points within the axes."""
+    size = main_size(points)
+    shown = points[points["loss"] <= top_of(points["loss"])].sort_values(size)
     last = shown.groupby("label", sort=True).tail(1)
-    return {row.label: (100 * getattr(row, PEAK), row.loss, styles[row.label]) for row in last.itertuples()}
+    return {row.label: (100 * getattr(row, size), row.loss, styles[row.label]) for row in last.itertuples()}
 
 
 def bytes_panel(axes, points, size, styles, own=None):
-    """Curves of the labels over one of the sizes, of those where `own` is true, and the front of all."""
+    """Draws the curves over one of the sizes for labels where `own` is true, and the front of all labels."""
     shown = points if own is None else points[own]
     for label, curve in shown[shown[size].notna()].groupby("label", sort=True):
         curve = curve.sort_values(size)
@@ -168,7 +187,7 @@ def bytes_panel(axes, points, size, styles, own=None):
 
 
 def _front(axes, front, size):
-    """A staircase: with the bytes of a step, no method did better than its height."""
+    """Draws a staircase: at the bytes of a step, no method has an error below its height."""
     at, error = 100 * front[size].to_numpy(float), front["loss"].to_numpy()
     axes.step(at, error, where="post", zorder=1, **FRONT)
 
@@ -186,7 +205,7 @@ def share_axis(axes, shares):
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-FRONT_TEXT = "front of all phases: nothing has less error with fewer bytes"
+FRONT_TEXT = "Pareto front of all phases: no point has both lower error and fewer bytes"
 
 
 def bytes_legend(points, styles):
@@ -198,11 +217,11 @@ def bytes_legend(points, styles):
 
 def _note(points):
     parts = [
-        "Points of a curve: budgets. Bytes: everything that is stored for one kv head (keys, values, weights,"
-        " scores, sketches, indices) at the peak; the full cache is taken at the last token."
+        "Points of a curve are its budgets. Bytes: everything that is stored for one kv head (keys, values,"
+        f" weights, scores, sketches, indices) {COUNTED[main_size(points)]}."
     ]
     if points["oracle"].any():
-        parts.append("Dashed: oracles, which no cache can follow; not in the front.")
+        parts.append("Dashed: oracles, which no cache can match; they are not in the front.")
     if (points["n_rows"] < points["n_cells"]).any():
         parts.append("Hollow: some cells have no result.")
     return " ".join(parts + above_notes(points, "loss"))
@@ -210,10 +229,12 @@ def _note(points):
 
 def _caption(points):
     """The front in words: share, label, budget, error."""
-    front = points[points[f"front_{PEAK}"].notna()].sort_values(PEAK)
-    return f"{FRONT_TEXT[0].upper()}{FRONT_TEXT[1:]}: {'; '.join(map(_named, front.to_dict('records')))}."
+    size = main_size(points)
+    front = points[points[f"front_{size}"].notna()].sort_values(size)
+    named = "; ".join(_named(row, size) for row in front.to_dict("records"))
+    return f"{FRONT_TEXT[0].upper()}{FRONT_TEXT[1:]}: {named}."
 
 
-def _named(row):
+def _named(row, size):
     budget = "" if pd.isna(row["budget_tokens"]) else f" B={row['budget_tokens']}"
-    return f"{row['label']}{budget} ({100 * row[PEAK]:.1f} %, {row['loss']:.3g})"
+    return f"{row['label']}{budget} ({100 * row[size]:.1f} %, {row['loss']:.3g})"

@@ -1,4 +1,4 @@
-"""The error of every layer x kv head, a panel for each method, one shared scale, at one budget."""
+"""The error of every layer x kv head at one budget, a panel for each method, on one shared scale."""
 
 from functools import partial
 
@@ -15,12 +15,12 @@ SCALE = "mean rel. error [1]"
 
 
 def data(run, budget=None):
-    """(errors [(layer, kv head), labels] at `budget`, rows behind them, budget): by default the middle one
-    that was run; methods without a budget join in."""
+    """(errors [(layer, kv head), labels] at `budget`, rows behind them, budget). Default: the middle budget
+    of the run; methods without a budget are included."""
     used = used_rows(run.rows)
     budget = budget or middle_budget(used)
     chosen = used[used["budget_tokens"].isna() | used.index.isin(at_budget(used, budget).index)]
-    # What is exact but for rounding would take most of the scale.
+    # Methods that are exact up to rounding would take most of the scale.
     chosen = chosen[chosen.groupby("label")["rel_err_out_mean"].transform("mean") > ROUNDING]
     chosen = chosen[chosen["rel_err_out_mean"] > 0]
     table = head_table(chosen) if len(chosen) else chosen
@@ -49,7 +49,7 @@ def _figure(run, table, order, norm, budget, width):
 
 def _note(run, order, shown, budget):
     at = "" if budget is None else f" at budget {budget} (methods without a budget at their own size)"
-    parts = [f"Mean of ratios{at}, seeds and texts averaged; the least mean first."]
+    parts = [f"Mean of ratios{at}, seeds and texts averaged; the lowest mean first."]
     exact = sorted(_without_error(run.rows) - set(order))
     if exact:
         parts.append(f"No error beyond rounding: {', '.join(exact)}.")
@@ -64,7 +64,7 @@ def _without_error(rows):
 
 
 def _caption(run, table, budget):
-    """The head and the layer that cost most, as numbers, and what else was run."""
+    """The head and the layer with the highest error, as numbers, and the other budgets."""
     mean = table.mean(axis=1)
     (layer, head), worst = mean.idxmax(), mean.max()
     by_layer = mean.groupby(level=0).mean()
@@ -73,6 +73,6 @@ def _caption(run, table, budget):
     return (
         f"Mean over {count(table.shape[1], 'method')}: hardest head layer {layer} kv head {head}"
         f" ({worst:.3g}), hardest layer {by_layer.idxmax()} ({by_layer.max():.3g}), easiest layer"
-        f" {by_layer.idxmin()} ({by_layer.min():.3g}). One model and text: differences between layers below"
-        f" 10 % are not established.{more}"
+        f" {by_layer.idxmin()} ({by_layer.min():.3g}). One model and text: do not rely on differences"
+        f" between layers below 10 %.{more}"
     )

@@ -1,10 +1,10 @@
-"""Every method of each run step, ranked at the sizes that the step was asked for.
+"""Ranks every method of each run step, at the sizes that the step was asked for.
 
 options: {titles: {step: title}, notes: {step: text}, absent: {name: why it has no row}}; the last two are for
-the page. A step asked for shares of the full cache's bytes is ranked at those shares; one asked for tokens at
-those tokens, which is fair among methods that store everything; what takes no budget is listed with the size
-that it came to. Methods are ranked by what `compare_at` ranks by: predicted nats where the results say them
-of every method of the table, else the squared cosine distance.
+the page. A step that requests shares of the full cache's bytes is ranked at those shares. A step that
+requests tokens is ranked at those tokens, which is fair among methods that store everything. Methods without
+a budget are listed with their own size. Methods are ranked like in `compare_at`: by predicted nats if the
+results have them for every method of the table, else by the squared cosine distance.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from ...answer.nats import nats_at
 from ...answer.reached import Question, Reached, reached
 from ...data.labels import named_values
 from ...data.shares import by_share, with_common_budgets
-from ...drawing.panel_grid import say_nothing_to_draw
+from ...drawing.panel_grid import draw_empty_note
 from ...drawing.saving import Picture
 from ...drawing.style import COLOURS, GLYPH_EMS, ORACLE_COLOURS, RC, finish, new_figure
-from ...errors import ResultsError, UserError
+from ...errors import ConfigError, ResultsError
 from ...loss.predicted import Losses, losses_of
 from ...stats.families import at_budget, budgets_of
 from ...stats.intervals import by_trace, mean_interval, used_rows
@@ -35,7 +35,7 @@ COLUMNS = ["step", "size", "measure", "name", "label", "ceiling", "loss", "low",
 
 @dataclass(frozen=True)
 class Size:
-    """What the methods of a ranking have in common: a `share` of the full cache's bytes, `tokens` that a step
+    """What the methods of a ranking share: a `share` of the full cache's bytes, `tokens` that a step
     may read, or nothing (`own`)."""
 
     kind: str
@@ -50,9 +50,9 @@ class Size:
 
 
 def data(run) -> pd.DataFrame:
-    """A row of COLUMNS for each method of each ranking, the least loss first, ceilings and those without a
-    number last. `loss` is `measure`; `nats` are predicted, `distance` (DEFAULT) and `error` (MAIN) means over
-    heads, `measured` nats a token of the model itself."""
+    """A row of COLUMNS for each method of each ranking, the lowest `loss` first, ceilings and methods without
+    a number last. `loss` is the value of `measure`; `nats` are predicted; `distance` (DEFAULT) and `error`
+    (MAIN) are means over heads; `measured` is the model's own loss in nats a token."""
     steps = [step.name for step in run.config.steps if step.command == "run"]
     tables = [table for step in steps for table in rankings(step, run.frame(step))]
     return pd.concat(tables, ignore_index=True)
@@ -69,7 +69,7 @@ def draw(run, table: pd.DataFrame) -> list[Picture]:
 
 
 def sizes_of(frame: pd.DataFrame) -> list[Size]:
-    """What the rows were asked for, shares before tokens."""
+    """The sizes that the rows were requested at, shares before tokens."""
     shares = sorted(by_share(frame)["share"].dropna().unique())
     if shares:
         return [Size("share", float(share)) for share in shares]
@@ -77,7 +77,7 @@ def sizes_of(frame: pd.DataFrame) -> list[Size]:
 
 
 def rankings(step: str, frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """`ranking` of `load`'s table at each size that it was asked for."""
+    """`ranking` of `load`'s table at each size that was requested."""
     losses = losses_of(frame)
     return [ranking(step, frame, size, losses) for size in sizes_of(frame)]
 
@@ -98,12 +98,12 @@ def ranking(step: str, frame: pd.DataFrame, size: Size, losses: Losses | None) -
         row |= {"error": errors.get(label), "measured": measured.get(label)}
     table = pd.DataFrame(found).reindex(columns=COLUMNS)
     if size.kind != "share":
-        table["how"] = ""  # the size says it
+        table["how"] = ""  # the title says it
     return table.assign(decided=None) if size.kind == "own" else table
 
 
 def _names(frame: pd.DataFrame) -> dict[str, str]:
-    """{label: the method with all that it was given}: a published row says which variant it is."""
+    """{label: the method with all its given parameters}, so that a published row identifies its variant."""
     known = frame.drop_duplicates("label")
     return {
         row.label: " ".join([row.method, *named_values(row.given, sorted(row.given))])
@@ -113,7 +113,7 @@ def _names(frame: pd.DataFrame) -> dict[str, str]:
 
 def _at(frame: pd.DataFrame, size: Size) -> tuple[pd.DataFrame, float]:
     """(rows that compete, the share at which compare_at finds them). Methods that store everything compete at
-    equal reads, so that their bytes are made equal here."""
+    equal reads, so their bytes are made equal here."""
     if size.kind == "share":
         return frame, size.value
     rows = at_budget(frame, size.value) if size.kind == "tokens" else frame
@@ -123,10 +123,10 @@ def _at(frame: pd.DataFrame, size: Size) -> tuple[pd.DataFrame, float]:
 
 
 def _contenders(rows: pd.DataFrame, share: float, losses: Losses | None) -> tuple[str, list[dict]]:
-    """(what they are ranked by, those that compete)."""
+    """(the measure that ranks them, the competing methods)."""
     try:
         answer = compare_at(rows, share, losses=losses)
-    except (ResultsError, UserError):
+    except (ResultsError, ConfigError):
         return DEFAULT, []
     return answer.measure, [
         {
@@ -139,7 +139,7 @@ def _contenders(rows: pd.DataFrame, share: float, losses: Losses | None) -> tupl
 
 
 def _ceilings(rows: pd.DataFrame, share: float, losses: Losses | None, measure: str) -> list[dict]:
-    """Oracles do not compete; they say how much is left to gain."""
+    """Oracles do not compete; they show how much room for improvement is left."""
     used = used_rows(rows)
     oracles = used[used["oracle"]]
     if oracles.empty:
@@ -158,7 +158,7 @@ def _ceilings(rows: pd.DataFrame, share: float, losses: Losses | None, measure: 
 
 
 def _on_heads(rows: pd.DataFrame, share: float, column: str) -> dict[str, pd.Series]:
-    """{label: a column of every unit at the share}, of those that reach it."""
+    """{label: a column of every unit at the share}, for labels that reach it."""
     groups = used_rows(rows).groupby("label", sort=True)
     found = {label: reached(own, Question(share, column)) for label, own in groups}
     return {label: each.values for label, each in found.items() if isinstance(each, Reached)}
@@ -183,7 +183,7 @@ def _sizes(frame: pd.DataFrame, size: Size) -> tuple[dict[str, float], dict[str,
 
 
 def _measured(frame: pd.DataFrame, losses: Losses | None, size: Size) -> dict[str, float]:
-    """{label: nats a token of the model itself, the mean over texts}, where kvconfirm ran."""
+    """{label: the model's own loss in nats a token, the mean over texts}, if the closed loop ran."""
     if losses is None or "kl_mean" not in losses.table:
         return {}
     asked = with_common_budgets(_asked(frame, size).drop(columns="share", errors="ignore"))
@@ -197,7 +197,7 @@ def _figure(table: pd.DataFrame, note: str, width: float):
     axes = figure.subplots()
     shown = table.dropna(subset=["loss"])
     if shown.empty:
-        say_nothing_to_draw(axes)
+        draw_empty_note(axes)
         finish(figure, [], [], note, 1.0)
         return figure
     sizes = list(dict.fromkeys(shown["size"]))
@@ -223,7 +223,7 @@ def _figure(table: pd.DataFrame, note: str, width: float):
 
 
 def axis_words(table: pd.DataFrame) -> str:
-    """What the losses of a table are, with the unit."""
+    """The measure that ranks a table, with its unit."""
     measures = list(dict.fromkeys(table["measure"]))
     units = {NATS: "nats a token"}
     return "; ".join(f"{words_of(each)} [{units.get(each, '1')}]" for each in measures)
@@ -241,5 +241,5 @@ def _caption(table: pd.DataFrame) -> str:
         if len(ranked):
             more = int(ranked["decided"].fillna(value=False).astype(bool).sum())
             best = f"{ranked['name'].iloc[0]} {ranked['loss'].iloc[0]:.3g}"
-            texts.append(f"{size}: {best} of {count(len(ranked), 'method')}, {more} lose significantly more")
+            texts.append(f"{size}: {best} of {count(len(ranked), 'method')}, {more} are significantly worse")
     return "; ".join(texts) + "." if texts else "Nothing was replayed."

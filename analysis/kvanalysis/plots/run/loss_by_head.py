@@ -1,5 +1,5 @@
-"""What the errors of every layer x kv head cost the model, a panel for each of a few methods, one shared
-scale, at one budget, of a trace that holds a gradient."""
+"""The loss that the errors of every layer x kv head cost the model at one budget, a panel for each of a few
+methods on one shared scale, for a trace that holds a gradient."""
 
 from functools import partial
 
@@ -16,13 +16,13 @@ from ...stats.words import count
 
 KL = "kl_head_mean"
 MOST_PANELS = {PAGE_WIDTH: 5, COLUMN_WIDTH: 4}
-WIDEST = 1e4  # from the largest loss to where the colours end
+WIDEST = 1e4  # ratio from the largest loss to the end of the colours
 SCALE = "loss of the head alone [nats/token]"
 
 
 def data(run, budget=None):
-    """(nats a token [(layer, kv head), labels] at `budget`, budget): by default the middle one that was run;
-    where none has a budget, what was run. None without a gradient, a loss, or a second head."""
+    """(nats a token [(layer, kv head), labels] at `budget`, budget). Default: the middle budget of the run,
+    or all rows if none has a budget. None without a gradient, a loss, or a second head."""
     if not has_values(run.rows, KL):
         return None
     used = used_rows(run.rows)
@@ -37,7 +37,7 @@ def data(run, budget=None):
 def draw(run, found):
     table, budget = found
     order = list(table.sum().sort_values().index)
-    title = f"Where the model’s loss comes from, {'no budget' if budget is None else f'B = {budget}'}"
+    title = f"The heads behind the model’s loss, {'no budget' if budget is None else f'B = {budget}'}"
     paint = partial(_figure, table, order, _norm(table.to_numpy()), budget)
     return [Picture(title, _long(table, budget), paint, _caption(table), name="loss_by_head")]
 
@@ -48,7 +48,7 @@ def _long(table, budget):
 
 
 def _norm(values):
-    """Logarithmic: a few heads cost most, and heads that cost nothing get the palest colour."""
+    """Logarithmic, because a few heads cost most; heads that cost nothing get the palest colour."""
     positive = values[np.isfinite(values) & (values > 0)]
     high = positive.max()
     return LogNorm(min(max(positive.min(), high / WIDEST), high / 2), high, clip=True)
@@ -62,17 +62,17 @@ def _figure(table, order, norm, budget, width):
 def _note(order, shown, budget):
     at = "" if budget is None else f" at budget {budget}"
     parts = [
-        f"Divergence that the errors of a head’s query heads cause to second order{at}, pairs with other"
-        " heads and of rows left out; seeds and texts averaged; the least sum first."
+        f"Divergence caused by the errors of a head’s query heads, to second order{at}, without pairs with"
+        " other heads or of rows; seeds and texts averaged; the lowest sum first."
     ]
     if len(shown) < len(order):
-        kept = f"{len(shown)} of {len(order)} methods, evenly from the least loss to the largest"
-        parts.append(f"{kept}; the others stand in the CSV.")
+        kept = f"{len(shown)} of {len(order)} methods, evenly spaced from the lowest loss to the highest"
+        parts.append(f"{kept}; the others are in the CSV.")
     return " ".join(parts)
 
 
 def _caption(table):
-    """Which third of the layers the loss falls on, and the head that costs most."""
+    """The share of the loss in each third of the layers, and the most costly head."""
     shares = table / table.sum()
     mean = shares.mean(axis=1)
     (layer, head), largest = mean.idxmax(), mean.max()
@@ -85,6 +85,6 @@ def _caption(table):
         f"{100 * part.sum():.0f} % on the {name}" for part, name in zip(parts, THIRDS, strict=True)
     )
     return (
-        f"Of the loss {words} of the layers (mean over {count(table.shape[1], 'method')}); {told} Sums of"
-        " single heads: how the whole model’s loss divides, not how large it is."
+        f"Share of the loss: {words} of the layers (mean over {count(table.shape[1], 'method')}); {told}"
+        " Sums of single heads: they show how the model’s loss divides, not how large it is."
     )

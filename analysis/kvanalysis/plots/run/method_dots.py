@@ -1,4 +1,4 @@
-"""Methods under each other, one panel a budget and measure: mean over heads with its interval.
+"""Methods in a list, a panel for each budget and measure: mean over heads with its interval.
 
 options: {measures: [rel_err_out_mean, needle_mass], claims: [[subgen, h2o]]}; a claim says that the first
 method's error is lower than the second's at every budget.
@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ...data.extras import extra
-from ...drawing.panel_grid import finish_grid, panel_grid, say_nothing_to_draw
+from ...drawing.panel_grid import draw_empty_note, finish_grid, panel_grid
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, RC, new_figure, styles_for
 from ...stats.intervals import mean_interval, unit_means, used_rows
@@ -27,11 +27,11 @@ AXES = {
 SHARES = ("needle_mass", "kept_mass_mean")  # at most 1
 ROW_HEIGHT, EDGE = 0.155, 0.25  # inches
 MOST_TICKS = 4
-LETTERS = 22  # of a name in a line; longer names are wrapped
+LETTERS = 22  # letters of a name in a line; longer names are wrapped
 
 
 def data(run):
-    """`means` of options.measures that the run has."""
+    """`means` for those of options.measures that the run has."""
     frame = run.frame()
     return means(frame, [m for m in run.option("measures") if m in frame and frame[m].notna().any()])
 
@@ -68,7 +68,7 @@ def _figure(table, measures, note, width):
     budgets = sorted(table["budget_tokens"].unique(), reverse=True)
     places = [(measure, budget) for measure in measures for budget in budgets]
     if not places:
-        say_nothing_to_draw(figure.subplots())
+        draw_empty_note(figure.subplots())
         finish_grid(figure, ([], []), note, 1, 1, 1.0)
         return figure
     across = len(budgets) if len(budgets) > 1 else len(measures)
@@ -143,13 +143,13 @@ def _caption(frame, table, missing):
 
 
 def _level_budgets(frame):
-    """Methods whose rule shares the budget over layers and gave every layer the same."""
+    """Names methods whose rule shares the budget over layers but gave every layer the same."""
     level = sorted(set(frame.loc[extra(frame, "same_for_all_layers") == 1, "label"]))
-    return f" By its own rule the same budget for every layer here: {', '.join(level)}." if level else ""
+    return f" The rule gave every layer the same budget here: {', '.join(level)}." if level else ""
 
 
 def _identical(table):
-    """Groups of labels whose means agree in everything that is drawn."""
+    """Groups of labels whose drawn means are all equal."""
     errors = table.pivot_table(index="label", columns=["measure", "budget_tokens"], values="mean")
     groups = (
         errors.reset_index().groupby(list(errors.columns))["label"].agg(list) if len(errors.columns) else []
@@ -163,4 +163,4 @@ def _claim(run, first, second):
         share = budget / rows["n_prefill"].min()
         pairs.append((f"{share:.0%}", *(rows[rows["method"] == name] for name in (first, second))))
     source = f"{run.config.paper}, {run.config.number} (order of the task scores)"
-    return lower_everywhere(f"{first} loses less than {second}", source, pairs)
+    return lower_everywhere(f"{first} has a lower error than {second}", source, pairs)

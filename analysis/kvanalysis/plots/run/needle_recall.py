@@ -1,4 +1,4 @@
-"""How much of the attention to marked tokens a method still holds, span by span."""
+"""The share of the attention to marked tokens that a method still holds, span by span."""
 
 from functools import partial
 
@@ -18,14 +18,14 @@ PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
 
 
 def data(run):
-    """Means of all marked spans together and of each, by budget and label."""
+    """Means over all marked spans and for each span, by budget and label."""
     used = used_rows(run.rows)
     table = _table(_with_spans(used)) if has_values(used, MASS) else pd.DataFrame()
     return None if table.empty else table
 
 
 def draw(run, table):
-    """A panel for each budget: methods down, all marked spans and each of them across."""
+    """A panel for each budget: a row for each method, a column for all spans and for each span."""
     spans = [MASS, *(name for name in table if name.startswith(SPAN))]
     names = _names(run.rows, spans)
     order = list(table.groupby("label")[MASS].mean().sort_values(ascending=False).index)
@@ -36,7 +36,7 @@ def draw(run, table):
 
 
 def _with_spans(used):
-    """The numbers of each span out of `extras`, as columns."""
+    """The numbers of each span from `extras`, as columns."""
     parsed = all_extras(used)
     names = sorted({name for extra in parsed for name in extra if name.startswith(SPAN)}, key=_number)
     return used.assign(**{name: [extra.get(name, np.nan) for extra in parsed] for name in names})
@@ -57,7 +57,7 @@ def _table(used):
 
 
 def _names(rows, spans):
-    """`all`, then where each span starts, as far as the configuration says so."""
+    """`all`, then the place where each span starts, if the configuration gives it."""
     needles = rows.attrs.get("meta", {}).get("config", {}).get("replay", {}).get("needles") or {}
     places = needles.get("at", []) if isinstance(needles, dict) else []
     found = [f"{100 * place:g} %" for place in places]
@@ -79,13 +79,13 @@ def _note(run, names):
     where = f" Spans at {', '.join(names[1:])} of the prompt." if "%" in "".join(names) else ""
     return (
         "Exact attention probability of the marked tokens that the method still attends"
-        " to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged; all: the"
-        f" spans pooled, so the one with most attention weighs most.{where}"
+        " to, over the full probability of all marked tokens; 1: none is lost. Seeds and heads averaged;"
+        f" all: the spans pooled, so the span with most attention weighs most.{where}"
     )
 
 
 def _caption(table, spans, names):
-    """The spread over spans: which place a method loses."""
+    """The spread over spans: the places that a method loses."""
     middle = budgets_of(table)[(table["budget_tokens"].nunique() - 1) // 2]
     own = table[table["budget_tokens"] == middle].set_index("label")
     texts = [

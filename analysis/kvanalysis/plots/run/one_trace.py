@@ -1,4 +1,4 @@
-"""The rows of one trace, and what all figures of them share."""
+"""The rows of one trace, and data that all of their figures share."""
 
 from functools import cached_property
 
@@ -8,8 +8,8 @@ from ...stats.summary import summarise
 
 
 class OneTrace:
-    """`rows`: those of one trace of `load`'s table. Where they are known already: `summary`, its rows of
-    `summarise`, `styles`, the looks of the labels of all traces, and `losses`, its Losses."""
+    """`rows`: the rows of one trace in `load`'s table. If already known: `summary`, its rows of
+    `summarise`; `styles`, the styles of the labels of all traces; and `losses`, its Losses."""
 
     def __init__(self, rows, summary=None, styles=None, losses=None):
         self.rows = rows
@@ -22,11 +22,11 @@ class OneTrace:
 
     @cached_property
     def styles(self):
-        """{label: Style}, the same in every figure."""
+        """{label: Style}, equal in every figure."""
         return styles_of(self.summary) if self._styles is None else self._styles
 
     @cached_property
     def losses(self):
-        """What each instance costs the model (loss.predicted.Losses); None where the trace holds no
+        """The loss that each instance costs the model (loss.predicted.Losses); None if the trace holds no
         gradient."""
         return losses_of(self.rows) if self._losses is None else self._losses

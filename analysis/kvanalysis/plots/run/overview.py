@@ -1,8 +1,8 @@
-"""figure.kind overview: any of the overview plots from the runs of one configuration, without a verdict.
+"""figure.kind overview: overview plots from the runs of one configuration, without a verdict.
 
 options:
   plots: [error_vs_bytes, rank_table]   # all of plots.OVERVIEW if absent
-  runs: {run: "", q64: ", recent B/4"}  # run steps taken together, and what is added to their labels
+  runs: {run: "", q64: ", recent B/4"}  # run steps to join, and the text added to their labels
 """
 
 import pandas as pd
@@ -34,7 +34,7 @@ def _plots(run):
     unknown = [name for name in names if name not in known]
     if unknown:
         raise FigureError(
-            f"{run.config.path}: figure.options.plots: no overview plot {unknown[0]}; there are"
+            f"{run.config.path}: figure.options.plots: no overview plot {unknown[0]}; plots:"
             f" {', '.join(known)}"
         )
     return [known[name] for name in names]

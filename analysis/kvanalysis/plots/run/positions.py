@@ -1,4 +1,4 @@
-"""Error along the scored rows, averaged over heads: from the curves of a run, or from its quarters."""
+"""Error along the scored rows, averaged over heads, from a run's curves or from its quarters of rows."""
 
 from functools import reduce
 from pathlib import Path
@@ -12,16 +12,16 @@ from ...stats.families import has_values
 from ...stats.intervals import UNIT, blocks_of, mean_intervals, unit_means
 
 QUARTERS = [f"rel_err_quarter_{part}" for part in (1, 2, 3, 4)]
-SHARE = 16  # the rolling window is this share of the rows
-POINTS = 80  # along a curve, at most
+SHARE = 16  # the rolling window is 1/SHARE of the rows
+POINTS = 80  # largest number of points along a curve
 
 
 def along_rows(rows, saved=()):
-    """(table, words about where it comes from); the table is empty if the run holds neither source.
+    """(table, a phrase on its source); the table is empty if the run has neither curves nor quarters.
 
-    Columns: label, position, rel_err_mean, rel_err_low, rel_err_high, n_units. `position` is the token's, or
-    the quarter (1 to 4) of the scored rows. `saved`: mappings of a cell's key to its curves, beside those in
-    the folders of the run.
+    Columns: label, position, rel_err_mean, rel_err_low, rel_err_high, n_units. `position` is the token's
+    position, or the quarter (1 to 4) of the scored rows. `saved`: mappings from a cell's key to its curves,
+    in addition to the run's folders.
     """
     table, window = _rolling(rows, saved)
     if len(table):
@@ -82,7 +82,7 @@ def _first(sources, key):
 
 
 def _smooth(error, window):
-    """Shorter windows at both ends, so that no row is lost."""
+    """The rolling mean, with shorter windows at both ends, so that no row is lost."""
     return pd.Series(error).rolling(window, center=True, min_periods=1).mean().to_numpy()
 
 

@@ -11,17 +11,17 @@ from ...stats.intervals import mean_interval, unit_means, used_rows
 
 WHOLE, PREFIX = "rel_err_out_mean", "rel_err_prefix_mean"
 PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
-# measure: colour, marker, its face, and its place beside the line of the row
+# measure: colour, marker, its face colour, and its offset from the line of the row
 MARKS = {WHOLE: ("#0072B2", "o", "#0072B2", -0.14), PREFIX: ("#D55E00", "D", "white", 0.14)}
 WORDS = {
     WHOLE: "error of the output, later tokens exact",
-    PREFIX: "prefix only: later tokens taken out of z and o",
+    PREFIX: "prefix only: later tokens removed from z and o",
 }
 LEAST = 1e-5  # smaller means are rounding
 
 
 def data(run):
-    """A row per (budget, label) with a prefix error: both errors with intervals over the heads that have
+    """A row per (budget, label) that has a prefix error: both errors with intervals, over the heads that have
     both."""
     used = used_rows(run.rows)
     if not has_values(used, PREFIX):
@@ -62,8 +62,8 @@ def _paint(axes, rows, order):
 
 def _note(run):
     return (
-        "A one-shot method keeps every token after the prompt, and late queries look at these: their exact"
-        " share hides what the cut cost. Bars: as bands elsewhere."
+        "A one-shot method keeps every token after the prompt, and late queries attend to these: their exact"
+        " share hides the error of the cut. Bars: like bands in other figures."
     )
 
 

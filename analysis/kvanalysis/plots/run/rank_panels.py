@@ -10,7 +10,7 @@ from ...stats.families import FAMILIES, budgets_of
 PANEL_GAP = 0.46  # inches between rows of panels: tick labels and titles
 CELL_TEXT = 5.6
 CELL_HEIGHT = 0.18
-MOST_NUMBERED = 22  # labels; more do not leave a cell enough room for its three numbers
+MOST_NUMBERED = 22  # labels; with more, a cell has no room for its three numbers
 SHADES = "PuOr_r"
 
 

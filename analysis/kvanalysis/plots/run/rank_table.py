@@ -1,4 +1,4 @@
-"""Mean ranks over heads with their intervals, and wins, ties and losses of every pair of methods."""
+"""Mean ranks over heads with their intervals; wins, ties and losses of every pair of methods."""
 
 from functools import partial
 from itertools import combinations
@@ -29,7 +29,7 @@ HEADER = ("family", "budget", "method", "mean rank", "95 % interval", "of", "hea
 
 
 def data(run):
-    """(ranks, pairs, rivals) of every family with two methods at a budget; None if there is none."""
+    """(ranks, pairs, rivals) for every family with two methods at a budget; None if there is none."""
     rivals = families(run.rows)
     owns = [rivals[rivals["family"] == family] for family in present(rivals)]
     if not owns:
@@ -55,8 +55,8 @@ def draw(run, found):
 
 
 def _shown(ranks, most):
-    """The rows that are drawn: at most so many budgets, at which every family has ranks; where there is none,
-    as with budgets that are shares of the cache, those of the family that has most."""
+    """The rows that are drawn: at most `most` budgets at which every family has ranks; if there are none, as
+    with budgets that are shares of the cache, those of the family with the most budgets."""
     families_at = ranks.groupby("budget_tokens")["family"].nunique()
     common = ranks[ranks["budget_tokens"].map(families_at) == ranks["family"].nunique()]
     rows = common if len(common) else ranks[ranks["family"] == ranks["family"].mode().iloc[0]]
@@ -64,9 +64,9 @@ def _shown(ranks, most):
 
 
 def rank_rows(own, pairs):
-    """Per budget and label of one family: mean rank over the heads that all labels have, and its interval.
+    """Mean rank with interval for each budget and label of one family, over the heads that all labels have.
 
-    Rank 1 has the least error; equal errors share their mean rank. Every label has the same heads.
+    Rank 1 has the lowest error; equal errors share their mean rank. Every label has the same heads.
     """
     found = []
     for budget in budgets_of(own):
@@ -97,7 +97,7 @@ def _totals(pairs, family, budget, label):
 
 
 def pair_table(own):
-    """stats.paired of every pair of labels of one family, budget by budget."""
+    """stats.paired for every pair of labels of one family, budget by budget."""
     found = []
     for budget in budgets_of(own):
         errors = unit_table(at_budget(own, budget))
@@ -119,7 +119,7 @@ def _pair_row(family, budget, first, second, result):
 
 
 def _matrix(run, family, rivals, pairs):
-    """Win/tie/loss of every pair at the middle budget."""
+    """The picture of win/tie/loss of every pair at the middle budget."""
     budget = middle_budget(rivals[rivals["family"] == family])
     own = pairs[(pairs["family"] == family) & (pairs["budget_tokens"] == budget)]
     title = f"Wins, ties and losses, {family}, B = {budget}"
@@ -129,7 +129,7 @@ def _matrix(run, family, rivals, pairs):
 
 def _decided(pairs):
     sure = holm(pairs["p"]) < 1 - LEVEL
-    return f"{int(sure.sum())} of m = {len(pairs)} pairs are told apart (Holm over all of them, {LEVEL:.0%})."
+    return f"{int(sure.sum())} of m = {len(pairs)} pairs differ significantly (Holm over all, {LEVEL:.0%})."
 
 
 def _matrix_note(own, family, budget):
@@ -146,7 +146,7 @@ def _matrix_note(own, family, budget):
 def _note(pairs):
     return " ".join(
         [
-            "Rank 1 has the least error on a head; the grey line is the middle rank."
+            "Rank 1 has the lowest error on a head; the grey line is the middle rank."
             f" Bars: {LEVEL:.0%} intervals over layers.",
             *(
                 f"{family}: {meaning}."
@@ -170,7 +170,7 @@ def _caption(ranks, pairs):
 
 
 def _cells(ranks):
-    """(header, rows) as `page.sortable_table` takes them."""
+    """(header, rows) as for `page.html.sortable_table`."""
     rows = []
     for _, row in ranks.iterrows():
         low = None if np.isnan(row["rank_low"]) else row["rank_low"]

@@ -1,4 +1,4 @@
-"""From the oracles down to each method: what its choice of tokens costs, and what comes on top."""
+"""From the oracles to each method: the error due to its choice of tokens, and the error from other causes."""
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -16,21 +16,21 @@ SELECTION, BEYOND, WHOLE = "#0072B2", "#D55E00", "#8A8A8A"
 NORMALISER, NUMERATOR = "#009E73", "#CC79A7"
 NUMBER_SIZE = 5.5
 BEHIND = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.3}
-FARTHEST = 100  # parts of the error beyond this are not drawn: a normaliser near zero has no upper end
+FARTHEST = 100  # larger parts of the error are not drawn: a normaliser near zero gives unlimited ones
 BELOW_ONE = (
-    "Regret below 1 is possible and no error: the static oracle keeps the tokens of most future mass, which"
-    " need not give the least output error."
+    "Regret below 1 is possible and not a mistake: the static oracle keeps the tokens with most future mass,"
+    " which need not give the lowest output error."
 )
 
 
 def data(run):
-    """Errors against the oracles'; None if no static oracle was run beside another method."""
+    """Errors compared with the oracles'; None unless a static oracle and another method were run."""
     table = ladder(run.rows)
     return None if table.empty or (table["rung"] != "").all() else table
 
 
 def draw(run, table):
-    """A panel for each budget: errors from the oracles on, and the parts of the errors where they were
+    """A panel for each budget: errors from the oracles on, and the parts of the errors if they were
     measured."""
     pictures = [_ladder_picture(run, table)]
     if has_values(table, "normaliser_part", "numerator_part"):
@@ -56,7 +56,7 @@ def _parts_picture(run, table):
 
 
 def _order(table):
-    """Rungs first, then family by family, the least mean error first."""
+    """Rungs first, then family by family, the lowest mean error first."""
     rank = {rung: i for i, rung in enumerate(RUNGS)} | {family: 3 + i for i, family in enumerate(FAMILIES)}
     means = table.groupby("label").agg(
         rung=("rung", "first"), family=("family", "first"), error=("rel_err_out_mean", "mean")
@@ -103,8 +103,11 @@ def _ladder_legend(table):
     ]
     if has_values(table, "set_error"):
         entries += [
-            (Line2D([], [], color=SELECTION, linewidth=2.2), "selection: other tokens than the oracle's"),
-            (Line2D([], [], color=BEYOND, linewidth=2.2), "on top, or back: weights, positions, new rows"),
+            (Line2D([], [], color=SELECTION, linewidth=2.2), "selection: tokens other than the oracle's"),
+            (
+                Line2D([], [], color=BEYOND, linewidth=2.2),
+                "further gain or loss: weights, positions, new rows",
+            ),
         ]
     else:
         entries.append(
@@ -116,10 +119,10 @@ def _ladder_legend(table):
 
 
 PARTS_NOTE = (
-    "z − o = (N − o)/τ + o (1 − τ)/τ with τ the method's denominator over the exact one and N its numerator"
-    " over the exact denominator. Norms of the two parts relative to ‖o‖: they point apart and cancel, so"
-    " each may exceed the error. Rows without a finite part are left out of its mean; parts beyond 100 are"
-    " not drawn."
+    "z − o = (N − o)/τ + o (1 − τ)/τ, where τ is the method's denominator over the exact one and N its"
+    " numerator over the exact denominator. Norms of the two parts relative to ‖o‖: they can point in"
+    " opposite directions and cancel, so each may exceed the error. Rows without a finite part are left out"
+    " of its mean; parts beyond 100 are not drawn."
 )
 
 
@@ -148,8 +151,8 @@ def _parts_legend():
 def _note(run, table):
     parts = [
         "Number: regret = error over the static oracle's at the same budget, geometric mean over heads."
-        " The static oracle cuts the prompt once and keeps every later token: a stream method of the same"
-        " budget holds less.",
+        " The static oracle cuts the prompt once and keeps every later token, so a streaming method of the"
+        " same budget holds fewer tokens.",
         BELOW_ONE,
     ]
     missing = sorted(set(REFERENCE.values()) - set(table["rung"]))
@@ -165,10 +168,10 @@ def _caption(table):
         named = ", ".join(f"{row['label']} {row['regret']:.2f}" for _, row in nearest.iterrows())
         texts.append(f"B={budget}: {named}")
     below = int((table.loc[table["rung"] == "", "regret"] < 1).sum())
-    return f"Least regret: {'; '.join(texts)}. Below 1: {below} of {int((table['rung'] == '').sum())}."
+    return f"Lowest regret: {'; '.join(texts)}. Below 1: {below} of {int((table['rung'] == '').sum())}."
 
 
 def _parts_caption(table):
     own = table[(table["rung"] == "") & (table["numerator_part"] > 0)]
     share = (own["rel_err_out_mean"] / (own["numerator_part"] + own["normaliser_part"])).median()
-    return f"Median over methods and budgets of error / (sum of both norms): {share:.2f}; 1: no cancelling."
+    return f"Median over methods and budgets of error / (sum of both norms): {share:.2f}; 1: nothing cancels."

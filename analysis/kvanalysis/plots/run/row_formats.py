@@ -1,7 +1,7 @@
-"""How rows are stored, at full cache: error against the bytes of a row, and error by layer.
+"""Storage of rows, at full cache: error against the bytes of a row, and error by layer.
 
-Instances of `exact` alone. Formats that leave keys or values as they were recorded, which claims need, stand
-in the table only: in the picture they would lie far to the right of what they say something about.
+Only instances of `exact`. Formats that leave keys or values as recorded, which claims need, are only in the
+table: in the picture they would lie far to the right of the formats they belong to.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from ...stats.intervals import by_trace, head_points, unit_means, used_rows
 from ...stats.words import replay_note
 from .error_vs_bytes import FRONT
 
-# What the names of formats begin with, by what they have in common.
+# Prefixes of format names, by what the formats have in common.
 FAMILIES = {
     "integers": ("int",),
     "integers of llama.cpp": ("q4", "q5", "q8"),
@@ -39,20 +39,20 @@ FAMILIES = {
 HEIGHT = {COLUMN_WIDTH: 2.6, PAGE_WIDTH: 3.3}  # inches
 ROW_HEIGHT = 0.165  # inches: two lines of a narrow figure's names
 NAME_SIZE = {COLUMN_WIDTH: 4.8, PAGE_WIDTH: 5.8}  # points
-NAME_LETTERS = {COLUMN_WIDTH: 34, PAGE_WIDTH: 64}  # of a line
+NAME_LETTERS = {COLUMN_WIDTH: 34, PAGE_WIDTH: 64}  # letters of a line
 MOST_LAYERS = {COLUMN_WIDTH: 6, PAGE_WIDTH: 10}
-LAYER = "layer_"  # columns of the table
+LAYER = "layer_"  # prefix of columns of the table
 MARGIN = 1.2  # factor beyond the points
 BYTES = "bytes of a token and kv head"
 STORED = (
-    "Bytes: all that is stored at the peak over the tokens held: codes, scales, norms, outliers, and rows"
-    " that are not coded yet at the width of the trace."
+    "Bytes: everything stored at the peak, divided by the tokens held: codes, scales, norms, outliers, and"
+    " rows that are not quantised yet, at the width of the trace."
 )
-UNNAMED = "Names without room stand in the CSV."
+UNNAMED = "Names without room are in the CSV."
 
 
 def data(run):
-    """[(what names of files begin with, rows of a trace, its table)]: a row of the table per format."""
+    """[(prefix of file names, rows of a trace, its table)]: the table has a row per format."""
     return [(first, rows, _table(rows)) for first, rows in by_trace(_exact(run))]
 
 
@@ -100,7 +100,7 @@ def layer_column(layer):
 
 
 def family_of(row_format):
-    """One of FAMILIES: that of the keys, or of the values where keys are as recorded."""
+    """One of FAMILIES: that of the keys, or that of the values if keys are as recorded."""
     name = next((name for name in parts_named(row_format) if name != SOURCE), SOURCE)
     return next(family for family, begins in FAMILIES.items() if name.startswith(begins))
 
@@ -118,12 +118,12 @@ def _of_trace(first, rows, table):
 
 
 def _sorted(table):
-    """Whole formats by their error, then those of one part."""
+    """Whole formats by their error, then formats of keys or values alone."""
     return table.sort_values(["whole", "mean"], ascending=[False, True], kind="stable").reset_index(drop=True)
 
 
 def front_of(whole):
-    """The rows that none beats in bytes and in error, by rising bytes."""
+    """The rows on the Pareto front of bytes and error, by rising bytes."""
     by_bytes = whole.sort_values(["row_bytes", "mean"])
     return by_bytes[by_bytes["mean"] < by_bytes["mean"].cummin().shift(fill_value=np.inf)]
 
@@ -131,17 +131,17 @@ def front_of(whole):
 def _front(whole):
     each = (f"{row.format} ({row.row_bytes:.3g}, {row.mean:.3g})" for row in front_of(whole).itertuples())
     words = "; ".join(each)
-    return f"Nothing has less error with fewer bytes (bytes, error): {words}."
+    return f"Pareto front (bytes, error): {words}."
 
 
 def _said(rows):
     failed = int((rows["status"] != "ok").sum())
-    text = "Mean relative output error, seeds and heads averaged; below the line formats of one part."
+    text = "Mean relative output error, seeds and heads averaged; below the line: keys or values only."
     return text + (f" {failed} of {len(rows)} cells have no result." if failed else "")
 
 
 def _looks(table):
-    """{family: (colour, marker)} of the families there are; the same whatever else is drawn."""
+    """{family: (colour, marker)} for all families, so that looks do not depend on what is drawn."""
     looks = dict(zip(FAMILIES, zip(COLOURS, MARKERS, strict=False), strict=False))
     return {family: look for family, look in looks.items() if family in set(table["family"])}
 
@@ -161,9 +161,12 @@ def _against_bytes(whole, note, width):
     plain_log(axes.xaxis)
     plain_log(axes.yaxis)
     handles = [Line2D([], [], color=colour, marker=mark, linestyle="") for colour, mark in looks.values()]
-    legend = ([*handles, Line2D([], [], **FRONT)], [*looks, "least error"])
+    legend = ([*handles, Line2D([], [], **FRONT)], [*looks, "Pareto front"])
     finish(
-        figure, *legend, f"{note} Hollow: turned by `rotate` before coding. {UNNAMED} {STORED}", HEIGHT[width]
+        figure,
+        *legend,
+        f"{note} Hollow: rotated by `rotate` before quantisation. {UNNAMED} {STORED}",
+        HEIGHT[width],
     )
     make_room(figure)
     label_points(axes, _wanted(whole), whole[["row_bytes", "mean"]].to_numpy().tolist())
@@ -171,7 +174,7 @@ def _against_bytes(whole, note, width):
 
 
 def _wanted(whole):
-    """[(bytes, error, name)]: the front and what stands at the top find room first, mixtures last."""
+    """[(bytes, error, name)]: the front and the highest points get room first, mixtures last."""
     mixed, below = whole["format"].str.contains(" + ", regex=False), ~whole.index.isin(front_of(whole).index)
     order = whole.assign(mixed=mixed, below=below).sort_values(["mixed", "below", "mean"],
                                                                ascending=[True, True, False])  # fmt: skip
@@ -193,7 +196,7 @@ def _by_layer(table, note, width):
     axes.axhline(table["whole"].sum(), color="black", linewidth=1)
     axes.set_yticks(axes.get_yticks(), names, fontsize=NAME_SIZE[width], linespacing=0.85)
     axes.set_xlabel("layer")
-    some = "" if layers == every else f"{len(layers)} of {len(every)} layers; all of them stand in the CSV. "
+    some = "" if layers == every else f"{len(layers)} of {len(every)} layers; all of them are in the CSV. "
     finish(figure, [], [], f"{note} {some}{STORED}", ROW_HEIGHT * len(names))
     make_room(figure)
     return figure

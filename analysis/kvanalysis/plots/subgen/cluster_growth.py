@@ -1,4 +1,4 @@
-"""Online clusters m(n) of SubGen's rule against n, for several radii, from `kvreplay cluster`."""
+"""Online clusters m(n) of SubGen's rule against n, for several radii, from `kvreplay clusterability`."""
 
 from ...drawing.log_ticks import plain_log
 from ...drawing.panel_grid import small_panels
@@ -8,8 +8,8 @@ from ...stats.clustering import curve, intervals, points_note, rows_of
 from ...stats.verdict import RULE, Verdict, judge
 from .views import VIEWS
 
-LINEAR = 0.95  # an exponent from here on is called linear growth
-ROOM = 12  # factor on the axis below the curves, for the numbers
+LINEAR = 0.95  # exponents from here on count as linear growth
+ROOM = 12  # factor by which the axis extends below the curves, for the numbers
 PANEL_HEIGHT = 1.4  # inches
 ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 3)}
 
@@ -41,7 +41,8 @@ def claims(_run, found):
 
 
 def exponents(table):
-    """Per radius and view: mean growth exponent over heads, its interval, and the smallest and largest."""
+    """For each radius and view: mean growth exponent over heads, its interval, and the smallest and
+    largest."""
     rows = rows_of(table, "growth_exponent")
     found = intervals(rows, ["param", "view"]).rename(columns={"param": "delta_rel"})
     extremes = rows.groupby(["param", "view"], sort=True)["value"].agg(["min", "max"]).reset_index()
@@ -78,7 +79,7 @@ def _panel(axes, counts, powers):
 def _note(table):
     return (
         f"{points_note(table)} Numbers in the panels, in the legend's order: mean exponent over heads (slope"
-        " of ln m against ln n). delta is a share of the median distance of two points of the whole set."
+        " of ln m against ln n). delta is a share of the median distance of two points in the whole set."
     )
 
 

@@ -1,4 +1,4 @@
-"""k-center radius against the number of centres, keys and values, from `kvreplay cluster`."""
+"""k-center radius against the number of centres, keys and values, from `kvreplay clusterability`."""
 
 from ...drawing.log_ticks import plain_log
 from ...drawing.panel_grid import small_panels
@@ -14,7 +14,7 @@ ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (5, 4, 3)}
 
 
 def data(run):
-    """Radii of each head over its root mean square distance to the mean."""
+    """Radii of each head, divided by its root mean square distance to the mean."""
     return curve(run.cluster(), "radii", over="rms")
 
 
@@ -47,7 +47,7 @@ def _panel(axes, rows):
 
 
 def _counts(curves):
-    """The k at which numbers are printed: those of AT that the sets are large enough for."""
+    """The values of k at which numbers are printed: those in AT that are not larger than the sets."""
     return [k for k in AT if (curves["x"] == k).any()]
 
 
@@ -62,9 +62,9 @@ def _caption(curves):
             f"r_{k}/rms by layer ({', '.join(map(str, at.index))}), mean over heads: {'; '.join(views)}"
         )
     return (
-        ". ".join(texts) + ". rms: root mean square distance to the mean. The radius is set by the farthest"
-        " token; the mean distance to the nearest centre, which measures the bulk, can order the two the"
-        " other way."
+        ". ".join(texts) + ". rms: root mean square distance to the mean. The radius depends on the farthest"
+        " token. The mean distance to the nearest centre, which measures the bulk, can order keys and values"
+        " the other way round."
     )
 
 

@@ -1,4 +1,4 @@
-"""SubGen's Theorem 1: measured epsilon against the bound, stored rows against n, rows asked for."""
+"""SubGen's Theorem 1: measured epsilon against the bound, stored rows against n, required rows."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ...data.extras import extra
 from ...drawing.log_ticks import plain_log
-from ...drawing.panel_grid import say_nothing_to_draw
+from ...drawing.panel_grid import draw_empty_note
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, DASHED, DOTTED, finish, new_figure, styles_for
 from ...errors import FigureError
@@ -25,7 +25,8 @@ THEORY = ("bound_log10_tokens", "bound_holds", "bound_slack")
 
 
 def cells(frame):
-    """One row per (head, epsilon, delta_rel), seeds averaged; `ideal` is sqrt(d/s) of the s that was used."""
+    """One row per (head, epsilon, delta_rel), seeds averaged; `ideal` is sqrt(d/s) for the s that was
+    used."""
     rows = used_rows(frame)
     rows = rows[[m == "subgen_stream" and {"epsilon", "delta_rel"} <= set(p) and p["epsilon"] is not None
                  for m, p in zip(rows["method"], rows["params"], strict=True)]]  # fmt: skip
@@ -37,7 +38,8 @@ def cells(frame):
 
 
 def averages(rows):
-    """Per (delta_rel, epsilon): means over heads, the largest maximum, the interval of the mean epsilon."""
+    """For each (delta_rel, epsilon): means over heads, the largest maximum, the interval of the mean
+    epsilon."""
     groups = rows.groupby(["delta_rel", "epsilon"])
     table = groups[[*MEASURES, *THEORY, "s", "t", "clusters", "bound_capped", "n_tokens"]].mean()
     bands = {key: mean_interval(over_units(group, "eps_spectral_mean"))[1:] for key, group in groups}
@@ -63,7 +65,7 @@ def data(run):
 def draw(run, found):
     rows, table = found
     paint = partial(_figure, rows, table, _note(run.frame(), rows))
-    title = "Measured epsilon, stored rows, rows asked for"
+    title = "Measured epsilon, stored rows, required rows"
     return [Picture(title, table, paint, _caption(rows), more={"heads": rows})]
 
 
@@ -86,7 +88,7 @@ def _figure(rows, table, note, width):
     _bounds(error, rows)
     stored.axhline(1, color="#7A7A7A", linestyle=DASHED)
     for axes in (error, stored):
-        axes.set(xscale="log", yscale="log", xlabel="epsilon asked for [1]")
+        axes.set(xscale="log", yscale="log", xlabel="requested epsilon [1]")
         plain_log(axes.xaxis)
         plain_log(axes.yaxis, (1,) if axes is error else (1, 2, 5))
     error.set_ylabel("measured epsilon [1]")
@@ -100,7 +102,7 @@ def _figure(rows, table, note, width):
     handles.append(error.plot([], [], color="#000000")[0])
     names = [
         *(f"{name} x median" for name in styles),
-        "largest of all queries",
+        "largest over all queries",
         "bound (first panel), n (others)",
         "sqrt(d/s)",
     ]
@@ -109,7 +111,7 @@ def _figure(rows, table, note, width):
 
 
 def _bounds(axes, rows):
-    """The bound e = epsilon and the ideal sqrt(d/s), which is above it where s was capped."""
+    """Draws the bound e = epsilon and the ideal sqrt(d/s), which is above it where s was capped."""
     s = rows.groupby("epsilon")["s"].mean()
     dim = (rows["s"] * rows["epsilon"] ** 2)[rows["s"] < rows["s"].max()].median()
     axes.plot(s.index, s.index, color="#7A7A7A", linestyle=DASHED)
@@ -118,17 +120,18 @@ def _bounds(axes, rows):
 
 
 def _draw_asked(axes, rows, styles):
-    """log10 of the rows that the theorem asks for at the largest epsilon, its smallest demand, by layer."""
+    """Draws log10 of the rows that the theorem requires at the largest epsilon (its lowest demand), by
+    layer."""
     easiest = rows[(rows["epsilon"] == rows["epsilon"].max()) & rows["bound_log10_tokens"].notna()]
     if easiest.empty:
-        return say_nothing_to_draw(axes)
+        return draw_empty_note(axes)
     layers = sorted(easiest["layer"].unique())
     for place, (delta, mine) in enumerate(easiest.groupby("delta_rel")):
         style = styles[f"delta {delta:g}"]
         x = [layers.index(layer) + 0.22 * (place - 1) for layer in mine["layer"]]
         axes.plot(x, mine["bound_log10_tokens"], style.marker, color=style.colour, markersize=3)
     axes.axhline(np.log10(rows["n_tokens"].max()), color="#7A7A7A", linestyle=DASHED)
-    axes.set(ylim=(0, None), xlabel="layer", ylabel="log10 of rows asked for")
+    axes.set(ylim=(0, None), xlabel="layer", ylabel="log10 of required rows")
     axes.set_xticks(range(len(layers)), layers)
     return None
 
@@ -137,8 +140,8 @@ def _note(frame, rows):
     return (
         f"{replay_note(frame)} Epsilon: ||z - o|| / (||x|| ||V||), spectral norm; means over queries and"
         " heads, bands 95 % over layers; curves of several delta may coincide. Last panel: one mark"
-        " a head, at the largest epsilon, which asks for the least. t and s follow from the theorem with"
-        f" constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
+        " per head, at the largest epsilon, which requires the fewest rows. t and s follow from the theorem"
+        f" with constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
     )
 
 
@@ -149,19 +152,19 @@ def _caption(rows):
     )
     n = int(rows["n_tokens"].max())
     return (
-        f"Mean epsilon {means.min():.3f} to {means.max():.3f}, largest of all queries"
+        f"Mean epsilon {means.min():.3f} to {means.max():.3f}, largest over all queries"
         f" {rows['eps_spectral_max'].max():.2g}; stored rows {rows['peak_kept_tokens'].min():.0f} to"
         f" {rows['peak_kept_tokens'].max():.0f} where n = {n}; relative error of the output"
         f" {rows['rel_err_out_mean'].min():.2f} to {rows['rel_err_out_mean'].max():.2f} by head. The theorem"
-        f" asks for 10^{asked.min():.0f} to 10^{asked.max():.0f} rows; t or s was cut in"
-        f" {rows['bound_capped'].mean():.0%} of the settings. delta_rel looks at all keys, the future"
-        f" included.{_slack(rows)}"
+        f" requires 10^{asked.min():.0f} to 10^{asked.max():.0f} rows; t or s was cut in"
+        f" {rows['bound_capped'].mean():.0%} of the settings. delta_rel is computed from all keys, including"
+        f" future ones.{_slack(rows)}"
     )
 
 
 def _slack(rows):
     slack = rows["bound_slack"].dropna()
-    return f" Target over measured epsilon: {slack.min():.2g} to {slack.max():.2g}." if len(slack) else ""
+    return f" Requested over measured epsilon: {slack.min():.2g} to {slack.max():.2g}." if len(slack) else ""
 
 
 def _bound(rows):
@@ -171,7 +174,7 @@ def _bound(rows):
         " fails, else mixed; the queries of a head share one draw of the method"
     )
     shares = rows["bound_holds"].dropna()
-    if shares.empty:  # the worst query alone could only confirm
+    if shares.empty:  # the worst query alone can only confirm the claim
         worst = rows["eps_spectral_max"] > rows["epsilon"]
         text = (
             f"no shares in the results; the worst query is outside in {worst.sum()} of {len(rows)} settings"
@@ -181,7 +184,7 @@ def _bound(rows):
     outcome = of_counts(int(good.sum()), len(good))
     text = f"at least {SURE} in {good.sum()} of {len(good)} settings, smallest share {shares.min():.3f}"
     capped = int((rows.loc[shares.index, "bound_capped"] > 0).sum())
-    cut = f"; t or s cut below what the theorem asks for in {capped} of {len(good)}" if capped else ""
+    cut = f"; t or s cut below the theorem's value in {capped} of {len(good)}" if capped else ""
     return Verdict(claim, SOURCE, how, outcome, text + cut)
 
 
@@ -195,8 +198,8 @@ def _memory(rows):
 
 def _asked(rows):
     asked = rows["bound_log10_tokens"].dropna()
-    text = "" if asked.empty else f"10^{asked.min():.1f} to 10^{asked.max():.1f} rows asked for"
-    claim = "The rows that the theorem asks for (constants 1) are fewer than the text's"
+    text = "" if asked.empty else f"10^{asked.min():.1f} to 10^{asked.max():.1f} rows required"
+    claim = "The theorem (constants 1) requires fewer rows than the text has"
     less = asked < np.log10(rows.loc[asked.index, "n_tokens"])
     return _fewer(claim, "log10 of m (t + 1) + s against log10 n", less, text)
 

@@ -1,4 +1,5 @@
-"""t-SNE of keys and values of one head per layer, with the first k-center choices marked; a picture only."""
+"""t-SNE of keys and values of one head per layer, with the first k-center choices marked; a picture without a
+verdict."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,12 @@ TENSOR = {"keys": "k", "values": "v"}
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.15, PAGE_WIDTH: 1.2}  # inches
 PANEL_GAP = 0.62  # share of a panel, for two lines of title
 CENTRE_COLOUR = "#000000"
-EXAGGERATED, QUICK_ITERATIONS = 250, 50  # openTSNE's first phase; each phase of a quick look
-FASTEST_BELOW = 10_000  # points; below, Barnes and Hut's tree beats the interpolation of openTSNE
+EXAGGERATED, QUICK_ITERATIONS = 250, 50  # iterations of openTSNE's first phase; of each phase of a quick look
+FASTEST_BELOW = 10_000  # points; with fewer, Barnes and Hut's tree is faster than openTSNE's interpolation
 
 
 def derived_overrides(run, step):
-    """The first, last and quarter layers that were recorded, one seeded head, the first tokens."""
+    """The recorded layers at the ends and quarters, one seeded head, the first tokens."""
     trace = run.recorded()
     prompt = trace.prompts()[0]
     layers = trace.layers(prompt)
@@ -40,7 +41,7 @@ def derived_overrides(run, step):
 
 
 def data(run):
-    """{(layer, view): (points in the plane, numbers of the original space)}."""
+    """{(layer, view): (points in the plane, numbers from the original space)}."""
     table = run.cluster()
     panels = [(layer, view) for view in SHOWN for layer in sorted(table["layer"].unique())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -76,7 +77,7 @@ def _embedded(run, table, layer, view):
 
 
 def _tsne(run, points):
-    # joblib, below openTSNE, warns where the machine does not tell its cores; one is enough here.
+    # joblib, used by openTSNE, warns if the machine does not report its cores; one core is enough here.
     os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
     try:
         from openTSNE import TSNE
@@ -140,8 +141,8 @@ def _note(run, table):
     head = int(table["kv_head"].iloc[0])
     return (
         f"kv head {head} (drawn with seed {run.option('seed', 0)}) of trace {table['trace_id'].iloc[0][:12]}."
-        " Numbers: k-center radius r_k and mean distance to the nearest of the marked centres, both over the"
-        " root mean square distance to the mean. Axes have no unit."
+        " Numbers: k-center radius r_k and mean distance to the nearest of the marked centres, both divided"
+        " by the root mean square distance to the mean. Axes have no unit."
     )
 
 
@@ -154,5 +155,5 @@ def _caption(run, numbers):
     return (
         f"openTSNE, perplexity {run.option('perplexity')}, {_iterations(run)} iterations, seed"
         f" {run.option('seed', 0)}. t-SNE alone proves nothing: it shows clusters in any data and distorts"
-        f" distances; the numbers are those of the original space. {'; '.join(words)}."
+        f" distances; the numbers come from the original space. {'; '.join(words)}."
     )

@@ -1,4 +1,4 @@
-"""How the point sets of `kvreplay cluster` look in every figure."""
+"""Styles of the point sets of `kvreplay clusterability` in every figure."""
 
 from dataclasses import dataclass
 

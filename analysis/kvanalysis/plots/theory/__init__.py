@@ -1,1 +1,1 @@
-"""What theorems promise against what was measured, whatever the paper."""
+"""Theorems compared with measurements, for all papers."""

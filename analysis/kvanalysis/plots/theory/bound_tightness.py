@@ -1,8 +1,8 @@
-"""What theorems promise against what was measured: slack, share of rows within the bound, sizes.
+"""Theorems compared with measurements: slack, share of rows within the bound, sizes.
 
 Options of a configuration: `data` maps run steps to their titles, in order. A row of the CSV is one (step,
-curve, epsilon). A violation is a mean share of rows within the bound that lies below the probability which
-the theorem allows.
+curve, epsilon). A violation is a mean share of rows within the bound below the probability that the theorem
+guarantees.
 """
 
 import numpy as np
@@ -24,8 +24,8 @@ GREY, RING = "#555555", "#000000"
 NOTE = (
     "Slack: promised over measured epsilon, in the norm of the method's theorem; geometric mean over heads."
     " Share: of (query head, row) pairs with the error within the bound. Bars: 95 % intervals over layers,"
-    " seeds averaged first. Dotted: slack 1; the probability that the theorem allows; as many rows as it asks"
-    " for with the constants that were configured."
+    " seeds averaged first. Dotted: slack 1; the guaranteed probability; as many rows as the theorem requires"
+    " with the configured constants."
 )
 
 
@@ -46,7 +46,7 @@ def draw(run, table):
         for step, title in titles.items()
     )
     drawn = in_grid(panels, _legend(styles), f"{' '.join(notes)} {NOTE}")
-    return [Picture("Promise and measurement", table, drawn, _caption(table, titles))]
+    return [Picture("Theorem and measurement", table, drawn, _caption(table, titles))]
 
 
 def claims(run, table):
@@ -70,12 +70,12 @@ def _promised(run, step):
     frame = run.frame(step)
     missing = [name for name in NEEDED if name not in frame]
     if missing:
-        raise FigureError(f"{run.config.path}: step {step}: the results hold no {', '.join(missing)}")
+        raise FigureError(f"{run.config.path}: step {step}: the results lack {', '.join(missing)}")
     rows = used_rows(frame)
     rows = rows[rows["bound_epsilon"].notna() & rows["bound_holds"].notna()]
     if rows.empty:
         raise FigureError(
-            f"{run.config.path}: step {step}: no finished cell has a bound; take a method with a theorem,"
+            f"{run.config.path}: step {step}: no finished cell has a bound; use a method with a theorem,"
             " such as subgen_stream with epsilon, or balancekv_stream"
         )
     return rows.assign(
@@ -115,7 +115,7 @@ def _legend(styles):
     ring = Line2D([], [], linestyle="", marker="o", markersize=8, color=RING, markerfacecolor="none")
     lines = [Line2D([], [], color=GREY, linestyle=dashes) for dashes in (DOTTED, DASHED)]
     handles = [*(style.handle() for style in styles.values()), hollow, ring, *lines]
-    words = ["hollow: smaller than the theorem asks", "ring: violation", "dotted: the promise", "n rows"]
+    words = ["hollow: smaller than required", "ring: violation", "dotted: guarantee", "n rows"]
     return handles, [*styles, *words]
 
 
@@ -128,7 +128,7 @@ def _draw_points(axes, rows, y, style, x="epsilon"):
 def _epsilon_panel(axes, table, title, y, styles):
     for curve, rows in table.groupby("curve", sort=True):
         _draw_points(axes, rows, y, styles[curve])
-    axes.set(xscale="log", xlabel="epsilon promised [1]")
+    axes.set(xscale="log", xlabel="guaranteed epsilon [1]")
     ticks_at(axes.xaxis, sorted(table["epsilon"].unique()))
     axes.set_title(title, fontsize=6.5)
 
@@ -164,7 +164,7 @@ def _size_panel(table, title, styles):
         axes.plot(ends, ends, color=GREY, linestyle=DOTTED, linewidth=1)
         axes.axhline(table["log10_n"].mean(), color=GREY, linestyle=DASHED, linewidth=0.8)
         axes.set_title(title, fontsize=6.5)
-        axes.set(xlabel="log10 of the rows asked for", ylabel="log10 of the rows held")
+        axes.set(xlabel="log10 of the required rows", ylabel="log10 of the rows held")
 
     return panel
 
@@ -173,8 +173,8 @@ def _caption(table, titles):
     said = []
     for (step, curve), rows in table.groupby(["step", "curve"], sort=False):
         each = "; ".join(
-            f"epsilon {row['epsilon']:g}: slack {row['slack']:.3g}, {row['share']:.1%} within (promised"
-            f" {row['probability']:.0%}), rows asked for 10^{row['log10_asked']:.1f}, held"
+            f"epsilon {row['epsilon']:g}: slack {row['slack']:.3g}, {row['share']:.1%} within (guaranteed"
+            f" {row['probability']:.0%}), rows required 10^{row['log10_asked']:.1f}, held"
             f" 10^{row['log10_held']:.1f}"
             for _, row in rows.iterrows()
         )
@@ -183,17 +183,17 @@ def _caption(table, titles):
 
 
 def _verdict(name, rows):
-    """Sizes that were capped test nothing but the capped method, which the claim says."""
-    capped = ", at sizes below those it asks for" if rows["capped"].max() > 0 else ""
+    """The verdict. Capped sizes test only the capped method, so the claim says so."""
+    capped = ", at sizes below the required ones" if rows["capped"].max() > 0 else ""
     method = rows["method"].iloc[0]
     return Verdict(
-        claim=f"{name}: the error is within the bound as often as the theorem promises{capped}",
+        claim=f"{name}: the error is within the bound as often as the theorem guarantees{capped}",
         source=THEOREMS.get(method, (method,))[-1],
         how="the mean share over heads is at least the theorem's probability, at every epsilon;"
-        " constants of the theory are 1 unless named",
+        " constants of the theory are 1 unless stated",
         outcome=of_counts(int((rows["violated"] == 0).sum()), len(rows)),
         numbers="; ".join(
-            f"epsilon {row['epsilon']:g}: {row['share']:.1%} where {row['probability']:.0%} is promised,"
+            f"epsilon {row['epsilon']:g}: {row['share']:.1%} where {row['probability']:.0%} is guaranteed,"
             f" {row['heads_violated']:.0f} of {row['n_heads']:.0f} heads below"
             for _, row in rows.iterrows()
         ),

@@ -1,4 +1,4 @@
-"""Error and size against a promised epsilon, of methods whose size follows from it."""
+"""Error and size against a guaranteed epsilon, for methods whose size follows from it."""
 
 import numpy as np
 import pandas as pd
@@ -14,19 +14,20 @@ THEOREMS = {
     "subgen_stream": ("eps_spectral", -2.0, "SubGen, Theorem 1"),
     "balancekv_stream": ("eps_frobenius", -1.0, "BalanceKV, Theorem 3.1"),
 }
-# Settings that tell curves apart; t, s and batch are swept with epsilon.
+# Settings that distinguish curves; t, s and batch are swept with epsilon.
 SETTINGS = {"subgen_stream": ("delta", "delta_rel"), "balancekv_stream": ("on_fail",)}
 CONSTANTS = ("c_t", "c_s")
-SIZE_SLACK = 0.01  # of a log10: rounding up of t and s
+SIZE_SLACK = 0.01  # tolerance of a log10, because t and s are rounded up
 MEASURES = ["measured", "total_bytes", "measured_max", "capped", "log10_theory", "held", "full_bytes"]
 
 
 def swept(frame, where):
-    """The used rows that have an epsilon and a theorem. Columns added: `epsilon`; `measured`, `measured_max`,
-    the left side of the theorem; `capped`, 1 where fewer rows are held than it asks for; `log10_theory`, the
-    rows it asks for; `held`, the rows of the cache at its peak; `curve`, what tells curves apart.
+    """The used rows that have an epsilon and a theorem. Added columns: `epsilon`; `measured`, `measured_max`,
+    the left side of the theorem; `capped`, 1 if fewer rows are held than the theorem requires;
+    `log10_theory`, the required rows; `held`, the rows of the cache at its peak; `curve`, the settings that
+    distinguish curves.
 
-    Raises FigureError, which begins with `where`, below two values of epsilon.
+    Raises FigureError, which begins with `where`, for fewer than two values of epsilon.
     """
     rows = used_rows(frame)
     rows = rows[rows["method"].isin(THEOREMS)]
@@ -34,7 +35,7 @@ def swept(frame, where):
     rows = rows.assign(epsilon=epsilon)[np.isfinite(epsilon)]
     if rows["epsilon"].nunique() < 2:
         known = " or ".join(THEOREMS)
-        raise FigureError(f"{where}: epsilon_sweep needs two values of epsilon at least, of {known}")
+        raise FigureError(f"{where}: epsilon_sweep needs at least two values of epsilon, of {known}")
     return rows.assign(
         measured=_left_side(rows, "mean"),
         measured_max=_left_side(rows, "max"),
@@ -46,20 +47,20 @@ def swept(frame, where):
 
 
 def _left_side(rows, ending):
-    """eps_spectral or eps_frobenius of every row, as its method's theorem has it."""
+    """eps_spectral or eps_frobenius of every row, as in its method's theorem."""
     spectral = rows["method"].map(lambda method: THEOREMS[method][0]) == "eps_spectral"
     return rows[f"eps_spectral_{ending}"].where(spectral, rows[f"eps_frobenius_{ending}"])
 
 
 def _capped(rows):
-    """By the run's own word, or by the sizes."""
+    """Whether a cell was capped: as the run reports, or by its sizes."""
     said = extra(rows, "bound_capped")
     fewer = np.log10(rows["peak_attended_tokens"]) < rows["bound_log10_tokens"] - SIZE_SLACK
     return np.where(np.isfinite(said), said, fewer)
 
 
 def curve_name(method, params):
-    """The method, its SETTINGS, and the theory's constants where they are not 1."""
+    """The method, its SETTINGS, and the theory's constants that are not 1."""
     shown = [name for name in SETTINGS.get(method, ()) if params.get(name) is not None]
     shown += [name for name in CONSTANTS if params.get(name, 1) != 1]
     return " ".join([method, *(f"{name}={params[name]}" for name in shown)])

@@ -1,4 +1,5 @@
-"""Methods whose size follows from a promised epsilon: what they keep of the promise, and what it costs.
+"""Methods whose size follows from a guaranteed epsilon: whether the error stays below it, and the memory it
+takes.
 
 Options of a configuration: `data` maps run steps to their titles, in order. A row of the CSV is one (step,
 curve, epsilon).
@@ -16,15 +17,15 @@ from ...stats.words import replay_note
 from .epsilon_points import THEOREMS, points, slope_text, swept
 
 KIB = 1024
-TOLERANCE = 0.25  # of an exponent
+TOLERANCE = 0.25  # tolerance of an exponent
 GREY = "#555555"
 NOTE = (
     "Error: the left side of the method's theorem, mean over heads and rows: |z-o|/(|x| |V|op) for SubGen,"
     " |z-o|/(|x| |V|F) for BalanceKV. Bands: 95 % over layers, seeds averaged first. Dotted: error ="
-    " epsilon, and theory's exponent through the mean of the points (-2 SubGen, -1 BalanceKV, whose batch is"
-    " a constant over epsilon)."
+    " epsilon, and the exponent of the theory through the mean of the points (-2 SubGen, -1 BalanceKV, whose"
+    " batch is a constant over epsilon)."
 )
-AXES = {"epsilon": "epsilon asked for [1]", "error": "measured error [1]", "bytes": "size per head [KiB]"}
+AXES = {"epsilon": "requested epsilon [1]", "error": "measured error [1]", "bytes": "size per head [KiB]"}
 PANELS = (("epsilon", "error"), ("epsilon", "bytes"), ("error", "bytes"))
 
 
@@ -43,7 +44,7 @@ def draw(run, table):
         for axes in PANELS
     ]
     drawn = in_grid(panels, _legend(styles), _note(run, titles))
-    return [Picture("Promised epsilon: error and size", table, drawn, _caption(table, titles))]
+    return [Picture("Guaranteed epsilon: error and size", table, drawn, _caption(table, titles))]
 
 
 def claims(run, table):
@@ -63,8 +64,8 @@ def _legend(styles):
     handles = [*(style.handle() for style in styles.values()), hollow, dotted, dashed]
     return handles, [
         *styles,
-        "hollow: smaller than epsilon asks for",
-        "dotted: what theory says",
+        "hollow: smaller than epsilon requires",
+        "dotted: theory",
         "full cache",
     ]
 
@@ -119,8 +120,8 @@ def _caption(table, titles):
         said.append(
             f"{titles[step]}, {curve}: bytes ~ epsilon^{slope_text(row, 'bytes')} (theory"
             f" {row['theory_slope']:g}), error ~ epsilon^{slope_text(row, 'error')}, bytes ~"
-            f" error^{slope_text(row, 'bytes_by_error')}; theory asks for 10^{asked.min():.1f} to"
-            f" 10^{asked.max():.1f} rows, held are {held.min():.0f} to {held.max():.0f}"
+            f" error^{slope_text(row, 'bytes_by_error')}; theory requires 10^{asked.min():.1f} to"
+            f" 10^{asked.max():.1f} rows, the caches hold {held.min():.0f} to {held.max():.0f}"
         )
     return "; ".join(said) + "."
 
@@ -131,7 +132,7 @@ def _promise(name, rows):
     return Verdict(
         claim=f"{name}: the mean error stays below epsilon",
         source=THEOREMS[rows["method"].iloc[0]][2],
-        how=f"95 % interval of the mean error less epsilon, at every epsilon: {RULE}; sizes may be capped",
+        how=f"95 % interval of the mean error minus epsilon, at every epsilon: {RULE}; sizes may be capped",
         outcome=judge(margins),
         numbers="; ".join(f"epsilon {e:g}: mean {mean:.3g}, maximum {most:.2g}" for e, mean, most in means),
     )

@@ -1,4 +1,4 @@
-"""Stored tokens and bytes against the length of the text, beside the lines that theory draws.
+"""Stored tokens and bytes against the length of the text, with the curves of the theory.
 
 Every run step of the configuration is one length (replay.tokens). A row of the CSV is one (label, n).
 """
@@ -17,9 +17,10 @@ from ...stats.intervals import mean_interval, unit_means, used_rows
 from ...stats.verdict import UNDECIDED, Verdict, judge, near
 from ...stats.words import replay_note
 
-# Shape of the stored rows in n, up to a factor, and its words. Sources: H2O and StreamingLLM: heavy + recent,
-# sinks + window; KH-Compress: 2^g sqrt(N), N the largest power of four <= n; MergeAndReduce: at most t pairs
-# on each of 1 + ceil(log2(n/t)) levels; SubGen, Theorem 1: m clusters of t + 1 keys, s slots, m as measured.
+# Growth of the stored rows with n, up to a factor, and its words. Sources: H2O and StreamingLLM: heavy +
+# recent, sinks + window; KH-Compress: 2^g sqrt(N), N the largest power of four <= n; MergeAndReduce: at most
+# t pairs on each of 1 + ceil(log2(n/t)) levels; SubGen, Theorem 1: m clusters of t + 1 keys, s slots, with
+# measured m.
 CONSTANT = ("a constant", lambda points: 0 * points["n"] + 1)
 THEORY = {
     "exact": ("n", lambda points: points["n"]),
@@ -36,7 +37,7 @@ THEORY = {
 }
 MEASURES = {"peak_kept_tokens": "stored tokens, peak", "total_bytes": "size per kv head, peak [KiB]"}
 KIB = 1024
-TOLERANCE = 0.1  # of an exponent
+TOLERANCE = 0.1  # tolerance of an exponent
 
 
 def data(run):
@@ -74,14 +75,14 @@ def _lengths(run):
     frame = used_rows(pd.concat([run.frame(name) for name in steps], ignore_index=True))
     if frame["n_tokens"].nunique() < 2:
         raise FigureError(
-            f"{run.config.path}: memory_vs_n needs finished cells at two lengths at least:"
-            " give run steps with several replay.tokens"
+            f"{run.config.path}: memory_vs_n needs finished cells at two or more lengths:"
+            " use run steps with different replay.tokens"
         )
     return frame.assign(n=frame["n_tokens"].astype(float), clusters=extra(frame, "clusters"))
 
 
 def _points(rows, measure):
-    """A row per n of one label: mean over heads with interval, slope and theory of the curve beside it."""
+    """A row per n for one label: mean over heads with interval, and the curve's slope and theory."""
     means = unit_means(rows, [measure, "clusters"], ["n"])
     points = pd.DataFrame(
         [
@@ -162,20 +163,20 @@ def claims(run, points):
     frame, source, verdicts = _lengths(run), run.config.paper, []
     for label in sorted(points["label"].unique()):
         row = _exponent(points, label, "peak_kept_tokens")
-        # SubGen's line is drawn from the measured m(n), which is what its claim is about.
+        # SubGen's line is computed from the measured m(n), which is the subject of its claim.
         if np.isfinite(row["theory_exponent"]) and np.isnan(row["clusters"]):
-            verdicts.append(_as_promised(row, source))
+            verdicts.append(_theory_verdict(row, source))
     for label, rows in frame[frame["clusters"].notna()].groupby("label", sort=True):
         verdicts.append(_sublinear(label, slope(rows, "n", "clusters"), source))
     return verdicts
 
 
-def _as_promised(row, source):
+def _theory_verdict(row, source):
     return Verdict(
         claim=f"{row['label']}: stored tokens grow as {row['theory']}",
         source=source,
-        how=f"the interval of the fitted exponent lies within {TOLERANCE:g} of that of theory's line over the"
-        f" same n, {row['theory_exponent']:.2f}; does not if all of it lies outside, else not decided",
+        how=f"the interval of the fitted exponent lies within {TOLERANCE:g} of that of the theory over equal"
+        f" n, {row['theory_exponent']:.2f}; does not hold if all of it lies outside, else not decided",
         outcome=near(row["theory_exponent"], row["exponent_low"], row["exponent_high"], TOLERANCE),
         numbers=f"n^{_interval(row)}",
     )

@@ -1,1 +1,1 @@
-"""What one kv head holds from step to step."""
+"""The tokens that one kv head holds from step to step."""

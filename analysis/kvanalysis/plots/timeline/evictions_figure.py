@@ -1,4 +1,4 @@
-"""Which evicted tokens later queries wanted most."""
+"""The evicted tokens to which later queries attend most."""
 
 import pandas as pd
 
@@ -8,7 +8,7 @@ from .residence import evictions
 
 
 def evictions_picture(table, where, listed):
-    """The `listed` worst evictions of each label. `table`: kept_timeline's rows, with `label` and `text`."""
+    """The `listed` worst evictions of each label. `table`: rows of kept_timeline, with `label` and `text`."""
     worst = pd.concat([evictions(rows).head(listed) for _, rows in table.groupby("label")])
     worst["rank"] = worst.groupby("label").cumcount() + 1
     most = worst["later_mass"].max() if len(worst) else 1.0
@@ -17,12 +17,12 @@ def evictions_picture(table, where, listed):
         for label in sorted(table["label"].unique())
     ]
     note = (
-        f"{where}. The {listed} evicted tokens with the largest exact attention of later queries, mean over"
+        f"{where}. The {listed} evicted tokens with the largest exact attention from later queries, mean over"
         " the group's query heads, summed over the rows after the eviction. Beside each: its text, its"
         " position, and the step that evicted it."
     )
     drawn = in_grid(panels, ([], []), note, on_page=2, height=1.75)
-    return Picture("What was evicted and wanted later", worst, drawn, _listing(worst), "evicted")
+    return Picture("Evicted tokens that later queries attend to", worst, drawn, _listing(worst), "evicted")
 
 
 def _bars(rows, worst, label, most):
@@ -53,7 +53,7 @@ def _name(token):
 
 
 def eviction_summary(rows):
-    """Attention lost to evicted tokens and their median age, in words."""
+    """The attention lost with evicted tokens and their median age, in words."""
     gone = rows[rows["evicted_at"].notna()]
     age = f"median age {gone['age'].median():.0f}" if len(gone) else "nothing evicted"
     return f"lost {rows['later_mass'].sum():.1f} rows, {age}"

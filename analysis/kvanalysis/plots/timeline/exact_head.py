@@ -1,25 +1,25 @@
-"""Exact attention of one kv head in float64, straight from a trace: independent of the engine."""
+"""Exact attention of one kv head in float64, straight from a trace and independent of the engine."""
 
 import numpy as np
 
 from ...errors import ResultsError
 
-BLOCK_ROWS = 256  # query rows at a time: bounds the memory at BLOCK_ROWS * T numbers
+BLOCK_ROWS = 256  # query rows at a time: limits the memory to BLOCK_ROWS * T numbers
 
 
 def group_attention(recorded, prompt, layer, kv_head, first, tokens):
     """[tokens - first, tokens] probabilities of query rows first..tokens-1, mean over the head's query heads.
 
-    A row sums to 1 (less with sink logits, which take their share of it). Honours the layer's scaling, soft
-    cap, sliding window and sink logits. `recorded`: data.arrays.Recorded. Raises ResultsError where queries
-    are strided.
+    A row sums to 1 (less with sink logits, which take a share of it). Uses the layer's scaling, soft cap,
+    sliding window and sink logits. `recorded`: data.arrays.Recorded. Raises ResultsError if queries are
+    strided.
     """
     q = recorded.tensor(prompt, layer, "q")
     k = recorded.tensor(prompt, layer, "k")
     if q.shape[1] != k.shape[1]:
         raise ResultsError(
-            f"layer {layer}: {q.shape[1]} queries for {k.shape[1]} keys (strided): the mass that later"
-            " queries put on a token needs a trace with every query"
+            f"layer {layer}: {q.shape[1]} queries for {k.shape[1]} keys (strided): the attention of later"
+            " queries to a token needs a trace with every query"
         )
     group = len(q) // len(k)
     heads = range(kv_head * group, (kv_head + 1) * group)
@@ -38,8 +38,8 @@ def group_attention(recorded, prompt, layer, kv_head, first, tokens):
 def probabilities(logits, rows, softcap=0.0, window=0, sink=-np.inf):
     """[R, T] causal softmax of scaled `logits` [R, T] of query rows `rows` [R].
 
-    `softcap` c > 0: c tanh(l / c). `window` w > 0: a row sees its last w tokens, itself included. `sink`: a
-    logit that joins the denominator only.
+    `softcap` c > 0: c tanh(l / c). `window` w > 0: a row sees its last w tokens, including itself. `sink`: a
+    logit in the denominator only.
     """
     logits = softcap * np.tanh(logits / softcap) if softcap > 0 else logits
     token = np.arange(logits.shape[1])

@@ -1,7 +1,7 @@
-"""Which tokens one kv head holds at which step, and what later queries put on those it evicted.
+"""The tokens that one kv head holds at each step, and the attention of later queries to those it evicted.
 
-Options of a configuration: layer (default: the middle one that was run), kv_head (default: the first), listed
-(evictions that are named, 12). The run must save `kept`.
+Options of a configuration: layer (default: the middle layer of the run), kv_head (default: the first), listed
+(number of evictions that are named, default 12). The run must save `kept`.
 """
 
 import numpy as np
@@ -53,13 +53,13 @@ def draw(run, found):
 
 
 def _place(cells):
-    """(prompt, layer, kv head, tokens of the prompt, tokens) of the one head."""
+    """(prompt, layer, kv head, tokens of the prompt, tokens) for the one head."""
     prompt, *numbers = cells[["prompt", "layer", "kv_head", "n_prefill", "n_tokens"]].iloc[0]
     return prompt, *map(int, numbers)
 
 
 def _one_head(run):
-    """One finished cell per label: the smallest budget, first seed, of the wanted layer and kv head."""
+    """One finished cell per label: the smallest budget, first seed, at the wanted layer and kv head."""
     rows = used_rows(run.frame())
     rows = rows[rows["budget_tokens"].notna() & (rows["n_prefill"] < rows["n_tokens"])]
     if rows.empty:
@@ -72,7 +72,7 @@ def _one_head(run):
         known = ", ".join(str(x) for x in layers)
         raise FigureError(
             f"{run.config.path}: figure.options: layer {layer}, kv_head {head} was not run;"
-            f" layers that were: {known}"
+            f" layers of the run: {known}"
         )
     order = ["trace_id", "prompt", "budget_tokens", "seed"]
     first = wanted.sort_values(order).iloc[0]
@@ -117,29 +117,29 @@ def _residence(table, where, n_prefill, n, listed):
             Patch(facecolor="white", edgecolor="#999999"),
             dot,
         ],
-        [*ends, "not resident", f"evicted, among the {listed} most wanted later"],
+        [*ends, "not resident", f"evicted, among the {listed} with most later attention"],
     )
     note = (
-        f"{where}, tokens {n_prefill} to {n - 1} one by one after a prompt of {n_prefill}. Colour: attention"
-        " that all queries from the prompt's end on put on the token, exact, mean over the group's query"
-        " heads, in rows (1: the whole attention of one query). Dots: evictions that the next figure names."
+        f"{where}, tokens {n_prefill} to {n - 1} one by one after a prompt of {n_prefill}. Colour: exact"
+        " attention to the token from all queries after the prompt, mean over the group's query heads, in"
+        " rows (1: the whole attention of one query). Dots: evictions that the next figure names."
     )
     drawn = in_grid(panels, legend, note, on_page=2, height=2.2)
-    title = "What one head holds, step by step"
+    title = "The tokens that one head holds, step by step"
     return Picture(title, table, drawn, _caption(table, n_prefill, n))
 
 
 def mass_norm(table):
     """The colour scale of MAP for the `wanted_mass` of `table`.
 
-    A few sinks get hundreds of times what all others do: the scale ends where they begin."""
+    A few sinks get hundreds of times the attention of all others: the scale ends where they begin."""
     most = table["wanted_mass"].quantile(MOST_QUANTILE)
     return LogNorm(LEAST_MASS, max(most, 10 * LEAST_MASS), clip=True)
 
 
 def timeline_panel(rows, label, norm, n_prefill, n, listed, numbered=NUMBERED):
-    """A function of an axes that draws what the cache of `rows` (residence.kept_timeline) holds, step by
-    step, and marks the `listed` worst evictions, the first `numbered` of them by their numbers."""
+    """A function of an axes that draws the cache contents in `rows` (residence.kept_timeline), step by
+    step, and marks the `listed` worst evictions, the first `numbered` of them with their numbers."""
 
     def panel(axes):
         steps = np.arange(n_prefill - 1, n)
@@ -161,7 +161,7 @@ def timeline_panel(rows, label, norm, n_prefill, n, listed, numbered=NUMBERED):
             axes.annotate(str(number), at, (3, 0), textcoords="offset points", va="center", **MARK_TEXT)
         axes.grid(visible=False)
         axes.set_title(label)
-        axes.set(xlabel="step: token that has just been read", ylabel="position of the token")
+        axes.set(xlabel="step: the token just read", ylabel="position of the token")
 
     return panel
 

@@ -1,4 +1,5 @@
-"""When a token is resident, when it is evicted, and what later queries would still have paid it."""
+"""When a token is resident, when it is evicted, and how much attention later queries would have paid to
+it."""
 
 import numpy as np
 import pandas as pd
@@ -11,21 +12,21 @@ def kept_timeline(lists, attention, n_prefill):
 
     `lists`: resident tokens after the prompt and after each later step (kept.h5). `attention` [R, n]: exact
     probabilities of rows n_prefill..n-1 (R = n - n_prefill). Columns: `position`; `enters`, `evicted_at`, the
-    steps after which it is first resident and no longer resident (NaN: stays; a token that the prompt's cut
-    dropped is evicted at n_prefill - 1, one that is never resident in its own step); `age` at eviction;
-    `wanted_mass`, what rows n_prefill..n-1 put on it, and `later_mass`, the part of the rows that came after
-    its eviction [rows: 1 is the whole attention of one query]. Raises ResultsError if the lists are not those
-    of one streaming cache.
+    steps after which it is first resident and no longer resident (NaN: never evicted; a token dropped by the
+    prompt's cut is evicted at n_prefill - 1, a token that is never resident in its own step); `age` at
+    eviction; `wanted_mass`, the attention of rows n_prefill..n-1 to it, and `later_mass`, the part from rows
+    after its eviction [rows: 1 is the whole attention of one query]. Raises ResultsError if the lists do not
+    describe one streaming cache.
     """
     rows, n = attention.shape
-    lists = _one_each_step(lists, rows, n_prefill)
+    lists = _expand_to_steps(lists, rows, n_prefill)
     resident = np.zeros((rows + 1, n), dtype=bool)
     for step, held in enumerate(lists):
         resident[step, held] = True
     position = np.arange(n)
     enters = np.maximum(position, n_prefill - 1)
     stays = resident[-1]
-    # Tokens never come back, so the steps held are consecutive and their number gives the eviction.
+    # Tokens never return, so a token's resident steps are consecutive and their number gives the eviction.
     evicted = np.where(stays, np.nan, enters + resident.sum(axis=0))
     missing = (np.arange(n_prefill, n)[:, None] > position) & ~resident[:-1]
     return pd.DataFrame(
@@ -40,8 +41,8 @@ def kept_timeline(lists, attention, n_prefill):
     )
 
 
-def _one_each_step(lists, rows, n_prefill):
-    """`lists` with one entry after the prompt and one after each of `rows` steps."""
+def _expand_to_steps(lists, rows, n_prefill):
+    """`lists`, extended to one entry after the prompt and one after each of `rows` steps."""
     if len(lists) == 1 and rows > 1:  # one-shot methods keep every later token
         grown = [np.r_[lists[0], np.arange(n_prefill, n_prefill + step)] for step in range(rows + 1)]
         return [tokens.astype(int) for tokens in grown]

@@ -1,7 +1,0 @@
-"""`python -m kvanalysis`."""
-
-import sys
-
-from .cli import main
-
-sys.exit(main())

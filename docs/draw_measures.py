@@ -1,8 +1,9 @@
 """Draws the pictures of docs/measures_explained.md from the sample trace or from small exact examples.
 
 usage: docs/draw_measures.py [--check]
-Writes docs/pictures/NAME.png, and the numbers in them to docs/pictures/numbers.json. --check writes nothing:
-it computes the numbers again and exits 1 if one differs by more than a millionth, or a picture is missing.
+Writes docs/pictures/NAME.png, and the numbers in the pictures to docs/pictures/numbers.json. --check writes
+nothing: it computes the numbers again and exits 1 if one differs by more than a millionth, or a picture is
+missing.
 """
 
 import json
@@ -44,7 +45,7 @@ PICTURES = (
 
 
 def flat(numbers, name=""):
-    """{"picture/what": number} of nested maps."""
+    """Flattens nested maps to {"picture/what": number}."""
     if not isinstance(numbers, dict):
         return {name: float(numbers)}
     found = {}
@@ -54,7 +55,7 @@ def flat(numbers, name=""):
 
 
 def draw(folder=None):
-    """The numbers of every picture; writes the pictures to `folder` if one is given."""
+    """Returns the numbers of every picture; also writes the pictures to `folder`, if not None."""
     numbers = {}
     for picture in PICTURES:
         with styled():
@@ -66,7 +67,7 @@ def draw(folder=None):
 
 
 def differences(found, folder=FOLDER):
-    """What the folder lacks, or holds otherwise."""
+    """Names of missing pictures and of numbers that differ from the folder's numbers.json."""
     kept = json.loads((folder / "numbers.json").read_text())
     absent = [f.__name__ for f in PICTURES if not (folder / f"{f.__name__}.png").is_file()]
     names = sorted(set(kept) | set(found))

@@ -1,9 +1,9 @@
 """Writes the tables and the figure of docs/performance.md from the files of a bench.
 
 usage: docs/generate_performance.py [--from DIR] [--check]
---from DIR takes what `tests/bench/run` and `tests/bench/run --scaling` left there into docs/performance/,
-from which everything is written. --check writes nothing and exits 1 if the page is not up
-to date or the figure is missing.
+--from DIR first copies the output of `tests/bench/run` and `tests/bench/run --scaling` from DIR to
+docs/performance/, the source of all tables and the figure. --check writes nothing and exits 1 if the page is
+stale or the figure is missing.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BENCH, BESIDE, SCALING = "kvreplay bench", "tests/bench/run --peer FILE", "tests
 
 
 class Bench:
-    """What docs/performance holds; a file that is missing has no rows."""
+    """The files of docs/performance; a missing file has no rows."""
 
     def __init__(self, folder=HELD):
         self.facts = json.loads((folder / "facts.json").read_text())
@@ -38,13 +38,16 @@ class Bench:
     def isas(self):
         return list(dict.fromkeys(row["isa"] for row in self.ratios))
 
-    def beside_peer(self, isa, what):
-        """The peer's CPU time over ours, or None."""
+    def peer_ratio(self, isa, what):
+        """The peer's CPU time divided by kvreplay's, or None if it was not measured."""
         found = [r["ratio"] for r in self.ratios if (r["isa"], r["what"]) == (isa, what) and r["ratio"]]
         return float(found[0]) if found else None
 
     def kernel(self, isa, kind, name):
-        """The number of a row of `kvreplay bench` whose name is `name`, or begins and ends as `a ... b`."""
+        """The value of a row of `kvreplay bench`, or None.
+
+        `name` is the row's whole name, or "a...b" for a name that begins with a and ends with b.
+        """
         begin, _, end = name.partition("...")
         for row in self.kernels:
             whole = row["name"] == name
@@ -58,21 +61,21 @@ class Bench:
         return scaling.growth(self.scaling, shorter, longer).get(what)
 
     def memory(self, what, tokens):
-        """Megabytes, as the goal counts them."""
+        """Peak memory in megabytes of 10^6 bytes, the unit of the goal, or None."""
         for row in self.scaling:
             if (row["what"], int(row["tokens"])) == (what, tokens):
                 return float(row["rss_two_threads_mib"]) * 2**20 / 1e6
         return None
 
 
-# Each goal: number, text, what it is worth in one instruction set, and the command that measures it.
+# Each goal: number, text, function (Bench, instruction set) -> measured value or None, measuring command.
 GOALS = (
     ("P1", "six methods, five budgets, both protocols: at least 18 times less CPU than the peer with "
-     "AVX-512, 10 times with AVX2", lambda b, isa: b.beside_peer(isa, "total"), BESIDE),
+     "AVX-512, 10 times with AVX2", lambda b, isa: b.peer_ratio(isa, "total"), BESIDE),
     ("P2", "H2O at five budgets: its caches in at least 30 times less time than the peer's",
-     lambda b, isa: b.beside_peer(isa, "caches h2o"), BESIDE),
-    ("P2", "the same with the exact pass on both sides, CPU time of whole programs (no goal)",
-     lambda b, isa: b.beside_peer(isa, "alone h2o"), BESIDE),
+     lambda b, isa: b.peer_ratio(isa, "caches h2o"), BESIDE),
+    ("P2", "H2O with the exact pass on both sides, CPU time of whole programs (no goal)",
+     lambda b, isa: b.peer_ratio(isa, "alone h2o"), BESIDE),
     ("P3", "exact pass: at least 0.75 of OpenBLAS sgemm in useful operations",
      lambda b, isa: b.kernel(isa, "ratio", "exact pass / sgemm"), BENCH),
     ("P5", "everything over the exact pass: at most 3.2 at 4,096 tokens",
@@ -95,7 +98,7 @@ GOALS = (
     ("P9", "everything at 131,072 tokens over 4,096, sampled queries: at most 70",
      lambda b, isa: b.growth("everything", 4096, 131072), SCALING),
     ("P10", "greedy k-center at five budgets: its caches in at least 30 times less time than the peer's",
-     lambda b, isa: b.beside_peer(isa, "caches subgen"), BESIDE),
+     lambda b, isa: b.peer_ratio(isa, "caches subgen"), BESIDE),
     ("P13", "vector exponential: at least 8 times scalar expf",
      lambda b, isa: b.kernel(isa, "ratio", "exponentials / scalar expf"), BENCH),
 )  # fmt: skip
@@ -116,7 +119,7 @@ def side_by_side(bench):
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations and bytes of one call in float32, with the formulas that the numbers come from."""
+    """Operations and bytes of one call in float32, with the formulas behind the numbers."""
 
     work: str
     operations: int
@@ -125,7 +128,7 @@ class Cost:
 
 
 def kernel_costs(row):
-    """{kernel: Cost} at the shape of a row of `kvreplay bench`."""
+    """{kernel: Cost} for the shape in a row of `kvreplay bench`."""
     t, n, d, v = (int(row[name]) for name in ("tile_rows", "tokens", "head_dim", "v_head_dim"))
     g, prefill = int(row["query_heads"]), int(row["prefill"])
     logits = g * (n * (n + 1) - prefill * (prefill + 1)) // 2
@@ -138,7 +141,7 @@ def kernel_costs(row):
     }
 
 
-def roofline_line(bench, row, cost):
+def roofline_row(bench, row, cost):
     limit = bench.kernel(row["isa"], "rate", "FMA units")
     share = float(row["value"]) / limit if row["unit"] == "GF/s" else None
     return [
@@ -153,7 +156,7 @@ def roofline_line(bench, row, cost):
 
 
 def limits(bench):
-    """Sentence of what the machine did in the same rounds."""
+    """A sentence with the machine's limits, measured in the rounds of the kernels."""
     names = ("FMA units", "sgemm 2048^3", "scalar expf")
     rates = [r for r in bench.kernels if r["kind"] == "rate" and r["name"] in names]
     told = [f"{r['name']} {tables.number(r['value'])} {r['unit']} (beside {r['isa']})" for r in rates]
@@ -175,7 +178,7 @@ def roofline(bench):
     told = ", ".join(f"{letter} = {int(first[name]):,}" for letter, name in shape.items())
     head = ["instruction set", "kernel", "operations", "bytes", "operations a byte", "rate", "share of units"]
     rates = [row for row in bench.kernels if row["kind"] == "rate" and row["name"] in kernel_costs(first)]
-    lines = [roofline_line(bench, row, kernel_costs(row)[row["name"]]) for row in rates]
+    lines = [roofline_row(bench, row, kernel_costs(row)[row["name"]]) for row in rates]
     return f"{told}. {limits(bench)}\n" + tables.markdown(head, lines)
 
 
@@ -211,7 +214,7 @@ PARTS = {
 
 
 def page(bench):
-    """The page with new text between its marks."""
+    """The page's text with new tables between its markers."""
     text = PAGE.read_text()
     for name, part in PARTS.items():
         begin, end = f"<!-- {name}: generated by docs/generate_performance.py -->", f"<!-- end of {name} -->"

@@ -1,4 +1,4 @@
-"""Pictures of how clusterable keys and values are."""
+"""Pictures that show how clusterable keys and values are."""
 
 import numpy as np
 
@@ -6,12 +6,15 @@ from .canvas import BLUE, GREY, RED, panels
 from .sample import head
 
 CENTERS = 4
-FACTOR = 0.7  # of the median distance: the radius of online clusters
+FACTOR = 0.7  # radius of online clusters, as a share of the median distance
 PAIRS = 2000
 
 
 def farthest_first(points, count):
-    """(indices of centres, largest distance after each, mean distance after each), from point 0."""
+    """Farthest-first traversal of points [N, D] from point 0.
+
+    Returns (indices of the centres, largest distance after each, mean distance after each), [count] each.
+    """
     nearest = np.full(len(points), np.inf)
     chosen, radii, means = [], [], []
     for _ in range(count):
@@ -51,7 +54,7 @@ def k_center_example():
 
 
 def radius_and_mean_distance():
-    """Two normalised curves of real keys and values, which need not agree."""
+    """Radius and mean distance of real keys and values, both normalised; the two curves need not agree."""
     one = head()
     figure, axes = panels(2, 2.0)
     found = {}
@@ -71,7 +74,7 @@ def radius_and_mean_distance():
 
 
 def online_clusters(points, radius):
-    """Cluster counts after every point: one that has no centre within `radius` opens a cluster."""
+    """Cluster counts [N] after every point: a point without a centre within `radius` opens a cluster."""
     centers, counts = points[:1], []
     for point in points:
         if np.linalg.norm(centers - point, axis=1).min() > radius:
@@ -81,10 +84,9 @@ def online_clusters(points, radius):
 
 
 def cluster_growth():
-    """m(n) and its slope on logarithmic axes."""
+    """Draws m(n) and its slope on logarithmic axes."""
     one = head()
-    lengths = np.array([128, 256, 512, 1024])
-    lengths = lengths[lengths <= len(one.k)]
+    lengths = len(one.k) // np.array([8, 4, 2, 1])
     pairs = np.random.default_rng(0).integers(0, len(one.k), (PAIRS, 2))
     figure, axes = panels(height=2.0)
     found = {}

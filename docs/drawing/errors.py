@@ -1,4 +1,4 @@
-"""Pictures of the output's error."""
+"""Pictures of the error of the attention output."""
 
 import numpy as np
 
@@ -6,12 +6,14 @@ from .canvas import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, level, note, pane
 from .sample import SINKS, best_per_row, causal, head, heavy, norms, one_shot, value_norms, window
 
 BUDGET = 64
-LADDER = (23, 0)  # layer and query head of the ladder and of the split
-LAST_ROWS = 256  # of the ratio of norms
+ONE_ROW = (15, 3)  # layer and query head in error_of_one_output and missed_mass_and_gap
+LADDER = (23, 0)  # and those in regret_ladder
+SPLIT = (11, 0)  # and those in distance_split
+LAST_ROWS = 256  # rows in the ratio of norms
 
 
-def in_plane(first, *others):
-    """Two coordinates of each vector in the plane of `first` and the next one; lengths there are exact."""
+def plane_coordinates(first, *others):
+    """Two coordinates of each vector in the plane of `first` and the next vector; lengths in it are exact."""
     along = first / np.linalg.norm(first)
     aside = others[0] - others[0] @ along * along
     aside /= np.linalg.norm(aside)
@@ -19,12 +21,12 @@ def in_plane(first, *others):
 
 
 def error_of_one_output():
-    """o and z of one row in their own plane."""
-    one = head()
+    """Draws o and z of one row in the plane that they span."""
+    one = head(*ONE_ROW)
     z, _ = one.outputs(window(one, BUDGET, SINKS))
     relative = norms(z - one.o) / norms(one.o)
     row = int(np.argmin(np.abs(relative - 0.5)))
-    o, z = in_plane(one.o[row], z[row])
+    o, z = plane_coordinates(one.o[row], z[row])
     e, size = np.linalg.norm(z - o), np.linalg.norm(o)
     cosine = o @ z / size / np.linalg.norm(z)
     figure, axes = panels(height=1.9)
@@ -43,7 +45,7 @@ def error_of_one_output():
 
 
 def variants_of_the_error():
-    """All rows of one head: where each summary lies."""
+    """Draws the errors of all rows of one head, and where each summary lies among them."""
     one = head()
     z, _ = one.outputs(window(one, BUDGET, SINKS))
     e, size = norms(z - one.o), norms(one.o)
@@ -69,7 +71,7 @@ def variants_of_the_error():
 
 
 def epsilon_forms():
-    """The same errors divided by the norms of the theorems."""
+    """Draws the errors of one head divided by the norms of the theorems."""
     one = head()
     z, _ = one.outputs(window(one, BUDGET, SINKS))
     e, x = norms(z - one.o), norms(one.x)
@@ -90,14 +92,14 @@ def epsilon_forms():
 
 
 def missed_mass_and_gap():
-    """o lies between z and the output of what was missed: z is off by missed mass times gap."""
-    one = head()
+    """Draws o between z and the output of the missed tokens: the error of z is missed mass times gap."""
+    one = head(*ONE_ROW)
     kept = window(one, BUDGET, SINKS)
     z, _ = one.outputs(kept)
     missed = (one.x * ~kept).sum(1)
     row = int(np.argmin(np.abs(missed - 0.3)))
     lost = (one.x[row] * ~kept[row]) @ one.v / missed[row]
-    o, z, lost = in_plane(one.o[row], z[row], lost)
+    o, z, lost = plane_coordinates(one.o[row], z[row], lost)
     gap = np.linalg.norm(lost - z)
     figure, axes = panels(height=1.9)
     axes.plot(*zip(z, lost, strict=True), color=GREY, linestyle="--", zorder=1)
@@ -118,7 +120,7 @@ def missed_mass_and_gap():
 
 
 def regret_ladder():
-    """What even perfect choices lose, and what a rule loses beyond them."""
+    """Draws the errors of perfect choices, and how much larger the error of a rule is."""
     one, budget = head(*LADDER), BUDGET
     static = np.argsort(-one.x[:, : one.prompt].sum(0), kind="stable")[:budget]
     best = one_shot(one, []) | best_per_row(one, budget, of_prompt=True)
@@ -142,9 +144,9 @@ def regret_ladder():
 
 
 def distance_split():
-    """A long exact tail hides what the cut has lost."""
-    one = head(*LADDER)
-    chosen = heavy(*LADDER, BUDGET)
+    """Shows that a long exact tail hides the error of the cut."""
+    one = head(*SPLIT)
+    chosen = heavy(*SPLIT, BUDGET)
     whole = one.relative(one_shot(one, chosen))
     prefix = np.arange(len(one.v)) < one.prompt
     exact, _ = one.outputs(causal(one) & prefix)

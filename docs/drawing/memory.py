@@ -1,18 +1,20 @@
-"""Pictures of what a cache takes. Sizes follow from the rules of the ledger, at the sample's shapes."""
+"""Pictures of the memory of a cache. Sizes follow from the rules of the ledger, at the sample's shapes."""
 
 import numpy as np
 
 from .canvas import BLUE, GREEN, GREY, ORANGE, RED, panels
 from .sample import head
 
-BUDGET, THRESHOLD, STRIDE = 128, 96, 4
-WIDTH_BYTES = 2  # of a stored number: float16
-FOUR_BITS = (64 * 4 + 2 * 16) / (64 * 16)  # codes, offset and step of a group of 64, over float16
+BUDGET, THRESHOLD, STRIDE = 128, 24, 4
+WIDTH_BYTES = 2  # a stored number is float16
+FOUR_BITS = (64 * 4 + 2 * 16) / (
+    64 * 16
+)  # codes, offset and step of a group of 64, divided by its size in float16
 SCORE_BYTES, WEIGHT_BYTES, INDEX_BYTES = 8, 4, 4
 
 
 def saw_tooth(rows):
-    """Tokens of a cache that lets a buffer of THRESHOLD tokens fill, then keeps every STRIDE-th of it."""
+    """Sizes of a cache whose buffer fills to THRESHOLD tokens and then keeps every STRIDE-th of them."""
     sizes, size, fresh = [], BUDGET, 0
     for _ in rows:
         size, fresh = size + 1, fresh + 1
@@ -23,7 +25,7 @@ def saw_tooth(rows):
 
 
 def tokens_over_time():
-    """Peak, mean and final are three numbers of one curve."""
+    """Draws sizes over time: peak, mean and final are three numbers of one curve."""
     one = head()
     steps = np.arange(len(one.rows))
     curves = {
@@ -52,7 +54,7 @@ def tokens_over_time():
 
 
 def bytes_by_column():
-    """The same number of tokens, different bytes."""
+    """Draws caches with equal numbers of tokens and different bytes."""
     one = head()
     width = one.k.shape[1] + one.v.shape[1]
     plain = BUDGET * width * WIDTH_BYTES

@@ -8,14 +8,17 @@ import numpy as np
 from kvanalysis.data.arrays import Recorded
 
 TRACE = Path(__file__).resolve().parents[2] / "traces/samples/smollm2-135m.h5"
-LAYERS = (0, 7, 15, 23, 29)
+LAYERS = (0, 3, 7, 11, 15, 18, 21, 23, 26, 29)
 SINKS = 4
 
 
 @dataclass(frozen=True)
 class Head:
-    """One query head: x [R, T] exact probabilities of its decode rows, weights [R, T] exp(l - max), k and
-    v [T, D], o [R, D] exact outputs, rows [R] the tokens that ask, prompt the length of the prompt."""
+    """One query head.
+
+    x: exact probabilities of its decode rows [R, T]; weights: exp(l - max) [R, T]; k, v [T, D];
+    o: exact outputs [R, D]; rows: index of each row's token [R]; prompt: length of the prompt.
+    """
 
     x: np.ndarray
     weights: np.ndarray
@@ -26,7 +29,7 @@ class Head:
     prompt: int
 
     def outputs(self, kept, num=None, den=None):
-        """(z [R, D], tau / Z [R]) of the cache that holds `kept` (bool [R, T]) with weights num, den [T]."""
+        """(z [R, D], tau / Z [R]) for a cache that holds `kept` (bool [R, T]) with weights num, den [T]."""
         num = np.ones(len(self.v)) if num is None else num
         den = num if den is None else den
         held = self.weights * kept
@@ -49,14 +52,14 @@ def _trace():
 
 @cache
 def heads_of(layer):
-    """(query heads, kv heads) of a layer."""
+    """Returns (number of query heads, number of kv heads) of a layer."""
     recorded, prompt = _trace()
     return tuple(len(recorded.tensor(prompt, layer, name)) for name in ("q", "k"))
 
 
 @cache
 def attention(layer, query_head):
-    """(x [T, T] lower triangular, exp(l - max) likewise) of every token, prompt rows included."""
+    """Returns (x, exp(l - max)), both [T, T] and lower triangular; prompt rows are included."""
     recorded, prompt = _trace()
     queries, keys = (recorded.tensor(prompt, layer, name) for name in ("q", "k"))
     key = keys[query_head // (len(queries) // len(keys))]
@@ -78,24 +81,24 @@ def head(layer=15, query_head=0):
 
 
 def value_norms(one):
-    """(‖V‖_op, ‖V‖_F) of the values up to every row, from their Gram matrices."""
+    """Returns (‖V‖_op, ‖V‖_F), [R] each, of the values up to every row, from their Gram matrices."""
     gram = np.cumsum(one.v[:, :, None] * one.v[:, None, :], 0)[one.rows]
     return np.sqrt(np.linalg.eigvalsh(gram)[:, -1]), np.sqrt(np.trace(gram, axis1=1, axis2=2))
 
 
 def causal(one):
-    """bool [R, T]: what each row may see."""
+    """bool [R, T]: the tokens that each row may see."""
     return np.arange(len(one.v)) <= one.rows[:, None]
 
 
 def window(one, budget, sinks=0):
-    """bool [R, T]: the newest tokens and the first `sinks`, and the asking token beside the budget."""
+    """bool [R, T]: the first `sinks` and the newest tokens, `budget` in all, and the row's own token."""
     age = one.rows[:, None] - np.arange(len(one.v))
     return ((age <= budget - sinks) | (np.arange(len(one.v)) < sinks)) & (age >= 0)
 
 
 def best_per_row(one, budget, of_prompt=False):
-    """bool [R, T]: the `budget` likeliest tokens of each row, or of its prompt."""
+    """bool [R, T]: the `budget` tokens with the most attention of each row, of its prompt if `of_prompt`."""
     kept = np.zeros(one.x.shape, bool)
     among = one.x[:, : one.prompt] if of_prompt else one.x
     np.put_along_axis(kept, np.argsort(-among, 1, kind="stable")[:, :budget], True, 1)
@@ -103,7 +106,7 @@ def best_per_row(one, budget, of_prompt=False):
 
 
 def one_shot(one, chosen):
-    """bool [R, T]: `chosen` tokens of the prompt, and every later one."""
+    """bool [R, T]: the `chosen` tokens of the prompt, and every later token that the row may see."""
     kept = causal(one)
     kept[:, : one.prompt] = False
     kept[:, chosen] = True
@@ -111,7 +114,7 @@ def one_shot(one, chosen):
 
 
 def heavy(layer, query_head, budget):
-    """Half of the budget the prompt's newest tokens, half those with the largest column sums of its rows."""
+    """Indices of `budget` prompt tokens: half are the newest, half have the largest column sums."""
     one = head(layer, query_head)
     sums = attention(layer, query_head)[0][: one.prompt, : one.prompt].sum(0)
     recent = np.arange(one.prompt - budget // 2, one.prompt)

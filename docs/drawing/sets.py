@@ -1,4 +1,4 @@
-"""Pictures of which tokens are kept and how much attention they carry."""
+"""Pictures of the kept tokens and of the attention that they carry."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ SPAN = 32  # tokens of a needle
 
 
 def partition_error():
-    """Eviction undershoots the normaliser, a weighted sample scatters around it."""
+    """Shows that eviction undershoots the normaliser, while a weighted sample scatters around it."""
     one, count = head(29, 0), 128
     _, evicted = one.outputs(window(one, BUDGET, SINKS))
     middle = np.arange(SINKS, one.prompt)
@@ -34,7 +34,7 @@ def partition_error():
 
 
 def kept_mass():
-    """One row's attention over the text, kept tokens filled."""
+    """Draws one row's attention over the text, in two colours for kept and missed tokens."""
     one = head()
     kept = window(one, BUDGET, SINKS)
     mass = (one.x * kept).sum(1)
@@ -52,7 +52,7 @@ def kept_mass():
 
 
 def recalls():
-    """The kept tokens among a row's likeliest."""
+    """Marks the kept tokens among those with the most attention of a row."""
     one = head()
     kept, best = window(one, BUDGET, SINKS), best_per_row(one, BUDGET + 1)
     mass = (one.x * kept).sum(1) / (one.x * best).sum(1)
@@ -81,14 +81,14 @@ def recalls():
 
 
 def needle_mass():
-    """How much attention marked spans keep, at the start, at 40 % and at 90 % of the prompt."""
+    """Draws how much of their attention spans at the start, 40 % and 88 % of the prompt keep."""
     one = head()
     caches = {
         "newest": one_shot(one, np.arange(one.prompt - BUDGET, one.prompt)),
         "sinks + newest": one_shot(one, np.r_[0:SINKS, one.prompt - BUDGET + SINKS : one.prompt]),
         "heavy + recent": one_shot(one, heavy(15, 0, BUDGET)),
     }
-    places = (0, 0.4, 0.9)
+    places = (0, 0.4, 0.88)
     figure, axes = panels(height=2.0)
     found = {}
     for number, ((name, kept), colour, hatch) in enumerate(

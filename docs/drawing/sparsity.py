@@ -5,12 +5,12 @@ import numpy as np
 from .canvas import BLUE, GREY, ORANGE, RED, SKY, level, panels
 from .sample import LAYERS, attention, heads_of
 
-THRESHOLD = 0.01  # of the row's maximum
-LAYER, QUERY_HEAD, ROW = 15, 0, 1023
+THRESHOLD = 0.01  # as a share of the row's maximum
+LAYER, QUERY_HEAD = 15, 0
 
 
 def share_below(x, first=0):
-    """Share of the causal entries below THRESHOLD of their row's maximum, tokens from `first` on."""
+    """Share of the causal entries below THRESHOLD times their row's maximum, for tokens from `first` on."""
     below = entries = 0
     for row in range(max(1, first), len(x)):
         seen = x[row, first : row + 1]
@@ -20,9 +20,9 @@ def share_below(x, first=0):
 
 
 def sparsity():
-    """One row against a hundredth of its maximum, with the sink and without."""
+    """Draws one row and a hundredth of its maximum, with the sink and without."""
     x = attention(LAYER, QUERY_HEAD)[0]
-    row = x[min(ROW, len(x) - 1)]
+    row = x[-1]
     shares = share_below(x), share_below(x, first=1)
     figure, axes = panels(height=2.0)
     axes.semilogy(row, ".", color=SKY, markersize=2)
@@ -37,13 +37,13 @@ def sparsity():
 
 
 def top_share(scores, share):
-    """The part of the sum that the largest `share` of tokens holds."""
+    """The part of the sum that the `share` of tokens with the largest scores holds."""
     ordered = np.sort(scores)[::-1]
     return ordered[: round(share * len(ordered))].sum() / ordered.sum()
 
 
 def accumulated_score():
-    """Sorted column sums against those of uniform attention."""
+    """Draws sorted column sums beside those of uniform attention."""
     length = len(attention(LAYER, QUERY_HEAD)[0])
     null = np.array([(1 / np.arange(first + 1, length + 1)).sum() for first in range(length)])
     figure, axes = panels(height=2.0)
@@ -67,7 +67,7 @@ def accumulated_score():
 
 
 def sink_mass():
-    """Mean attention on token 0, head by head."""
+    """Draws the mean attention on token 0, head by head."""
     figure, axes = panels(height=1.9)
     found = {}
     for place, layer in enumerate(LAYERS):
@@ -83,7 +83,7 @@ def sink_mass():
         )
         axes.text(place + 0.33, mean, f"{mean:.2f}", fontsize=6.5, va="center", color=RED)
         found[f"layer {layer}"] = mean
-    axes.set_xticks(range(len(LAYERS)), [f"layer {layer}" for layer in LAYERS])
-    axes.set(ylabel="attention on token 0 [1]", ylim=(-0.03, 1))
+    axes.set_xticks(range(len(LAYERS)), LAYERS)
+    axes.set(xlabel="layer", ylabel="attention on token 0 [1]", ylim=(-0.03, 1))
     axes.legend(loc="upper left")
     return figure, found

@@ -7,11 +7,11 @@ from .canvas import BLUE, ORANGE, RED, level, panels
 from .sample import LAYERS, SINKS, head, heads_of, heavy, norms, one_shot, value_norms, window
 
 BUDGET = 64
-BUDGETS = (64, 96)  # of the paired comparison
+BUDGETS = (64, 96)  # budgets in the paired comparison
 
 
 def paired_intervals():
-    """One rule at two budgets on the same heads: each alone, and their difference head by head."""
+    """Draws one rule at two budgets on the same heads: each alone, and their difference head by head."""
     where = list(places())
     layers = np.array([layer for layer, _ in where])
     errors = {budget: np.array([mean_error(*place, budget) for place in where]) for budget in BUDGETS}
@@ -20,7 +20,7 @@ def paired_intervals():
     found = {}
     for (budget, values), colour, marker in zip(errors.items(), (RED, BLUE), "os", strict=True):
         name = f"{budget} tokens"
-        height = -0.7 if budget == BUDGETS[0] else -1.1  # beside each other: they overlap
+        height = -0.7 if budget == BUDGETS[0] else -1.1  # not on one line, because the intervals overlap
         text = f"{name}: {{:.2f}} [{{:.2f}}, {{:.2f}}]"
         found[name] = _over_layers(left, (values, layers), (colour, marker), height, text)
     found["difference"] = _over_layers(
@@ -41,9 +41,9 @@ def paired_intervals():
 
 
 def _over_layers(axes, units, look, height, text):
-    """A mark for the mean of each layer's heads, and at `height` below them the mean with its interval.
+    """Marks the mean of each layer's heads, and at `height` below them the overall mean with its interval.
 
-    `units`: values and layers [n]; `look`: colour and marker.
+    `units`: values and layers [n]; `look`: colour and marker. Returns {"mean", "low", "high"}.
     """
     (values, layers), (colour, marker) = units, look
     mean, low, high = mean_interval(values, layers)
@@ -55,7 +55,7 @@ def _over_layers(axes, units, look, height, text):
 
 
 def places():
-    """One query head of every kv head of every layer."""
+    """Yields (layer, query head): the first query head of every kv head of every layer."""
     for layer in LAYERS:
         queries, keys = heads_of(layer)
         yield from ((layer, query_head) for query_head in range(0, queries, queries // keys))
@@ -67,7 +67,7 @@ def mean_error(layer, query_head, budget):
 
 
 def bound_slack():
-    """A target, the measured error below it, and what lies between them."""
+    """Draws a target ε, the measured errors below it, and the slack between them."""
     one, target = head(), 0.5
     z, _ = one.outputs(window(one, BUDGET, SINKS))
     measured = norms(z - one.o) / norms(one.x) / value_norms(one)[0]
@@ -88,7 +88,7 @@ def bound_slack():
 
 
 def bound_memory():
-    """What BalanceKV's formula asks for with the norms of real keys, beside all tokens that there are."""
+    """Draws the tokens that BalanceKV's formula requires for the norms of real keys, beside all tokens."""
     figure, axes = panels(height=1.9)
     found, epsilon = {}, 0.1
     for place, layer in enumerate(LAYERS):
@@ -101,7 +101,7 @@ def bound_memory():
         axes.text(place, asked, f"{asked:.0f}", ha="center", va="bottom", fontsize=7)
         found[f"layer {layer}"] = asked
     level(axes, np.log10(length), f"all {length} tokens", RED, "--", across=True)
-    axes.set_xticks(range(len(LAYERS)), [f"layer {layer}" for layer in LAYERS])
-    axes.set(ylabel="log10 of tokens to keep", ylim=(0, 1.15 * max(found.values())))
+    axes.set_xticks(range(len(LAYERS)), LAYERS)
+    axes.set(xlabel="layer", ylabel="log10 of tokens to keep", ylim=(0, 1.15 * max(found.values())))
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure, found

@@ -1,10 +1,11 @@
-"""What a press of kvpress keeps of a trace's prompts, as a file for the method `external` (docs/external.md).
+"""Writes the tokens that a press of kvpress keeps as a file for the method `external` (docs/external.md).
 
 usage: kvpress_to_external.py TRACE.h5 PRESS BUDGET... -o press-{budget}.h5 [-p NAME=VALUE]...
 
-PRESS is a class of kvpress whose score() looks at keys and values alone: KnormPress, KeyDiffPress,
-LagKVPress, CURPress. It sees a whole layer in one call, as in a model; each kv head keeps the BUDGET tokens
-of the highest scores, of equal ones the first. Needs torch, kvpress and h5py; checked with kvpress 0.5.5.
+PRESS is a class of kvpress whose score() uses only keys and values: KnormPress, KeyDiffPress, LagKVPress,
+CURPress. It scores the prompt of a whole layer in one call, as in a model. Each kv head keeps the BUDGET
+tokens with the highest scores; among equal scores, the first. Needs torch, kvpress and h5py; checked with
+kvpress 0.5.5.
 """
 
 import argparse
@@ -17,13 +18,13 @@ import torch
 
 
 def scores_of(press, layer, tokens):
-    """Scores of the first `tokens` tokens, [kv heads, tokens]."""
+    """Scores of the first `tokens` tokens, float64 [kv heads, tokens]; larger scores are kept."""
     keys, values = (torch.from_numpy(layer[name][:, :tokens].astype(np.float32))[None] for name in "kv")
     return press.score(None, None, keys, values, None, {})[0].double().numpy()
 
 
 def top(scores, budget):
-    """Indices of the highest scores in ascending order; of equal ones the first."""
+    """Indices of the `budget` highest scores in ascending order; among equal scores, the first."""
     return np.sort(np.argsort(-scores, kind="stable")[:budget])
 
 
@@ -33,7 +34,7 @@ def write_lists(group, kept):
 
 
 def convert(trace, press, budgets, pattern):
-    """Writes one file for each budget."""
+    """Writes one file per budget; {budget} in `pattern` becomes the budget in tokens."""
     files = {budget: h5py.File(pattern.replace("{budget}", str(budget)), "w") for budget in budgets}
     with h5py.File(trace) as source:
         for prompt_id, prompt in source["prompts"].items():
@@ -59,8 +60,12 @@ def main(words=None):
     parser.add_argument("trace")
     parser.add_argument("press")
     parser.add_argument("budgets", type=int, nargs="+")
-    parser.add_argument("-o", "--out", required=True, help="the file; {budget} in its name is the budget")
-    parser.add_argument("-p", "--param", action="append", default=[], help="of the press: n_sink=8")
+    parser.add_argument(
+        "-o", "--out", required=True, help="output file; {budget} in its name becomes the budget"
+    )
+    parser.add_argument(
+        "-p", "--param", action="append", default=[], help="parameter of the press, such as n_sink=8"
+    )
     given = parser.parse_args(words)
     if len(given.budgets) > 1 and "{budget}" not in given.out:
         parser.error("several budgets make several files: write {budget} into the name after -o")

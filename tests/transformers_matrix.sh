@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests of the dumper (and of kvconfirm, where the program is built) on several releases of transformers:
+# Runs the tests of the recorder (and of the closed loop, if the program is built) on several releases of transformers:
 #   tests/transformers_matrix.sh [RELEASE...]
-# By default the oldest that is supported, the last before 5, 5.0, one in the middle, and the newest. Prints one row
-# a release, in Markdown; logs and a folder a release, about 150 MB each, stay in build/transformers. One torch serves
-# all: that of TORCH_VENV, which tests/install_torch.sh makes. Exits with 1 where a test fails.
+# Default: the oldest supported release, the last before 5, 5.0, one in the middle, and the newest. Prints one Markdown
+# row per release. Logs and one folder per release, about 150 MB each, stay in build/transformers. All releases use the
+# torch of TORCH_VENV, which tests/install_torch.sh makes. Exits with 1 if a test fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,7 @@ fi
 [ -x "$python" ] || { echo "no $python: run tests/install_torch.sh $venv" >&2; exit 2; }
 
 pip() { "$python" -m pip "$@" --quiet --disable-pip-version-check; }
-supported() { "$python" -c 'import sys; sys.path.insert(0, "traces"); from kvdump.release import SPECIFIER; print(SPECIFIER)'; }
+supported() { "$python" -c 'import sys; sys.path.insert(0, "traces"); from kvrecord.release import SPECIFIER; print(SPECIFIER)'; }
 
 newest() {  # the newest release that pyproject.toml admits
   local to
@@ -28,7 +28,7 @@ newest() {  # the newest release that pyproject.toml admits
   rm -rf "$to"
 }
 
-needs() {  # what that release asks for of its own companions; torch and numpy are those of the virtual environment
+needs() {  # the companion packages that a release requires; torch and numpy are those of the virtual environment
   "$python" - "$1" <<'PY'
 import re
 import sys
@@ -40,7 +40,7 @@ print("\n".join(r for r in release.requires if companions.match(r) and "extra ==
 PY
 }
 
-unpack() {  # unpack RELEASE: into a folder of its own, which stands before the virtual environment's packages
+unpack() {  # unpack RELEASE into a separate folder, which precedes the virtual environment's packages on the path
   local to=$folder/$1
   [ -d "$to" ] && return
   rm -rf "$to.part"
@@ -50,7 +50,7 @@ unpack() {  # unpack RELEASE: into a folder of its own, which stands before the 
   mv "$to.part" "$to"
 }
 
-count() {  # count REPORT: passed, skipped and failed tests of a report of pytest
+count() {  # count REPORT: prints passed, skipped and failed tests in a report of pytest
   "$python" - "$1" <<'PY'
 import sys
 from xml.etree import ElementTree

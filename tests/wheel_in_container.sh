@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tests/wheel_newcomer.sh with the wheels of build/wheels on systems that have no compiler and nothing of ours, as a
-# user who is not root. A system is Debian's smallest with Python, in a folder of its own (debootstrap); root is needed
-# to enter it.
+# Runs tests/wheel_newcomer.sh with the wheels of build/wheels, as a user who is not root, on systems without a compiler
+# and without this repository. A system is Debian's smallest with Python, in a separate folder (debootstrap). Entering it
+# needs root.
 #   bash apps/wheel.sh && bash tests/wheel_in_container.sh [SUITE...]      # bookworm (default), trixie, sid
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 roots=$PWD/build/containers
 mirror=$(apt-get indextargets --format '$(SITE)' | head -n 1)  # where this machine's packages come from
 
-system() {  # system SUITE: its folder, made if it is not there
+system() {  # system SUITE: prints its folder, which is made if it is missing
   local root=$roots/$1
   if [ ! -e "$root/complete" ]; then
     echo "container: making $1" >&2
@@ -19,7 +19,7 @@ system() {  # system SUITE: its folder, made if it is not there
     chroot "$root" useradd --create-home newcomer
     touch "$root/complete"
   fi
-  # Packages come from where this machine's come from.
+  # Packages come from this machine's mirror.
   cp /etc/resolv.conf "$root/etc/resolv.conf"
   cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
   rm -rf "$root/wheels"
@@ -28,7 +28,7 @@ system() {  # system SUITE: its folder, made if it is not there
   echo "$root"
 }
 
-in_system() {  # in_system ROOT COMMAND...: as a newcomer, at home; the mount goes with the process that made it
+in_system() {  # in_system ROOT COMMAND...: runs it as a newcomer, at home; the mount ends with its process
   env -i PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/home/newcomer LANG=C.UTF-8 ${PIP_CERT:+PIP_CERT="$PIP_CERT"} \
     unshare --mount bash -euc 'root=$1; shift; mount -t proc proc "$root/proc"
       exec chroot --userspec=newcomer:newcomer "$root" bash -c "cd && exec \"\$@\"" here "$@"' enter "$@"

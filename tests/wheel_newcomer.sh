@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What a newcomer types who has a folder of wheels, Python and nothing else, in a home that is empty:
+# Types the commands of a newcomer with a folder of wheels, Python and nothing else, in an empty home:
 #   bash tests/wheel_newcomer.sh WHEELS [PYTHON]
-# Ends with one line: the system, its Python, the wheel that pip took, and what installing and the quickstart took.
+# Ends with one line: the system, its Python, the wheel that pip chose, and the times of installing and the quickstart.
 set -euo pipefail
 wheels=$1 python=${2:-python3}
 LIMIT_MS=60000  # for the quickstart
-CELLS=420       # of configs/quickstart.yaml
+CELLS=420       # cells of configs/quickstart.yaml
 
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 
@@ -24,7 +24,7 @@ took=$(($(milliseconds) - start))
 grep -q 'configs/figures/' out/quickstart/report.html  # the page names the figures that test each claim
 compgen -G 'out/quickstart/figures/*.png' >/dev/null
 
-# A method of one's own, in ten lines, beside two of ours.
+# A method of ten lines, written here, beside two of the engine.
 cat >own.py <<'END'
 import numpy as np
 import kvreplay as kv

@@ -1,16 +1,17 @@
-"""Figures as they are drawn, without pictures on disk."""
+"""Draws figures in memory, without writing pictures to disk."""
 
 from kvanalysis.drawing.style import styled
 from kvanalysis.plots import pictures_of
 
 
 def pictures(plot, frame):
-    """The Pictures of an overview plot for `load`'s table; nothing is drawn."""
+    """Returns the Pictures of an overview plot for a table from `load`, without drawing them."""
     return list(pictures_of(frame, [plot]))
 
 
 def caught_figures(plot, frame, widths=2):
-    """([the page's figure and the column's, of each picture], the Pictures); `widths=1`: the page's alone."""
+    """Returns ([page-width and column-width figure of each picture], the Pictures); `widths=1`: page width
+    only."""
     found, figures = pictures(plot, frame), []
     with styled():
         for picture in found:

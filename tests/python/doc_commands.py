@@ -4,8 +4,8 @@ A fence of yaml or python whose first line is `# NAME` is the file NAME. In a co
 starts with `$ ` is a command (a backslash at its end continues it), and the lines up to the next one are
 what it prints, stderr included, with `...` for what is left out (DIFFERS says what else is not compared).
 A bash fence is one script that must succeed and whose output the page does not show. A command whose shown
-text holds "error: " must fail, and every other must succeed, unless it ends with `|| true`, or `$ echo $?`
-follows it and shows the code.
+text holds a line "WHERE: error: " must fail, and every other must succeed, unless it ends with `|| true`, or
+`$ echo $?` follows it and shows the code.
 """
 
 import contextlib
@@ -80,12 +80,15 @@ DIFFERS = {
     r"(\d+/\d+) \d+\.\d s": r"\1 T",
     r"about \d+ MiB": "about N MiB",
     r"\d+ jobs": "N jobs",
-    r"(?m)(\.h5): [\d.]+ [kM]B$": r"\1: SIZE",  # of files, which hold a command line and versions
-    r"\d\.\d\de[-+]\d\d \(<=": "X (<=",  # deviations of kvdump --verify; bound and verdict are compared
+    r"(?m)(\.h5): [\d.]+ [kM]B$": r"\1: SIZE",  # sizes of files, which hold a command line and versions
+    r"\d\.\d\de[-+]\d\d \(<=": "X (<=",  # deviations of --verify; bound and verdict are compared
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ": "DATE",
     r"trace id  [0-9a-f]{64}": "trace id  ID",
     r"(?m)^drawing figure \d+ of \d+: \w+\n": "",  # told by the second
 }
+
+# A line that reports an error, not one that explains a table ("error: squared cosine distance").
+MESSAGE = re.compile(r"^([^;(]*: )?[\w.]*[Ee]rror: ", re.M)
 
 
 def normal(text):
@@ -111,20 +114,13 @@ class Reader:
             (self.folder / name).symlink_to(ROOT / name)
         commands = self.folder / ".bin"
         commands.mkdir()
-        (commands / "kvreplay").symlink_to(BINARY)
-        module = f'#!/bin/sh\nexec "{sys.executable}" -m '
-        for name, start in {
-            "kvdump": f'{module}kvdump "$@"',
-            "kvanalysis": f'{module}kvanalysis "$@"',
-            "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"',
-        }.items():
-            (commands / name).write_text(start + "\n")
+        for name, words in {"kvreplay": "-m kvreplay ", "python": ""}.items():
+            (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
             (commands / name).chmod(0o755)
         self.environment = {
             **os.environ,
             "PATH": f"{commands}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'analysis'}:{ROOT / 'traces'}",
-            "KVREPLAY_PYTHON": sys.executable,
+            "PYTHONPATH": ":".join(str(ROOT / room) for room in ("apps", "traces", "analysis")),
             "KVREPLAY": str(BINARY),
             "LC_ALL": "C.UTF-8",
             "COLUMNS": "80",
@@ -135,10 +131,10 @@ class Reader:
         (self.folder / name).write_text(text)
 
     def run(self, command):
-        """What a command prints, stderr included; its exit code is in `code`."""
-        if command.split()[0] == "kvdump" and not re.search(r"[|&;<>]", command):
+        """Runs a command and returns its output, stderr included; the exit code is in `code`."""
+        if command.startswith("kvreplay record ") and not re.search(r"[|&;<>]", command):
             words = shlex.split(command.replace("\\\n", " "))
-            self.code, printed = self._inside(lambda: _kvdump(words[1:]))
+            self.code, printed = self._inside(lambda: _record(words[2:]))
         elif re.fullmatch(r"python record\w*\.py", command):
             self.code, printed = self._inside(lambda: _script(command.split()[1]))
         else:
@@ -175,8 +171,8 @@ class Reader:
         return code, printed.getvalue()
 
 
-def _kvdump(words):
-    from kvdump import cli
+def _record(words):
+    from front_door import record as cli
 
     try:
         return cli.main(words)
@@ -185,11 +181,11 @@ def _kvdump(words):
 
 
 def _script(name):
-    from kvdump import DumpError
+    from kvbase.errors import KvreplayError
 
     try:
         runpy.run_path(name, run_name="__main__")
-    except DumpError as error:
+    except KvreplayError as error:
         # The last line of Python's traceback, which is what a reader looks at.
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -198,7 +194,7 @@ def _script(name):
 
 def needs_torch(step):
     """Whether a step loads a model, itself or by running a script that the page calls record_NAME.py."""
-    return step.kind == "command" and re.match(r"kvdump |python record_", step.text) is not None
+    return step.kind == "command" and re.match(r"kvreplay record |python record_", step.text) is not None
 
 
 def follow(page_text, reader, not_run=(), only=lambda step: True):
@@ -216,7 +212,7 @@ def _do(step, reader, code_is_shown):
     printed = reader.run(step.text)
     what = f"line {step.line}: {step.text}"
     shown = "\n".join(step.shown)
-    must_fail = re.search(r"[Ee]rror: ", shown) is not None and not step.text.endswith("|| true")
+    must_fail = MESSAGE.search(shown) is not None and not step.text.endswith("|| true")
     if not code_is_shown and must_fail != (reader.code != 0):
         return [f"{what}\nended with {reader.code}, and printed\n{printed}"]
     if step.kind == "command" and not agrees(step.shown, printed):

@@ -1,4 +1,4 @@
-"""The dumper in processes of its own, and what its traces hold."""
+"""Runs the recorder in separate processes, and reads its traces."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from typing import IO
 import h5py
 from kvreplay_cli import ROOMS
 
-# A process for every line of [source, words, a fifo for what it prints, most bytes of a file]: its number,
-# and for another line its exit code. Who has ended waits to be asked, so a number that is killed is its own.
-# To import torch and to meet a model takes seconds, which are spent once; to take it all apart takes another,
-# so a process ends with what was registered for its exit and no more.
+# Reads lines of [source, words, fifo for the output, file size limit in bytes], forks a process for each, and
+# prints its pid; the next line asks for its exit code. An ended process stays a zombie until then, so that a
+# killed pid is never a reused one. Importing torch and a first model takes seconds, spent once. Tearing down
+# the interpreter takes another second, so that a fork only runs its registered exit functions.
 FORKS = """
 import atexit, json, os, resource, sys, traceback
 import torch
-from kvdump import cli
+from front_door import record as cli
 torch.set_num_threads(1)
 answers = sys.stdout
 sys.stdout = sys.stderr = open(os.devnull, "w")
@@ -48,13 +48,13 @@ for line in sys.stdin:
     sys.stdin.readline()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
 """
-# The program, as a source of such a process.
-KVDUMP = "import sys; from kvdump import cli; sys.exit(cli.main(sys.argv[1:]))"
+# Source of such a process: the recorder's program.
+KVDUMP = "import sys; from front_door import record; sys.exit(record.main(sys.argv[1:]))"
 
 
 @dataclass
 class Fork:
-    """A process at work: its number, what it prints line by line, and in the end its exit code."""
+    """A running process: its pid, its output line by line, and at the end its exit code."""
 
     pid: int
     printed: IO[str]
@@ -62,10 +62,10 @@ class Fork:
 
 
 class Dumpers:
-    """Python programs that use the dumper, each in a process of its own which has imported everything."""
+    """Runs Python programs that use the recorder, each in a fork that has already imported everything."""
 
     def __init__(self, first_words):
-        """`first_words`: of a dump that is made first, so that everything has been imported."""
+        """`first_words`: arguments of a first recording, which imports everything."""
         path = os.pathsep.join([*ROOMS, os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", FORKS],
@@ -83,7 +83,8 @@ class Dumpers:
 
     @contextmanager
     def run(self, folder, source, *words, most_bytes=0):
-        """A Fork, which has ended when the block is left: a block reads all it prints, or kills it."""
+        """A context with a Fork. The block must read all its output or kill it; the Fork ends with the
+        block."""
         fifo = Path(folder) / "printed.fifo"
         os.mkfifo(fifo)
         self._ask([source, [str(word) for word in words], str(fifo), most_bytes])
@@ -102,7 +103,7 @@ class Dumpers:
 
 
 def contents(path):
-    """{(prompt, layer, name): bytes} of all datasets behind a trace or its index."""
+    """{(prompt, layer, name): bytes} of all datasets of a trace or of an index."""
     found = {}
     with h5py.File(path) as trace:
         for prompt_id, prompt in trace["prompts"].items():

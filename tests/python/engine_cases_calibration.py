@@ -1,4 +1,4 @@
-"""Cases of methods that know queries of other text: a trace of three prompts and files of statistics."""
+"""Cases of methods calibrated on queries of other text: a trace of three prompts, and statistics files."""
 
 from dataclasses import replace
 from functools import cache
@@ -15,7 +15,7 @@ LENGTHS = {"p1": 39, "p2": 70}  # tokens of the other prompts
 
 @cache
 def other_layers(trace):
-    """The heads of each other prompt, as layers_of()."""
+    """The heads of every other prompt, in the layout of layers_of()."""
     found = {}
     for prompt, n in LENGTHS.items():
         shape, rng = replace(TRACES[trace], n=n, duplicates=0), np.random.default_rng(n)
@@ -31,7 +31,7 @@ def replace_arrays(head, arrays, n):
 
 
 def texts_of(head, trace, prompts):
-    """The same head in these prompts."""
+    """One head in each of these prompts."""
     return [
         h
         for prompt in prompts
@@ -42,7 +42,7 @@ def texts_of(head, trace, prompts):
 
 
 def write_files(folder, trace):
-    """The trace of three prompts, and a.h5: statistics of p1 and p2 by the numpy definitions."""
+    """Writes the trace of three prompts, and a.h5: statistics of p1 and p2 by the numpy definitions."""
     write_trace(folder / "t.h5", trace)
     layers = layers_of(trace)
     with h5py.File(folder / "t.h5", "r+") as f:

@@ -18,7 +18,7 @@ from reference.common import Head, Rope, streamed_prompt
 
 @dataclass(frozen=True)
 class Shape:
-    """A synthetic trace. layers: those held of n_layers; duplicates: their spacing, 0 = none."""
+    """A synthetic trace. layers: the recorded ones of n_layers; duplicates: their spacing, 0 = none."""
 
     n: int
     P: int
@@ -30,9 +30,9 @@ class Shape:
     n_layers: int = 3
     rotary: int = 8
     layout: str = "half_split"
-    factor: float = 1.0  # of the rotary embedding
+    factor: float = 1.0  # attention factor of the rotary embedding
     duplicates: int = 0
-    first_keys: float = 1.0  # length of kv head 0's keys against the others'
+    first_keys: float = 1.0  # scale of kv head 0's keys relative to the other heads
     seed: int = 0
 
 
@@ -43,9 +43,9 @@ TRACES = {
     "long": Shape(n=331, P=301, d=8, dv=6, kv_heads=2, group=2, layers=(0, 2), n_layers=4, seed=4),
     # Whole blocks of 32 channels, and keys and values of different widths.
     "blocks": Shape(n=66, P=48, d=32, dv=32, kv_heads=2, group=2, layers=(0,), rotary=32, seed=5),
-    # Every score of one head is above those of the other.
+    # Every score of one head is above all scores of the other.
     "unequal": Shape(n=52, P=40, d=8, dv=6, kv_heads=2, group=1, layers=(0,), first_keys=0.05, seed=8),
-    # Prompts of one trace, one of them shorter.
+    # Several prompts of one trace; one prompt is shorter.
     "text_a": Shape(n=151, P=131, d=12, dv=9, kv_heads=2, group=3, seed=11),
     "text_b": Shape(n=162, P=131, d=12, dv=9, kv_heads=2, group=3, seed=12),
     "text_c": Shape(n=120, P=97, d=12, dv=9, kv_heads=2, group=3, seed=13),
@@ -54,20 +54,20 @@ TRACES = {
         n=58, P=42, d=48, dv=16, kv_heads=1, group=3, rotary=24, layout="interleaved", factor=1.2, seed=6
     ),
 }
-# One layer of them is enough for what does not ask for its number.
+# One layer is enough for methods that do not depend on the layer number.
 ONE_LAYER = {"g1": "flat1", "g3": "flat3"}
 TRACES |= {flat: replace(TRACES[whole], layers=(0,)) for whole, flat in ONE_LAYER.items()}
 
 
 def clustered(rng, n, d, spread=0.5):
-    """Points that drift through a few topics."""
+    """Points that drift through a few clusters."""
     centres = rng.normal(size=(6, d)) * 1.5
     topic = (np.arange(n) // 13 + rng.integers(0, 2, n)) % 6
     return centres[topic] + spread * rng.normal(size=(n, d))
 
 
 def head_arrays(rng, shape, kv_head):
-    """q [G, n, d], k, v of one kv head: clusters, a sink that queries like and tokens that repeat others."""
+    """q [G, n, d], k, v of one kv head, with clusters, an attention sink and repeated tokens."""
     k, v = clustered(rng, shape.n, shape.d), clustered(rng, shape.n, shape.dv, 1.0)
     q = np.stack([clustered(rng, shape.n, shape.d, 0.8) for _ in range(shape.group)])
     k[0] = 2.5 * q.mean(axis=(0, 1)) / np.linalg.norm(q.mean(axis=(0, 1))) * np.sqrt(shape.d)
@@ -83,7 +83,7 @@ def head_arrays(rng, shape, kv_head):
 
 @cache
 def layers_of(trace):
-    """All heads of a trace: a list of kv heads per layer it holds."""
+    """All heads of a trace: one list of kv heads for each recorded layer."""
     shape = TRACES[trace]
     rng = np.random.default_rng(shape.seed)
     rope = Rope(10000.0 ** (-np.arange(0, shape.rotary, 2) / shape.rotary), shape.layout, shape.factor)
@@ -105,7 +105,7 @@ def layers_of(trace):
 
 
 def write_trace(path, trace):
-    """The trace in the format that the engine reads."""
+    """Writes the trace in the format that the engine reads."""
     shape, layers = TRACES[trace], layers_of(trace)
     rope = {
         "type": "default",
@@ -129,17 +129,17 @@ def write_trace(path, trace):
         f["prompts/p0"].attrs["n_prompt"] = shape.P
 
 
-SEED = 3  # of every random method
+SEED = 3  # seed of every random method
 
 # --- Cases ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration entry and the same in numpy.
+    """One configuration entry and its numpy reference.
 
-    reference(layers, B) gives a list of results per layer. tolerance is of the largest output. prompt is that
-    of `replay:`. `{folder}` in strings of the entry is where the test keeps its files.
+    reference(layers, B) returns a list of results per layer. tolerance is relative to the largest output.
+    prompt is `replay.prompt`. `{folder}` in strings of the entry stands for the folder of the test's files.
     """
 
     entry: dict
@@ -171,7 +171,7 @@ def scored(scorer, **o):
 
 
 def same(name, method, more=None, **o):
-    """A case whose parameters have the same names on both sides; `more` goes to the entry alone."""
+    """A case whose parameters have equal names on both sides; `more` goes to the entry only."""
     return Case({"name": name, **o, **(more or {})}, per_head(method, **o))
 
 
@@ -265,7 +265,7 @@ SCORED = [
     scorer_case("lagkv", lag=16),
     scorer_case("lagkv", lag=23, sinks=1),
     scorer_case("lagkv", lag=7, sinks=0),
-    scorer_case("lagkv"),  # too short for the default lag: sinks and the most recent
+    scorer_case("lagkv"),  # too short for the default lag: keeps sinks and the most recent
     changed(scorer_case("lagkv"), traces=("long",)),
     scorer_case("lagkv", lag=16, recent=5),
     scorer_case("curdkv"),
@@ -298,7 +298,7 @@ SCORED = [
     ),
 ]
 
-# Methods of other tests that carry this file's axes.
+# Methods of other tests, combined with the axes of this file.
 OBSERVED = {"name": "h2o", "variant": "observed"}
 AXES = [
     Case(OBSERVED, scored("observed")),
@@ -323,7 +323,9 @@ AXES = [
     Case({**SNAP, "gqa": {"level": "query"}}, scored(SNAP, level="query"), traces=("g3",)),
     Case({**SNAP, "sinks": 3}, scored(SNAP, sinks=3)),
     Case({**SNAP, "sinks": 2, "recent": 21}, scored(SNAP, sinks=2, recent=21)),
-    Case({**SNAP, "sinks": 3}, scored(SNAP, sinks=3), budgets=(16, 18)),  # less than sinks and window
+    Case(
+        {**SNAP, "sinks": 3}, scored(SNAP, sinks=3), budgets=(16, 18)
+    ),  # fewer than sinks and window together
     Case({**SNAP, "reweight": "uniform"}, scored(SNAP, reweight="uniform")),
     Case({**SNAP, "reweight": "uniform"}, scored(SNAP, reweight="uniform"), budgets=(9, 17)),
     Case({**SNAP, "reweight": "uniform", "sinks": 5}, scored(SNAP, reweight="uniform", sinks=5)),
@@ -339,7 +341,7 @@ AXES = [
 ]
 
 
-WIDE = {"name": "snapkv", "window": 64}  # chunks of protected tokens tie, the last and shorter one too
+WIDE = {"name": "snapkv", "window": 64}  # chunks of protected tokens tie, including the shorter last one
 
 
 def wrapper(name, method, **o):
@@ -431,7 +433,7 @@ QUEST = [
 
 
 def formatted(row_format, traces=("flat1", "flat3"), budgets=(41, 64)):
-    """One format under a few methods: full cache, streaming, one-shot, weighted."""
+    """One row format under a few methods: full cache, streaming, one-shot, weighted."""
     f = {"row_format": row_format}
     cases = [
         Case({"name": "exact", **f}, exact(row_format)),
@@ -445,7 +447,7 @@ def formatted(row_format, traces=("flat1", "flat3"), budgets=(41, 64)):
 
 
 SMALL_GEAR = {"name": "gear", "bits": 2, "g": 4, "R": 16, "rank": 2, "outliers": 5}
-BEYOND_R = (160, 290)  # a smaller cache never fills the default residual of 128 keys
+BEYOND_R = (160, 290)  # smaller caches never fill the default residual of 128 keys
 ROWS = [
     *formatted("int4"),
     *formatted({"name": "int4", "group": 5}, ("flat1",)),
@@ -486,7 +488,7 @@ def seeded(method):
     return {"seed": SEED} if "seed" in signature(method).parameters else {}
 
 
-SOLVED = 1e-6  # a linear system stands between the inputs and the outputs
+SOLVED = 1e-6  # the outputs depend on the solution of a linear system
 SKETCH = {"m_in": 64, "m_out": 40, "outliers": 2}
 FRONTIER = [
     random("qjl", frontier.qjl, outliers=2, traces=("long",)),

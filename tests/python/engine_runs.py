@@ -1,4 +1,4 @@
-"""The engine beside numpy definitions: one run for many cases, and the comparison of one cell."""
+"""Compares the engine with the numpy definitions: one run for many cases, then cell by cell."""
 
 import subprocess
 from functools import cache
@@ -13,9 +13,9 @@ from engine_cases_tier2 import SEED
 from kvreplay_cli import BINARY, kvreplay
 from token_lists import ragged
 
-WEIGHT_TOLERANCE = 1e-9  # relative; the solved masses have their case's own
+WEIGHT_TOLERANCE = 1e-9  # relative; cases with solved masses have their own tolerance
 READ = ["layer", "kv_head", "method", "budget_tokens", "key", "status", "error"]
-HAS_RESULTS = (0, 1)  # 1: some cells failed, which their rows say
+HAS_RESULTS = (0, 1)  # exit code 1: some cells failed, and their rows say why
 
 
 @cache
@@ -25,14 +25,15 @@ def known_methods():
 
 
 def in_folder(value, folder):
-    """The entry with {folder} filled in."""
+    """The entry with {folder} replaced by the folder."""
     if isinstance(value, dict):
         return {k: in_folder(v, folder) for k, v in value.items()}
     return value.replace("{folder}", str(folder)) if isinstance(value, str) else value
 
 
 def per_entry(rows, cases, budgets):
-    """The rows of one head, which stand in the order of the entries: one a budget, or one without."""
+    """Splits one head's rows by entry. Rows are in the order of the entries: one per budget, or one
+    without."""
     at = 0
     for case in cases:
         count = 1 if pd.isna(rows[at].budget_tokens) else len(budgets)
@@ -43,10 +44,10 @@ def per_entry(rows, cases, budgets):
 
 
 class Runs:
-    """Each batch is run once; if the engine refuses one of its entries, entry by entry.
+    """Runs each batch once; if the engine refuses one of its entries, it runs entry by entry.
 
-    A batch: cases of the same trace, budgets and prompt. write_files(folder, trace) writes the trace t.h5 and
-    what entries name; known(case): whether the engine has what the case needs.
+    A batch: cases with equal trace, budgets and prompt. write_files(folder, trace) writes the trace t.h5 and
+    the files that entries name; known(case): whether the engine has all that the case needs.
     """
 
     def __init__(self, root, cases, write_files, known=lambda case: case.entry["name"] in known_methods()):
@@ -68,13 +69,13 @@ class Runs:
         return cases, folder, error, rows
 
     def replay(self, folder, trace, budgets, prompt, cases):
-        """Runs the cases; (error text or None, {(case index, layer, kv head): its rows})."""
+        """Runs the cases; returns (error text or None, {(case index, layer, kv head): rows})."""
         folder.mkdir(parents=True, exist_ok=True)
         self.write_files(folder, trace)
         config = {
             "schema": 1,
             "traces": ["t.h5"],
-            "select": {"prompts": ["p0"]},  # others are there to be learnt from
+            "select": {"prompts": ["p0"]},  # the other prompts serve calibration only
             "replay": {"prompt": prompt},
             "methods": [in_folder(case.entry, folder) for case in cases],
             "budget": {"tokens": list(budgets)},
@@ -105,7 +106,8 @@ class Runs:
         return folder / "out", {k[1:]: v for k, v in rows.items() if k[0] == index}
 
     def check(self, case, trace, layers):
-        """Every head (layers: those of the trace) at every budget; skips what the engine does not have."""
+        """Compares every head at every budget; layers: those of the trace. Skips cases that the engine
+        lacks."""
         if not self.known(case):
             pytest.skip(f"the engine does not have {case.label}")
         out, rows = self.of(case, trace)
@@ -124,7 +126,7 @@ class Runs:
 
 
 def parameters(cases):
-    """One test per case and trace."""
+    """Parameters of one test per case and trace."""
     return [pytest.param(c, t, id=f"{c.label} {t} B={c.budgets[0]}") for c in cases for t in c.traces]
 
 
@@ -143,12 +145,12 @@ def same_weights(group, name, lists, tolerance):
 
 @cache
 def opened(path):
-    """The file of a batch, which hundreds of cells are read from."""
+    """The open file of a batch; hundreds of cells are read from it."""
     return h5py.File(path)
 
 
 def compare(out, key, want, tolerance):
-    """One cell against the definition; what the definition leaves out is not compared."""
+    """Compares one cell with its definition; values that the definition leaves out are not compared."""
     kept = opened(out / "kept.h5")[key]
     if want.kept is not None:
         same_lists(kept, "kept", want.kept)

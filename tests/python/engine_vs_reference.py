@@ -1,4 +1,4 @@
-"""Every method and variant of tier 1 as an engine configuration beside its reference call."""
+"""Every method and variant of tier 1: its engine configuration and its reference call."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ class Case:
 
 
 def case(function, budgets=BUDGETS, traces=TRACES, name=None, **params):
-    """A method whose configuration keys are the reference's own parameter names."""
+    """A method whose configuration keys equal the reference's parameter names."""
     entry = {"name": name or function.__name__, **params}
     return Case(entry, partial(call, function, params), budgets, traces)
 

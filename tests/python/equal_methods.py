@@ -1,7 +1,7 @@
-"""Methods that are equal by construction, as a simulation, and rules that tell two of them apart.
+"""Simulates methods that are equal by construction, and rules that call two of them significantly different.
 
-The error of a method on a head is what the head is like for every method, an effect of its own on the layer
-and one of its own on the head, of equal variance: half of the variance of a difference is shared in a layer.
+A method's error on a head is the sum of three terms of equal variance: the head's, common to all methods; the
+method's on the layer; and the method's on the head. Half of a difference's variance is shared in a layer.
 """
 
 from itertools import combinations
@@ -13,9 +13,9 @@ from scipy.special import stdtr
 HEAVY = 3  # degrees of freedom of the heavy-tailed noise: the variance is finite, the fourth moment is not
 TRIALS, TRIALS_OF_HOLM, TRIALS_OF_BOOTSTRAP, RESAMPLES = 2000, 1000, 400, 500
 LAYOUTS = ((1, 3), (3, 1), (5, 1), (5, 3), (15, 1), (30, 3))  # layers, heads of each
-FAMILIES, FAMILY_LAYOUTS = (3, 7), ((5, 3), (15, 1), (30, 3))  # methods that are compared with each other
-BLOCKS, DEVIATIONS = (5, 10, 15, 30), (0.5, 1, 2)  # of the power
-# Of variance 1; a difference of two is symmetric whatever they are.
+FAMILIES, FAMILY_LAYOUTS = (3, 7), ((5, 3), (15, 1), (30, 3))  # numbers of methods compared with each other
+BLOCKS, DEVIATIONS = (5, 10, 15, 30), (0.5, 1, 2)  # layouts of the power analysis
+# All have variance 1; the difference of two draws is symmetric for each.
 NOISES = {
     "normal": lambda random, shape: random.standard_normal(shape),
     "Student t, 3 degrees": lambda random, shape: (
@@ -26,7 +26,7 @@ NOISES = {
 
 
 def errors(noise, layers, heads, trials=TRIALS, methods=2, seed=0):
-    """([methods, units, trials] errors, [units] layer of each unit)."""
+    """Returns ([methods, units, trials] errors, [units] layer of each unit)."""
     random, draw = np.random.default_rng(seed), NOISES[noise]
     of_head = draw(random, (1, layers * heads, trials))
     of_layer = draw(random, (methods, layers, trials)).repeat(heads, axis=1)
@@ -35,13 +35,13 @@ def errors(noise, layers, heads, trials=TRIALS, methods=2, seed=0):
 
 
 def differences(noise, layers, heads, trials=TRIALS):
-    """([units, trials] differences of two methods, [units] layer of each unit)."""
+    """Returns ([units, trials] differences of two methods, [units] layer of each unit)."""
     (first, second), blocks = errors(noise, layers, heads, trials)
     return first - second, blocks
 
 
 def percentiles_over_heads(values, _blocks):
-    """(lows, highs) [trials]: percentiles of means of redrawn heads."""
+    """(lows, highs) [trials]: percentiles of the means of resampled heads."""
     return _tails(values.T @ _counts(len(values)).T / len(values))
 
 
@@ -50,19 +50,19 @@ def student_over_heads(values, _blocks):
 
 
 def student_over_layers(values, blocks):
-    """The rule of the analysis; NaN where it has no interval."""
+    """The rule that the analysis uses; NaN where it has no interval."""
     return mean_intervals(values, blocks)[1:]
 
 
 def studentised_over_layers(values, blocks):
-    """(lows, highs) [trials]: quantiles of the studentised mean of redrawn layers of equal size."""
+    """(lows, highs) [trials]: quantiles of the studentised mean of resampled layers of equal size."""
     layers = blocks.max() + 1
     means = values.reshape(layers, -1, values.shape[1]).mean(axis=1).T
     mean, error = means.mean(axis=1), means.std(axis=1, ddof=1) / np.sqrt(layers)
     counts = _counts(layers).T / layers
     redrawn = means @ counts
     spread = np.sqrt(np.maximum(means**2 @ counts - redrawn**2, 0) / (layers - 1))
-    # A redrawn sample of one layer alone has no spread, and is infinitely far off.
+    # A resample that draws one layer every time has no spread: its studentised mean is infinite.
     with np.errstate(divide="ignore"):
         low, high = _tails((redrawn - mean[:, None]) / spread)
     return mean - high * error, mean - low * error
@@ -81,43 +81,56 @@ RULES = {
 
 
 def _counts(size):
-    """[RESAMPLES, size] how often each is drawn among `size` with replacement."""
+    """[RESAMPLES, size] how often each of `size` items is drawn with replacement."""
     return np.random.default_rng(1).multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(float)
 
 
-def share_decided(bounds):
+def share_of_decisions(bounds):
     low, high = bounds
     return float(((high < 0) | (low > 0)).mean())
 
 
-def told_apart(noise, layers, heads):
-    """{rule: share of trials in which it tells two equal methods apart}, NaN where it has no interval. Rules
-    that redraw have the first TRIALS_OF_BOOTSTRAP trials."""
+def significant_shares(noise, layers, heads):
+    """{rule: share of trials in which it calls two equal methods different}, NaN where it has no interval.
+    Bootstrap rules use only the first TRIALS_OF_BOOTSTRAP trials."""
     values, blocks = differences(noise, layers, heads)
     found = {}
     for name, rule in RULES.items():
         trials = TRIALS_OF_BOOTSTRAP if "bootstrap" in name else TRIALS
         short = layers < FEWEST_BLOCKS and "layers" in name
-        found[name] = np.nan if short else share_decided(rule(values[:, :trials], blocks))
+        found[name] = np.nan if short else share_of_decisions(rule(values[:, :trials], blocks))
     return found
 
 
-def pairs_told_apart(noise, layers, heads, methods):
-    """Share of trials in which Holm's correction over all pairs leaves one or more of equal methods apart."""
+def significant_pair_share(noise, layers, heads, methods):
+    """Share of trials in which one or more pairs of equal methods stay significant after Holm's
+    correction."""
     made, blocks = errors(noise, layers, heads, TRIALS_OF_HOLM, methods)
     p_values = [p_of(first - second, blocks) for first, second in combinations(made, 2)]
     return float(np.mean([(holm(own) < 1 - LEVEL).any() for own in np.transpose(p_values)]))
 
 
+def best_called_worse_share(noise, layers, heads, methods):
+    """Share of trials in which multiple comparisons with the best call one of equal methods, which is as good
+    as the best, significantly worse than the first. The simulated errors stand for logarithms."""
+    made, blocks = errors(noise, layers, heads, TRIALS_OF_HOLM, methods)
+    first = made.mean(axis=1).argmin(axis=0)
+    best = made[first, :, np.arange(TRIALS_OF_HOLM)].T
+    means, deviations, freedom = block_errors(made[0] - best, blocks)
+    with np.errstate(invalid="ignore"):  # the method itself may be the first
+        p_worse = stdtr(freedom, -means / deviations)
+    return float(((methods - 1) * p_worse < 1 - LEVEL).mean())
+
+
 def p_of(values, blocks):
-    """[trials] two-sided probabilities of differences [units, trials]."""
+    """[trials] two-sided p values of differences [units, trials]."""
     means, deviations, freedom = block_errors(values, blocks)
     return 2 * stdtr(freedom, -np.abs(means) / deviations)
 
 
 def power(blocks, deviations):
-    """Share of trials that Student over layers decides if the true difference is `deviations` standard
-    deviations of a layer's difference; normal noise, one head a layer."""
+    """Share of trials that Student over layers finds significant if the true difference is `deviations`
+    standard deviations of a layer's difference; normal noise, one head per layer."""
     values, layers = differences("normal", blocks, 1)
-    deviation = 2.0  # of a difference: two methods, and of each a layer's effect and a head's own
-    return share_decided(student_over_layers(values + deviations * deviation, layers))
+    deviation = 2.0  # standard deviation of a difference: two methods, each with a layer term and a head term
+    return share_of_decisions(student_over_layers(values + deviations * deviation, layers))

@@ -1,4 +1,4 @@
-"""What `kvconfirm` would leave beside the fake results of a run, from losses that a test writes down."""
+"""Writes the files of `kvreplay confirm` next to fake results, from losses that a test chooses."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from kvanalysis.data.confirmed import confirmed
 from kvanalysis.predict.instances import instances_of
 from test_kvanalysis_fake import COLUMNS, PREFILL, TOKENS, TRACE, fake_row, write_results
 
-# Written out, not imported: this is the contract that the readers are held to.
+# Written out, not imported: this is the contract of the readers.
 # fmt: off
 IDENTITY = ["key", "trace_id", "model", "prompt", "method", "params", "given", "budget_tokens", "seed",
             "n_prefill", "n_tokens", "selection", "layers"]
@@ -20,7 +20,7 @@ ANSWERS = ["answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank
            "answer_logprob"]
 DRAWS = ["n_draws", "loss_increase_sd", "kl_mean_sd"]
 # fmt: on
-ROWS, SPLIT = TOKENS - PREFILL - 1, 16  # rows behind the prompt with a target; where the second part begins
+ROWS, SPLIT = TOKENS - PREFILL - 1, 16  # rows after the prompt that have a target; start of the second part
 FULL = 3.0  # nats a token of the uncompressed model
 
 
@@ -28,7 +28,8 @@ def confirm_rows(
     method="h2o", budget=64, loss=0.1, prompt="p0", seed="", given=None, layers="0-2", selection="recorded",
     trace_id=TRACE, **changes,
 ):  # fmt: skip
-    """Rows of confirm.csv of one finished instance: all rows, then two parts with half and twice the loss."""
+    """Rows of confirm.csv of one finished instance: the whole, then two parts with half and twice the
+    loss."""
     identity = {
         "trace_id": trace_id, "model": "SmolLM2-135M-Instruct", "prompt": prompt, "method": method,
         "params": "{}", "given": json.dumps(given or {}, sort_keys=True), "budget_tokens": budget,
@@ -48,7 +49,8 @@ def confirm_rows(
 
 
 def answered(rank_full, rank, **place):
-    """Rows of a prompt that asks for something: the worst rank of an answer's token in both runs."""
+    """Rows of a prompt with an answer; worst rank of the answer's tokens in the full and the compressed
+    run."""
     whole, *parts = confirm_rows(**place)
     values = (int(rank_full == 1), int(rank == 1), rank_full, rank, -0.5 * rank_full, -0.5 * rank)
     return [whole | dict(zip(ANSWERS, values, strict=True)), *parts]
@@ -62,7 +64,7 @@ def failed_confirm(error="kept.h5 says nothing of it", **place):
 
 
 def layer_rows(rows, errors):
-    """Rows of confirm_layers.csv of the instance of `rows`; `errors` [{column: value}], one a layer."""
+    """Rows of confirm_layers.csv for the instance in `rows`; `errors`: one {column: value} for each layer."""
     identity = {name: rows[0][name] for name in IDENTITY}
     return [
         dict.fromkeys(ERRORS, "") | identity | {"layer": layer} | each for layer, each in enumerate(errors)
@@ -70,7 +72,7 @@ def layer_rows(rows, errors):
 
 
 def write_confirm(folder, losses, layers=None):
-    """OUT/confirm.csv and, if given, OUT/confirm_layers.csv; returns the folder."""
+    """Writes OUT/confirm.csv and, with `layers`, OUT/confirm_layers.csv; returns the folder."""
     more = [name for name in (*ANSWERS, *DRAWS, "cells") if any(name in row for row in losses)]
     _write(folder / "confirm.csv", [*IDENTITY, *LOSSES, *more], losses)
     if layers is not None:
@@ -86,8 +88,8 @@ def _write(path, columns, rows):
 
 
 def planted(folder, cells, prompts=("p0",), n_layers=3, more=()):
-    """A folder of results and confirm.csv. `cells`: {(method, budget): (loss, {column: value, or [values of
-    the layers]})}; the same on every prompt. `more`: rows of confirm.csv beside them."""
+    """Writes a folder with results and confirm.csv. `cells`: {(method, budget): (loss, {column: value, or
+    [one value per layer]})}, equal on every prompt. `more`: further rows of confirm.csv."""
     rows, losses, layers = [], [], []
     for prompt in prompts:
         for (method, budget), (loss, values) in cells.items():
@@ -114,13 +116,13 @@ def _at(value, layer):
 
 
 def read(folder):
-    """The Instances of a folder."""
+    """Reads the Instances of a folder."""
     frame = load(folder)
     return instances_of(frame, confirmed(frame))
 
 
 def six_methods(error_of=lambda loss: loss, other=None, budgets=(64, 128), params=None):
-    """Cells of six methods whose main measure is a function of their loss, and another column that is not."""
+    """Cells of six methods: the main measure is a function of the loss, another column is not."""
     cells = {}
     for number, method in enumerate(("adakv", "h2o", "knorm", "snapkv", "tova", "window")):
         for place, budget in enumerate(budgets):

@@ -1,7 +1,7 @@
-"""Stands for the program: replays by a formula, and writes what `kvreplay run` and `kvreplay sweep` write.
+"""Replaces the program: replays by a formula, and writes the files of `kvreplay run` and `kvreplay sweep`.
 
-`fake_engine(folder, formulas)` makes one: {method: an expression of b (budget), layer, head and seed}, or of
-one that takes no budget a number. It keeps a line for each call in `calls.jsonl`.
+`fake_engine(folder, formulas)` makes one. `formulas`: {method: an expression of b (budget), layer, head and
+seed}; a method without a budget has a number. Each call adds a line to `calls.jsonl`.
 """
 
 import csv
@@ -21,8 +21,8 @@ PREFILL, TOKENS = 768, 1024
 
 
 def fake_engine(folder, formulas, columns, fails=(), loses=(), codes=None):
-    """The path of the program. `fails`, `loses`: (method, budget) whose cells fail, or get no row; `codes`:
-    {name of a round's folder: exit code with which it ends before it has replayed anything}."""
+    """Returns the program's path. `fails`, `loses`: (method, budget) whose cells fail, or get no row;
+    `codes`: {name of a round's folder: exit code with which that round ends before replaying anything}."""
     folder.mkdir(parents=True, exist_ok=True)
     rules = {"formulas": formulas, "columns": columns, "codes": codes or {}}
     rules |= {"fails": list(fails), "loses": list(loses)}
@@ -33,8 +33,8 @@ def fake_engine(folder, formulas, columns, fails=(), loses=(), codes=None):
     return program
 
 
-def fake_engine_here(monkeypatch, folder, formulas, columns, **rules):
-    """The same without a process for each call, which would take longer than what sweeps do between them."""
+def in_process_engine(monkeypatch, folder, formulas, columns, **rules):
+    """As fake_engine, but in this process: starting processes would take longer than the sweep itself."""
 
     def attend(words):
         return main(folder, *map(str, words))
@@ -50,7 +50,7 @@ def fake_engine_here(monkeypatch, folder, formulas, columns, **rules):
 
 
 def calls(folder):
-    """The words of every call but those that only list."""
+    """The words of every call except `list`."""
     lines = (folder / "calls.jsonl").read_text().splitlines()
     return [words for words in map(json.loads, lines) if words[0] != "list"]
 
@@ -121,7 +121,7 @@ def _listed(pairs, cell):
 
 
 def _chosen(cell, only):
-    """A row of the table holds; what is empty in it matches anything."""
+    """Whether a table row matches the cell; its empty fields match anything."""
     if only is None:
         return True
     with Path(only).open(newline="") as file:

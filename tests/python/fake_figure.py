@@ -1,5 +1,5 @@
-"""Kinds of figures from rows, kept sets and tables that a test writes down: no program, no files of
-pictures."""
+"""Makes figures from rows, kept sets and tables that a test chooses, without the program and without picture
+files."""
 
 import io
 from dataclasses import dataclass, replace
@@ -21,13 +21,13 @@ CONFIGS = Path(__file__).parents[2] / "configs/figures"
 
 @dataclass
 class Sketch:
-    """What a kind of figure makes of a run, before anything is on disk."""
+    """The figures and verdicts of a run, before anything is written to disk."""
 
     figures: list[Picture]
     verdicts: list[Verdict]
 
     def table(self, number=0, more=""):
-        """The numbers behind a picture, or a further table of it, as they would be read from its file."""
+        """The numbers of a picture, or of its table `more`, as read back from its file."""
         picture = self.figures[number]
         table = picture.more[more] if more else picture.table
         return pd.read_csv(io.StringIO(table.to_csv(index=False, float_format="%.9g")))
@@ -37,7 +37,7 @@ class Sketch:
 
 
 def sketch(context, painted=False):
-    """The Sketch of a Context; `painted`: every picture is drawn as well, at both widths."""
+    """Returns the Sketch of a Context; `painted` also draws every picture at both widths."""
     kind = module_of(context.config.kind)
     table = kind.data(context)
     with styled():
@@ -50,7 +50,7 @@ def sketch(context, painted=False):
 
 
 def make_context(folder, kind="budget_claims", options=None, steps=("run",), traces=()):
-    """The Context of a made-up configuration; `steps`: Steps, or names of run steps."""
+    """Returns the Context of an invented configuration; `steps`: Steps, or names of run steps."""
     config = FigureConfig(
         path=Path("fake.yaml"),
         name="fake",
@@ -68,15 +68,15 @@ def make_context(folder, kind="budget_claims", options=None, steps=("run",), tra
 
 
 def config_context(name, out, traces=None, **options):
-    """The Context of configs/figures/NAME.yaml with further `options`."""
+    """Returns the Context of configs/figures/NAME.yaml with additional `options`."""
     config = read_figure_config(CONFIGS / f"{name}.yaml")
     return Context(replace(config, options=config.options | options), out, traces or config.traces)
 
 
 def fake_context(folder, kind, steps, traces=(), **options):
-    """The Context of a configuration of `kind`. `steps`: {name of a run step: rows as `fake_row` makes them}.
+    """Returns the Context of a `kind` configuration. `steps`: {name of a run step: rows made by `fake_row`}.
 
-    Columns beyond the contract are those of the first row of a step.
+    The first row of a step determines its columns beyond the contract.
     """
     for name, rows in steps.items():
         write_results(folder / "out" / name, rows, columns=list(rows[0]))
@@ -84,8 +84,8 @@ def fake_context(folder, kind, steps, traces=(), **options):
 
 
 def draw(folder, kind, rows=None, options=None, steps=None, more=(), painted=False):
-    """The Sketch of `kind` from fake rows ({step: rows}, or the rows of `run`); `more`: columns beyond the
-    contract."""
+    """Returns the Sketch of `kind` from fake rows ({step: rows}, or the rows of `run`); `more`: columns
+    beyond the contract."""
     given = rows if isinstance(rows, dict) else {"run": rows} if rows else {}
     for step, its_rows in given.items():
         write_results(folder / step, its_rows, columns=(*COLUMNS, "given", *more))
@@ -93,7 +93,7 @@ def draw(folder, kind, rows=None, options=None, steps=None, more=(), painted=Fal
 
 
 def write_lists(path, cells, name="kept"):
-    """kept.h5 with {key: [tokens after the prompt, after each step, ...]}."""
+    """Writes kept.h5 from {key: [tokens after the prompt, after each step, ...]}."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "a") as file:
         for key, lists in cells.items():
@@ -102,7 +102,7 @@ def write_lists(path, cells, name="kept"):
 
 
 def write_cluster(folder, lines):
-    """cluster.csv of (layer, kv_head, measure, param, x, value)."""
+    """Writes cluster.csv from rows (layer, kv_head, measure, param, x, value)."""
     table = pd.DataFrame(lines, columns=["layer", "kv_head", "measure", "param", "x", "value"])
     table = table.assign(trace_id=TRACE, model="a model", prompt="p0", view="")
     order = ["trace_id", "model", "prompt", "layer", "kv_head", "measure", "view", "param", "x", "value"]

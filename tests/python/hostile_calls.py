@@ -1,7 +1,7 @@
-"""`python hostile_calls.py SEED CALLS`: calls `kvreplay.replay` with what nobody should give it.
+"""`python hostile_calls.py SEED CALLS`: calls `kvreplay.replay` with unsuitable arguments.
 
-Each call may give a run or one of the exceptions that are promised; anything else is printed, and the exit
-code is 1. Prints how many calls ended how.
+Each call may return a run or raise one of the documented exceptions; anything else is printed, and the exit
+code is 1. Prints the number of calls for each way to end.
 """
 
 import random
@@ -18,11 +18,11 @@ TENSORS = made_layer(1)
 
 
 class Subclass(np.ndarray):
-    """An array that is one only nearly."""
+    """A subclass of ndarray."""
 
 
 class Converts:
-    """Something that says it is an array, and is not."""
+    """An object that claims to be an array, and is not."""
 
     def __init__(self, how):
         self.how = how
@@ -74,7 +74,7 @@ def broadcast(*shape):
 
 
 def raising():
-    raise ZeroDivisionError("of somebody else's")
+    raise ZeroDivisionError("raised by foreign code")
 
 
 SHAPES = {
@@ -246,7 +246,7 @@ KEYWORDS = (
 
 
 def hostile_call(rng):
-    """(positional arguments, keyword arguments) of which some are odd."""
+    """(positional arguments, keyword arguments), some of them unsuitable."""
     tensors = list(TENSORS)
     for i in range(3):
         if rng.random() < 0.3:
@@ -271,9 +271,9 @@ def main(seed, calls):
             ended["a run"] += 1
         except PROMISED as error:
             ended[type(error).__name__] += 1
-            if "\n" in str(error) or not str(error):
+            if not all(line.strip() for line in str(error).split("\n")):  # a line for each mistake
                 wrong += 1
-                print(f"call {call}: {error!r} is not one line", file=sys.stderr)
+                print(f"call {call}: {error!r} has an empty line", file=sys.stderr)
         except Exception as error:
             wrong += 1
             print(f"call {call}: {type(error).__name__}: {error}"[:300], file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Calling the real binary: KVREPLAY names it, default build/release/kvreplay."""
+"""Calls the real binary: the environment variable KVREPLAY, or build/release/kvreplay."""
 
 import csv
 import json
@@ -10,21 +10,31 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvreplay.verbs import VERBS
+
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("KVREPLAY", ROOT / "build" / "release" / "kvreplay")).resolve()
-# Where a Python of its own finds the packages of this checkout.
+# Folders of this checkout's packages, for a separate Python process.
 ROOMS = [str(ROOT / room) for room in ("apps", "analysis", "traces", "tests/python")]
-# The program with one more method and the emulator of devices.
+# The program with one more method and the device emulator.
 TOY = BINARY.parent / "tests" / "kvreplay_toy"
-# Started by a process as large as a test run, a program would seem to be as large itself.
+# A program started directly by a process as large as a test run would be measured as equally large.
 CHARGE = ROOT / "tests" / "bench" / "sidebyside" / "charge.py"
-TIMES = {"select_s", "attend_s"}  # of a run, left out of every comparison
+TIMES = {"select_s", "attend_s"}  # times of a run, left out of every comparison
+
+
+def command_of(words, program=BINARY):
+    """The command line: the engine's program, or the Python front door for Python's verbs."""
+    verb = next((str(word) for word in words if not str(word).startswith("-")), "")
+    start = [sys.executable, "-m", "kvreplay"] if program == BINARY and verb in VERBS else [str(program)]
+    return [*start, *map(str, words)]
 
 
 def kvreplay(*words, cwd=None, timeout=120, program=BINARY, **environment):
-    """Runs the binary to its end; the result has returncode, stdout and stderr as text."""
+    """Runs a command to its end; returns returncode, stdout and stderr (text)."""
+    environment = {"KVREPLAY": str(BINARY), "PYTHONPATH": os.pathsep.join(ROOMS), **environment}
     return subprocess.run(
-        [str(program), *map(str, words)],
+        command_of(words, program),
         capture_output=True,
         text=True,
         errors="replace",
@@ -37,7 +47,7 @@ def kvreplay(*words, cwd=None, timeout=120, program=BINARY, **environment):
 
 @dataclass
 class Ended:
-    """What a process left: exit code (negative: a signal), output, seconds, largest resident memory."""
+    """A finished process: exit code (negative: a signal), output, seconds, largest resident memory."""
 
     returncode: int
     stdout: str
@@ -70,7 +80,7 @@ def kvreplay_measured(*words, limit_s, cwd=None):
 
 
 def start(*words, cwd=None):
-    """Starts the binary without waiting."""
+    """Starts the binary without waiting for it."""
     return subprocess.Popen(
         [str(BINARY), *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd
     )
@@ -97,5 +107,5 @@ def replayed(trace, out, *words):
 
 
 def published(out):
-    """Cells that are on disk: complete lines of the shards."""
+    """The number of cells on disk: complete lines of the shards."""
     return sum(text.count("\n") for text in (p.read_text() for p in Path(out).glob("shards/*.jsonl")))

@@ -1,4 +1,4 @@
-"""One change of a trace's structure, drawn at random: attributes, shapes, types, storage, numbers, links."""
+"""Makes one random change to a trace's structure: attributes, shapes, types, storage, numbers, links."""
 
 import random
 
@@ -31,7 +31,7 @@ NUMBERS = (np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0)
 
 
 def change_at_random(file, draw: random.Random) -> None:
-    """Changes an open file; a change that HDF5 itself refuses changes nothing."""
+    """Changes an open file; if HDF5 refuses the change, nothing changes."""
     kinds = (attribute, attribute, shape, shape, storage, type_of, number, link, remove, rename, add)
     try:
         draw.choice(kinds)(file, draw)

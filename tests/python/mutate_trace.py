@@ -1,4 +1,4 @@
-"""A small sound trace, and a seeded list of ways to damage it: first its structure, then its bytes."""
+"""A small valid trace, and a seeded list of ways to damage it: first its structure, then its bytes."""
 
 import json
 import random
@@ -186,7 +186,7 @@ def damage_at_random(path: Path, draw: random.Random) -> None:
 
 
 def damage_dump(path: Path, draw: random.Random) -> None:
-    """As one file per layer and an index of links; then one of the two is damaged."""
+    """Splits the trace into one file per layer and an index of links, then damages one of the two."""
     layer_file = path.with_name("layer.h5")
     layer_file.write_bytes(path.read_bytes())
     damage_structure(path, linked(LAYER, h5py.ExternalLink("layer.h5", LAYER)))
@@ -210,7 +210,7 @@ def damage_bytes(path: Path, draw: random.Random) -> None:
         data[at : at + 8] = struct.pack("<Q", draw.choice((0, 1, len(data), 2**31, 2**63, 2**64 - 1)))
     elif kind == "cut":
         del data[at:]
-    elif kind == "signature":  # just behind the head of a node, heap or object
+    elif kind == "signature":  # just after the header of a node, heap or object
         found = [i for mark in (b"TREE", b"SNOD", b"HEAP", b"GCOL") for i in occurrences(data, mark)]
         at = draw.choice(found) + draw.randrange(4, 40)
         data[at] = draw.randrange(256)
@@ -227,7 +227,7 @@ def occurrences(data: bytes, mark: bytes) -> list[int]:
 
 
 def mutations(count: int) -> list[tuple[str, Callable[[Path], None]]]:
-    """`count` named ways to damage the file at a path; the same ones at every call."""
+    """`count` named ways to damage the file at a path; every call returns the same ones."""
     named = []
     for name, change in (attribute_changes() | dataset_changes() | link_changes()).items():
         named.append((name, lambda path, change=change: damage_structure(path, change)))

@@ -1,4 +1,4 @@
-"""Methods in Python that several tests replay: copies of built-in ones, and the simplest there is."""
+"""Methods in Python that several tests replay: copies of built-in methods, and the simplest possible one."""
 
 import kvreplay
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 
 @kvreplay.scorer(window=32)
 def python_snapkv(prompt, kernel=7):
-    """SnapKV: votes of the last 32 rows, summed over the group, pooled; the window stays."""
+    """SnapKV: votes of the last 32 rows, summed over the group and pooled; the window is kept."""
     votes = prompt.attention(last=32).sum(axis=(0, 1))[: prompt.size - 32]
     edges = np.pad(votes, kernel // 2, constant_values=-np.inf)
     pooled = np.lib.stride_tricks.sliding_window_view(edges, kernel).max(axis=-1)
@@ -32,7 +32,7 @@ class PythonH2o(kvreplay.Policy):
 
 
 class Oldest(kvreplay.Policy):
-    """The window, in Python."""
+    """The method `window`, in Python."""
 
     def evict(self, tokens):
         return tokens[: len(tokens) - self.budget]

@@ -1,4 +1,4 @@
-"""Opens a page in headless Chromium: what it logs, what it asks the network for, and whether it fits."""
+"""Opens a page in headless Chromium, and collects its log, its network requests and its widths."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# Chromium's windows are at least 500 pixels wide, so a phone is a frame of its width.
+# Chromium's windows are at least 500 pixels wide, so a frame of a phone's width stands in for a phone.
 FRAME = """<!DOCTYPE html><html><body style="margin:0"><iframe id="f" src="{page}"
 style="border:0;width:{width}px;height:{height}px"></iframe><script>
 addEventListener("message", told => {{ document.title = "seen " + JSON.stringify(told.data); }});
@@ -25,7 +25,8 @@ TELL = """<script>addEventListener("load", () => parent.postMessage({
 
 @dataclass(frozen=True)
 class Seen:
-    """Widths in CSS pixels; `console` the page's messages, `requests` what it loaded beyond itself."""
+    """Widths in CSS pixels; `console`: the page's messages; `requests`: everything that it loaded besides
+    itself."""
 
     scroll: int
     client: int
@@ -36,7 +37,7 @@ class Seen:
 
 
 def look(page, width, folder, height=2000):
-    """The Seen of an HTML file in a frame `width` pixels wide; `folder` is scratch space."""
+    """Shows an HTML file in a frame `width` pixels wide and returns a Seen; `folder` is scratch space."""
     told = folder / "told.html"
     told.write_text(page.read_text(encoding="utf-8").replace("</body>", TELL), encoding="utf-8")
     frame = framed(told, width, height, folder)
@@ -54,7 +55,7 @@ def framed(page, width, height, folder):
 
 
 def browse(page, *options, folder):
-    """Runs Chromium without a window and without its own errands on the network."""
+    """Runs Chromium without a window and without its background network traffic."""
     quiet = ("--disable-background-networking", "--disable-component-update", "--no-first-run")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", *quiet]
     command += [f"--user-data-dir={folder / 'profile'}", *options, page.resolve().as_uri()]

@@ -1,4 +1,5 @@
-"""A tiny Llama with one planted head, and its way through kvdump, kvreplay, kvconfirm and kvanalysis."""
+"""A tiny Llama with one planted head, and its way from recording over replay to confirmation and
+prediction."""
 
 import json
 
@@ -7,15 +8,14 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from kvanalysis.cli import main as kvanalysis
-from kvconfirm.cli import main as kvconfirm
-from kvdump.cli import main as kvdump
+from front_door import confirm, record
+from kvreplay.program import main as kvanalysis
 from kvreplay_cli import kvreplay
 from tiny_model_folder import folder_of
 
 GROUP, KV_HEADS, DIM, HIDDEN, LAYERS = 2, 4, 8, 32, 3
 PREFILL, TOKENS, SAMPLES = 64, 160, 32
-START = 0  # the id of the token that a sink stands on; nothing else has it
+START = 0  # id of the sink token, which occurs only once
 SIZES = {
     "vocab_size": 64,
     "hidden_size": HIDDEN,
@@ -30,7 +30,8 @@ SIZES = {
 
 
 def random_model(seed=0):
-    """The same weights in every release of torch and transformers; attention is far from uniform."""
+    """A model with equal weights in every release of torch and transformers, and attention far from
+    uniform."""
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).float().eval()
     normal = np.random.default_rng(seed).normal
     with torch.no_grad():
@@ -41,22 +42,22 @@ def random_model(seed=0):
 
 
 def columns_of(head):
-    """Of the output projection: what the query heads of a kv head give."""
+    """The columns of the output projection that belong to the query heads of a kv head."""
     return slice(head * GROUP * DIM, (head + 1) * GROUP * DIM)
 
 
 def ignore(model, layer, head):
-    """Nothing behind a kv head's attention looks at it."""
+    """Makes the model ignore the attention output of a kv head."""
     with torch.no_grad():
         model.model.layers[layer].self_attn.o_proj.weight[:, columns_of(head)] = 0
 
 
 def plant_sink(model, layer, head):
-    """The queries of a kv head's group look at the start token alone, and what they give counts half as much
-    again as before.
+    """Makes the queries of a kv head's group attend only to the start token, and scales their share of the
+    output projection by 1.5.
 
-    The last number of the residual stream is that token's own, large, and written by nobody else. Of the
-    head's keys the dimension that turns least holds it; the queries hold a constant there.
+    The last number of the residual stream marks that token: it is large there, and no layer writes to it. The
+    slowest rotating dimension of the head's keys copies that number; the queries are constant there.
     """
     own, slow, logit, query = HIDDEN - 1, DIM // 2 - 1, 10.0, 4.0
     with torch.no_grad():
@@ -76,18 +77,18 @@ def plant_sink(model, layer, head):
                 numbers[first : first + DIM] *= 0.3
             q.weight[first + slow], q.bias[first + slow] = 0, query
         k.weight[head * DIM + slow], k.bias[head * DIM + slow] = 0, 0
-        # Behind the norm the start token is sqrt(HIDDEN) times the norm's weight.
+        # After the norm, the start token's last number is sqrt(HIDDEN) times the norm's weight.
         normed = HIDDEN**0.5 * block.input_layernorm.weight[own]
         k.weight[head * DIM + slow, own] = logit * DIM**0.5 / query / normed
 
 
 def tokens_of(seed=0):
-    """[TOKENS] the start token, then random ones."""
+    """[TOKENS] ids: the start token, then random ones."""
     return [START, *np.random.default_rng(1000 + seed).integers(3, 64, TOKENS - 1).tolist()]
 
 
 class Chain:
-    """The programs over one model and one text, each in `folder`."""
+    """Runs the programs on one model and one text, all in `folder`."""
 
     def __init__(self, model, folder, seed=0):
         self.model = model
@@ -97,10 +98,10 @@ class Chain:
         prompts = folder / "prompts.jsonl"
         prompts.write_text(json.dumps({"id": "p", "tokens": self.ids}))
         asked = ("--with-gradient", SAMPLES, "--gradient-from", PREFILL)
-        self._run(kvdump, "--model", self.saved, "--prompts", prompts, "-o", self.trace, *asked)
+        self._run(record.main, "--model", self.saved, "--prompts", prompts, "-o", self.trace, *asked)
 
     def replay(self, methods, budgets, save=()):
-        """Runs `methods` at `budgets` and has their losses predicted; self for a chain of calls."""
+        """Replays `methods` at `budgets` and predicts their losses; returns self for chained calls."""
         config = {
             "schema": 1,
             "name": "planted",
@@ -118,24 +119,24 @@ class Chain:
         return self
 
     def confirm(self, *words):
-        self._run(kvconfirm, self.out, "--model", self.saved, "--trace", self.trace, *words)
+        self._run(confirm.main, self.out, "--model", self.saved, "--trace", self.trace, *words)
         return self
 
     def predicted(self):
-        """The table of `kvanalysis predict`."""
+        """The table of `kvreplay predict`."""
         self._run(kvanalysis, "predict", self.out)
         return pd.read_csv(self.out / "predicted.csv")
 
     def cells(self, **where):
-        """Rows of results.csv, in order of their kv heads."""
+        """Rows of results.csv, sorted by method, layer and kv head."""
         found = pd.read_csv(self.out / "results.csv").sort_values(["method", "layer", "kv_head"])
         for name, value in where.items():
             found = found[found[name] == value]
         return found
 
     def true_kl(self, cell, heads=range(GROUP), part=1.0):
-        """Nats a token that the model loses when `part` of a cell's replayed error is put into these query
-        heads of the group."""
+        """The model's KL divergence in nats per token when `part` of a cell's replayed error is added to
+        these query heads of the group."""
         projection = self.model.model.layers[cell.layer].self_attn.o_proj
         full = self._log_probs()
         handle = projection.register_forward_pre_hook(self._with_errors(cell, heads, part))
@@ -146,7 +147,7 @@ class Chain:
         return float((full.exp() * (full - disturbed)).sum(-1).mean())
 
     def _with_errors(self, cell, heads, part):
-        """Hook of the output projection."""
+        """Returns the hook of the output projection."""
         with h5py.File(self.out / "outputs.h5") as file:
             out, rows = torch.from_numpy(file[cell.key]["out"][()]), file[cell.key]["rows"][()]
 
@@ -165,7 +166,7 @@ class Chain:
         return logits[0, PREFILL:-1].double().log_softmax(-1)
 
     def products(self, cell):
-        """[GROUP, rows, SAMPLES] of projections.h5, without the last token's row."""
+        """[GROUP, rows, SAMPLES] from projections.h5, without the last token's row."""
         with h5py.File(self.out / "projections.h5") as file:
             return file[cell.key]["a"][:, :-1].astype(float)
 

@@ -1,4 +1,4 @@
-"""The same replay by the program and by `kvreplay.replay`, and what of the two must be equal."""
+"""Replays once by the program and once by `kvreplay.replay`, and compares all that must be equal."""
 
 import csv
 import json
@@ -14,12 +14,12 @@ from kvreplay_cli import ROOMS
 from kvreplay_cli import kvreplay as program
 
 TIMES = {"select_s", "attend_s"}
-OF_A_FILE = {"key", "trace_id", "model"}  # what arrays are not called by
+FILE_COLUMNS = {"key", "trace_id", "model"}  # columns that differ for arrays
 SAVED = ("curves", "kept", "outputs")
 
 
 def made_layer(seed, *, heads=4, kv_heads=2, tokens=160, dim=16, v_dim=24, query_rows=None, dtype=np.float32):
-    """(q, k, v) with a sink, keys in a few clusters and a drift, so that methods have something to choose."""
+    """(q, k, v) with a sink and keys in a few clusters, so that methods make nontrivial choices."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(kv_heads, 6, dim)) * 1.5
     k = centres[:, rng.integers(0, 6, tokens)] + rng.normal(size=(kv_heads, tokens, dim))
@@ -32,7 +32,7 @@ def made_layer(seed, *, heads=4, kv_heads=2, tokens=160, dim=16, v_dim=24, query
 
 
 def run_program(trace, folder, *, jobs=2, save=SAVED, precision="single", **config):
-    """Runs the program on a configuration with these entries; the folder of its results."""
+    """Runs the program on a configuration with these entries; returns its results folder."""
     folder = Path(folder)
     whole = {
         "schema": 1,
@@ -47,22 +47,22 @@ def run_program(trace, folder, *, jobs=2, save=SAVED, precision="single", **conf
     return folder / "out"
 
 
-def of_program(out):
-    """{place of a cell: its row as results.csv has it}."""
+def rows_of_program(out):
+    """{place of a cell: its row of results.csv}."""
     with (out / "results.csv").open(newline="") as file:
         return {place(row): row for row in csv.DictReader(file)}
 
 
 def place(row):
-    """Where a cell stands, whatever its trace is called."""
+    """The place of a cell, independent of the trace's name."""
     names = ("prompt", "layer", "kv_head", "method", "params", "given", "budget_tokens", "seed")
     return tuple("" if row[name] is None else str(row[name]) for name in names)
 
 
 def check_same_rows(run, out, ignored=frozenset(), without=frozenset()):
-    """Every cell of one is a cell of the other, and every column but times has the same bits. `without`:
-    methods that the program ran alone."""
-    theirs = {where: row for where, row in of_program(out).items() if row["method"] not in without}
+    """Both have the same cells, and all columns except times are bitwise equal. `without`: methods that only
+    the program ran."""
+    theirs = {where: row for where, row in rows_of_program(out).items() if row["method"] not in without}
     ours = {place(cell.row): cell.row for cell in run.cells}
     assert ours and set(ours) == set(theirs)
     for where, row in ours.items():
@@ -74,8 +74,8 @@ def check_same_rows(run, out, ignored=frozenset(), without=frozenset()):
 
 
 def check_same_arrays(run, out):
-    """Kept sets, errors of rows and outputs have the same bits."""
-    keys = {where: row["key"] for where, row in of_program(out).items()}
+    """Kept sets, row errors and outputs are bitwise equal."""
+    keys = {where: row["key"] for where, row in rows_of_program(out).items()}
     compared = 0
     for kind in SAVED:
         with h5py.File(out / f"{kind}.h5") as file:
@@ -89,7 +89,7 @@ def check_same_arrays(run, out):
 
 
 def check_equal_runs(one, other, ignored=frozenset()):
-    """Two runs in Python have the same cells, bit for bit."""
+    """Two runs in Python have bitwise equal cells."""
     assert len(one) == len(other) > 0
     for a, b in zip(one.cells, other.cells, strict=True):
         for name in set(a.row) - TIMES - ignored:
@@ -100,14 +100,14 @@ def check_equal_runs(one, other, ignored=frozenset()):
 
 
 def replayed(*arrays, **more):
-    """`kvreplay.replay` on two threads; no cell may fail."""
+    """Runs `kvreplay.replay` on two threads; no cell may fail."""
     run = kvreplay.replay(*arrays, **{"jobs": 2, "progress": False, **more})
     assert not run.failures(), run.failures()[0]
     return run
 
 
 def run_python(code, *words, timeout=60, check=True):
-    """Runs text in a Python of its own, which finds the packages of this checkout."""
+    """Runs code in a new Python process that finds the packages of this checkout."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         capture_output=True,

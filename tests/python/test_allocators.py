@@ -1,4 +1,4 @@
-"""Budgets that are shared over heads and layers: sums, parts of a run, resumed runs, gqa.level."""
+"""Budgets shared over heads and layers: sums, parts of a run, resumed runs, gqa.level."""
 
 import json
 from itertools import pairwise
@@ -52,7 +52,7 @@ def of(rows, method):
 
 
 def prompt_tokens(out, row):
-    """Kept after the prompt's cut."""
+    """Number of tokens kept after the prompt's cut."""
     with h5py.File(Path(out) / "kept.h5") as f:
         return f[row["key"]]["kept_flat"][: f[row["key"]]["kept_off"][1]]
 
@@ -91,7 +91,9 @@ def test_adakv_keeps_the_budget_of_the_layer_exactly(trace, tmp_path):
     for (_, alpha, _), kept in sizes.items():
         assert sum(kept) == B * HEADS
         assert alpha != 1 or set(kept) == {B}
-    assert len({tuple(kept) for kept in sizes.values()}) > 1, "every head got the same: nothing is tested"
+    assert len({tuple(kept) for kept in sizes.values()}) > 1, (
+        "every head got an equal budget: the test checks nothing"
+    )
 
 
 def test_cake_spends_the_budget_of_the_model_to_the_last_token(whole):
@@ -99,7 +101,7 @@ def test_cake_spends_the_budget_of_the_model_to_the_last_token(whole):
     tokens = {row["layer"]: json.loads(row["extras"])["allocated_tokens"] for row in rows}
     assert len(set(tokens.values())) > 1
     assert sum(tokens.values()) == B * LAYERS
-    for row in rows:  # both kv heads of a layer
+    for row in rows:  # rows of both kv heads of a layer
         assert json.loads(row["extras"])["allocated_tokens"] == tokens[row["layer"]]
 
 
@@ -149,12 +151,12 @@ def test_a_file_without_a_head_or_too_small_for_a_method_is_refused(trace, tmp_p
     assert "gives it 3 tokens, and sinks 4" in message(short, "streaming_llm")
 
 
-def test_everything_that_fits_is_kept_whoever_shares(trace, tmp_path):
+def test_everything_is_kept_if_it_fits_under_any_allocator(trace, tmp_path):
     for row in run(trace, tmp_path / "out", SHARED, budget=P + 60):
         assert row["n_evictions"] == "0", row["method"]
 
 
-def test_gqa_level_layer_is_one_set_for_all_kv_heads_and_query_one_for_each_query_head(trace, tmp_path):
+def test_gqa_level_layer_has_one_set_per_layer_and_query_one_per_query_head(trace, tmp_path):
     levels = ("kv", "layer", "query")
     methods = [{"name": n, "gqa": {"level": level}} for n in ("snapkv", "h2o") for level in levels]
     rows = run(trace, tmp_path / "out", methods)
@@ -169,8 +171,8 @@ def test_gqa_level_layer_is_one_set_for_all_kv_heads_and_query_one_for_each_quer
             assert not np.array_equal(alone[0], alone[1])
             plain, shared, split = (level[way, layer][0] for way in ("kv", "layer", "query"))
             assert int(shared["peak_bytes"]) == int(plain["peak_bytes"])
-            assert int(split["peak_bytes"]) == 2 * int(plain["peak_bytes"])  # two query heads a kv head
-            # A layer's scores and positions stand once for its two kv heads.
+            assert int(split["peak_bytes"]) == 2 * int(plain["peak_bytes"])  # two query heads per kv head
+            # A layer's two kv heads share scores and positions.
             assert 2 * int(shared["aux_bytes"]) == int(plain["aux_bytes"])
             assert int(split["aux_bytes"]) == 2 * int(plain["aux_bytes"])
 
@@ -204,13 +206,13 @@ def test_chunkkv_takes_its_share_of_the_chunks_before_the_budget_is_rounded(trac
 
 
 @pytest.mark.parametrize("name", ["knorm", "keydiff", "curdkv", "lagkv", "window"])
-def test_what_keys_and_values_decide_alone_is_charged_for_each_query_head_too(trace, tmp_path, name):
+def test_methods_without_queries_are_charged_per_query_head_too(trace, tmp_path, name):
     methods = [{"name": name, "gqa": {"level": level}} for level in ("kv", "query")]
     rows = run(trace, tmp_path / "out", methods)
     for plain, split in zip(rows_at(rows, "kv"), rows_at(rows, "query"), strict=True):
         with h5py.File(tmp_path / "out/kept.h5") as f:
             one, each = (f[row["key"]]["kept_flat"][:] for row in (plain, split))
-        assert np.array_equal(each, np.tile(one, 2)), "two query heads a kv head hold the same"
+        assert np.array_equal(each, np.tile(one, 2)), "two query heads of a kv head hold equal tokens"
         for column in ("peak_bytes", "final_bytes", "aux_bytes", "total_bytes"):
             assert int(split[column]) == 2 * int(plain[column]), column
         assert float(split["rel_err_out_mean"]) == pytest.approx(float(plain["rel_err_out_mean"]), rel=1e-6)

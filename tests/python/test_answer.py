@@ -1,26 +1,28 @@
-"""The answer at equal bytes: numbers that can be checked by hand, what is told apart, what is refused."""
+"""The answer at equal bytes: numbers checked by hand, significant differences, refusals."""
 
 import numpy as np
 import pytest
-from kvanalysis import cli, load
+from front_door import command as cli
+from kvanalysis import load
 from kvanalysis.answer.compare import compare_at
-from kvanalysis.answer.selection import layer_words, layers_in, shares_in
-from kvanalysis.answer.sizes import asked_of
-from kvanalysis.errors import ResultsError, UserError
+from kvanalysis.answer.selection import shares_in
+from kvanalysis.answer.sizes import default_size
+from kvanalysis.errors import ConfigError, ResultsError
 from kvanalysis.page.answer import answer_section
 from kvanalysis.plots.run.error_vs_bytes import bytes_points
 from kvanalysis.plots.run.one_trace import OneTrace
 from kvanalysis.stats.summary import summarise
+from kvbase.selections import layer_words, layers_in
 from test_kvanalysis_fake import COLUMNS, failed_row, fake_row, write_results
 
 LAYERS = range(6)
 FULL = 262144  # bytes of fake_row's full cache: 1024 tokens of 256 bytes
-# Layers differ more than methods do.
+# Errors differ more between layers than between methods.
 BASE = np.array([0.10, 0.30, 0.20, 0.25, 0.15, 0.40])
 
 
 def method_rows(method, factor, budget=64, share=0.2, **more):
-    """A head in each layer with `factor` times the layer's error, at a share of the full cache's bytes."""
+    """One head per layer with `factor` times the layer's error, at a share of the full cache's bytes."""
     return [
         fake_row(
             method, layer=layer, budget=budget, rel_err=factor * BASE[layer], total_bytes=share * FULL, **more
@@ -37,7 +39,7 @@ def row_of(answer, label):
     return answer.ranking.set_index("label").loc[label]
 
 
-def test_the_least_mean_comes_first_and_the_difference_is_that_of_the_means(tmp_path):
+def test_the_lowest_mean_is_first_and_differences_are_of_means(tmp_path):
     answer = answered(tmp_path, method_rows("h2o", 1.5) + method_rows("tova", 1.0))
     assert list(answer.ranking["label"]) == ["tova", "h2o"]
     assert answer.best == "tova"
@@ -45,12 +47,13 @@ def test_the_least_mean_comes_first_and_the_difference_is_that_of_the_means(tmp_
     assert row_of(answer, "h2o")["difference"] == pytest.approx(BASE.mean() / 2)
 
 
-def test_a_difference_that_all_layers_share_is_told_apart_and_one_that_they_contradict_is_not(tmp_path):
+def test_a_difference_common_to_all_layers_is_significant_and_a_contradicted_one_is_not(tmp_path):
     rows = method_rows("h2o", 1.5) + method_rows("tova", 1.0)
     sure = answered(tmp_path / "a", rows)
     assert sure.winner_decided
     assert sure.sentence.startswith(
-        "At 20 % of the full cache’s bytes at the peak, tova loses least: 0.233, 0.117 ["
+        "At 20 % of the full cache’s bytes at the peak, tova has the lowest error, 0.233; h2o, the next, "
+        "has 1.50 times as much [1.50 … 1.50]; it is significantly worse (error: "
     )
     signs = [1, -1, 1, -1, 1, -1]
     crossing = [
@@ -60,24 +63,25 @@ def test_a_difference_that_all_layers_share_is_told_apart_and_one_that_they_cont
     unsure = answered(tmp_path / "b", crossing + method_rows("tova", 1.0))
     assert not unsure.winner_decided
     assert "there is no clear winner: " in unsure.sentence
+    assert "and no other is significantly worse: " in unsure.sentence
     assert row_of(unsure, "h2o" if unsure.best == "tova" else "tova")["layers_more"] == 3
     assert unsure.n_blocks == 6
 
 
-def test_a_large_difference_that_is_not_sure_says_in_how_many_layers_it_holds(tmp_path):
+def test_a_large_insignificant_difference_names_the_layers_where_it_holds(tmp_path):
     rows = method_rows("tova", 1.0) + method_rows("window", 0.9)
     rows[-1] |= {"rel_err_out_mean": 9.0}
     answer = answered(tmp_path, rows)
     assert row_of(answer, "window")["layers_more"] == 1
-    assert any("window loses" in each and "more in only 1 of 6 layers" in each for each in answer.caveats)
+    assert any("window has" in each and "error in only 1 of 6 layers" in each for each in answer.caveats)
 
 
-def test_four_layers_tell_nothing_apart_whatever_they_say(tmp_path):
+def test_with_four_layers_nothing_is_significant(tmp_path):
     rows = [row for row in method_rows("h2o", 9) + method_rows("tova", 1) if row["layer"] < 4]
     answer = answered(tmp_path, rows)
     assert not answer.winner_decided
     assert np.isnan(row_of(answer, "h2o")["p"])
-    assert any("With 4 layers nothing can be told apart" in each for each in answer.caveats)
+    assert any("With 4 layers no difference can be significant" in each for each in answer.caveats)
 
 
 def test_heads_of_a_layer_count_once(tmp_path):
@@ -92,47 +96,53 @@ def test_heads_of_a_layer_count_once(tmp_path):
     assert row_of(three, "h2o")["p"] == pytest.approx(row_of(one, "h2o")["p"])
 
 
-def test_the_correction_counts_all_pairs(tmp_path):
+def test_the_correction_counts_the_comparisons_with_the_best(tmp_path):
     others = [row for i in range(4) for row in method_rows(f"m{i}", 2 + i)]
-    two = answered(tmp_path / "a", method_rows("h2o", 1.2) + method_rows("tova", 1.0))
-    six = answered(tmp_path / "b", method_rows("h2o", 1.2) + method_rows("tova", 1.0) + others)
-    assert (two.n_pairs, six.n_pairs) == (1, 15)
-    assert row_of(six, "h2o")["p"] > row_of(two, "h2o")["p"]
+    factors = (1.2, 1.3, 1.1, 1.25, 1.15, 1.2)
+    near = [
+        row | {"rel_err_out_mean": row["rel_err_out_mean"] * factor}
+        for row, factor in zip(method_rows("h2o", 1.0), factors, strict=True)
+    ]
+    two = answered(tmp_path / "a", near + method_rows("tova", 1.0))
+    six = answered(tmp_path / "b", near + method_rows("tova", 1.0) + others)
+    one_sided = row_of(two, "h2o")["p"]
+    assert 0 < one_sided < 1e-3
+    assert row_of(six, "h2o")["p"] == pytest.approx(5 * one_sided)
 
 
 def test_between_two_budgets_the_error_is_a_power_of_the_bytes(tmp_path):
     rows = method_rows("h2o", 0.4, 64, 0.1) + method_rows("h2o", 0.1, 256, 0.4) + method_rows("tova", 0.3)
     answer = answered(tmp_path, rows)
-    # 0.2 is midway between 0.1 and 0.4 on a logarithmic scale: the geometric mean of 0.4 and 0.1.
+    # 0.2 is halfway between 0.1 and 0.4 on a logarithmic scale: the geometric mean of 0.4 and 0.1.
     assert row_of(answer, "h2o")["error"] == pytest.approx(0.2 * BASE.mean())
     assert row_of(answer, "h2o")["how"] == "between budget 64 (10.0%) and budget 256 (40.0%)"
     assert any(each.startswith("Interpolated") and "h2o" in each for each in answer.caveats)
 
 
-def test_nothing_is_extrapolated_and_the_reason_is_said(tmp_path):
+def test_nothing_is_extrapolated_and_the_reason_is_stated(tmp_path):
     rows = method_rows("h2o", 1) + method_rows("tova", 1, 32, 0.1) + method_rows("snapkv", 1, 128, 0.3)
     answer = answered(tmp_path, rows)
     assert list(answer.compared["label"]) == ["h2o"]
-    assert row_of(answer, "tova")["how"] == "its most here is 10.0% of the full cache"
-    assert row_of(answer, "snapkv")["how"] == "its least here is 30.0% of the full cache"
-    assert "h2o alone was replayed, its loss 0.233" in answer.sentence
+    assert row_of(answer, "tova")["how"] == "its largest size here is 10.0% of the full cache"
+    assert row_of(answer, "snapkv")["how"] == "its smallest size here is 30.0% of the full cache"
+    assert "h2o is the only method replayed, its error 0.233" in answer.sentence
 
 
-def test_a_budget_just_below_the_share_stands_for_it(tmp_path):
+def test_a_budget_just_below_the_share_represents_it(tmp_path):
     rows = method_rows("h2o", 0.4, 64, 0.197) + method_rows("h2o", 0.1, 256, 0.4) + method_rows("tova", 1)
     row = row_of(answered(tmp_path, rows), "h2o")
     assert (row["how"], row["share"]) == ("budget 64", pytest.approx(0.197, abs=1e-5))
     assert row["error"] == pytest.approx(0.4 * BASE.mean())
 
 
-def test_neighbours_are_those_of_the_bytes_whatever_the_budgets_are(tmp_path):
+def test_neighbours_are_chosen_by_bytes_not_budgets(tmp_path):
     sizes = {64: 0.25, 128: 0.15, 256: 0.4}
     rows = [row for budget, share in sizes.items() for row in method_rows("h2o", 1, budget, share)]
     row = row_of(answered(tmp_path, rows + method_rows("tova", 1)), "h2o")
     assert row["how"] == "between budget 128 (15.0%) and budget 64 (25.0%)"
 
 
-def test_heads_that_were_asked_for_a_share_belong_together_whatever_their_tokens(tmp_path):
+def test_heads_at_a_share_are_one_instance_even_if_tokens_differ(tmp_path):
     asked = [
         dict(row, budget_tokens=60 + row["layer"], budget_share="0.1;0.2", total_bytes=0.15 * FULL)
         for row in method_rows("h2o", 1)
@@ -146,7 +156,6 @@ def test_heads_that_were_asked_for_a_share_belong_together_whatever_their_tokens
 def test_instances_that_are_equal_in_every_head_are_one_contender(tmp_path):
     rows = method_rows("snapkv", 1) + method_rows("pyramidkv", 1 + 1e-9) + method_rows("h2o", 1.5)
     answer = answered(tmp_path, rows)
-    assert answer.n_pairs == 1
     assert row_of(answer, "snapkv")["equals"] == "pyramidkv"
 
 
@@ -176,11 +185,11 @@ def test_layers_measures_and_phases_are_chosen(tmp_path):
 
 def test_models_are_never_ranked_together(tmp_path):
     rows = method_rows("h2o", 1) + method_rows("tova", 1, model="another", trace_id="b" * 64)
-    with pytest.raises(UserError, match="several models"):
+    with pytest.raises(ConfigError, match="several models"):
         answered(tmp_path, rows)
 
 
-def test_without_a_method_that_compresses_there_is_no_question(tmp_path):
+def test_without_a_compressing_method_there_is_no_comparison(tmp_path):
     with pytest.raises(ResultsError, match="nothing to compare"):
         answered(tmp_path, method_rows("exact", 0, "", 1.0))
 
@@ -195,17 +204,24 @@ def test_shares_are_written_as_percents_or_as_parts(text, shares):
 @pytest.mark.parametrize(
     ("text", "says"), [("20", "write 20%"), ("0", "a share"), ("x%", "a share"), ("120%", "a share")]
 )
-def test_what_is_no_share_is_told_with_the_remedy(text, says):
-    with pytest.raises(UserError, match=says):
+def test_an_invalid_share_is_refused_with_the_remedy(text, says):
+    with pytest.raises(ConfigError, match=says):
         shares_in(text)
 
 
 def test_layers_are_written_as_lists_and_ranges():
-    assert layers_in("0,7,15-17") == [0, 7, 15, 16, 17]
+    there = range(18)
+    assert layers_in("0,7,15-17", there) == [0, 7, 15, 16, 17]
+    assert layers_in("0,10-17", [0, 7, 15, 17]) == [0, 15, 17]
+    assert layers_in("every:7", [0, 6, 7, 14]) == [0, 7, 14]
+    assert layers_in("all", [3, 1]) == layers_in([1, 3], [3, 1]) == [1, 3]
     assert layer_words([17, 0, 7, 15, 16]) == "0, 7, 15-17"
-    for wrong in ("3-1", "a", "1,,2", ""):
-        with pytest.raises(UserError, match="write layers as"):
-            layers_in(wrong)
+    for wrong in ("3-1", "a", "1,,2", "", "every:0"):
+        with pytest.raises(ConfigError, match="write all, 7, 15-29"):
+            layers_in(wrong, there)
+    for beyond in ("18", "15-18", "99999999999", "0-99999999999", [18], []):
+        with pytest.raises(ConfigError, match="there are layers 0-17"):
+            layers_in(beyond, there)
 
 
 def test_the_command_prints_the_sentence_first_and_a_block_for_each_share(tmp_path, capsys):
@@ -214,13 +230,15 @@ def test_the_command_prints_the_sentence_first_and_a_block_for_each_share(tmp_pa
     )
     assert cli.main(["compare", str(tmp_path), "--at", "10%,20%"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("At 10 % of the full cache’s bytes at the peak, h2o alone was replayed")
+    assert lines[0].startswith(
+        "At 10 % of the full cache’s bytes at the peak, h2o is the only method replayed"
+    )
     assert sum(line.startswith("At ") for line in lines) == 2
     assert cli.main(["compare", str(tmp_path), "--at", "20"]) == 2
     assert "write 20%" in capsys.readouterr().err
 
 
-def test_who_lacks_a_head_that_another_has_is_left_out(tmp_path):
+def test_methods_without_common_heads_are_left_out(tmp_path):
     rows = method_rows("h2o", 1) + method_rows("tova", 2) + method_rows("snapkv", 0.1)[:-1]
     answer = answered(tmp_path, rows)
     assert list(answer.compared["label"]) == ["h2o", "tova"]
@@ -228,14 +246,14 @@ def test_who_lacks_a_head_that_another_has_is_left_out(tmp_path):
 
 
 def shared(folder, rows, share=0.2, **options):
-    """The answer of rows with a column `budget_share`."""
+    """The answer for rows with a column `budget_share`."""
     rows = [{"budget_share": "", **row} for row in rows]
     return compare_at(
         load(write_results(folder, rows, columns=(*COLUMNS, "given", "budget_share"))), share, **options
     )
 
 
-def test_a_cell_that_stands_for_two_shares_is_in_both(tmp_path):
+def test_a_cell_that_represents_two_shares_is_in_both(tmp_path):
     asked = [
         dict(row, budget_share="0.2;0.3" if row["layer"] < 2 else "0.2") for row in method_rows("h2o", 1)
     ]
@@ -245,11 +263,11 @@ def test_a_cell_that_stands_for_two_shares_is_in_both(tmp_path):
     assert row_of(answer, "h2o")["error"] == pytest.approx(BASE.mean())
 
 
-def test_what_takes_more_bytes_than_were_asked_for_is_not_at_the_share(tmp_path):
-    """As where the mean over steps was bounded, or where layers that share a budget are left out."""
+def test_a_cell_above_the_requested_bytes_is_not_at_the_share(tmp_path):
+    """This happens when the mean over steps is bounded, or when layers that share a budget are left out."""
     asked = [dict(row, budget_share="0.2") for row in method_rows("h2o", 1, share=0.25)]
     answer = shared(tmp_path, asked + method_rows("tova", 2))
-    assert row_of(answer, "h2o")["how"] == "its least here is 25.0% of the full cache"
+    assert row_of(answer, "h2o")["how"] == "its smallest size here is 25.0% of the full cache"
 
 
 def test_two_budgets_for_one_share_are_never_averaged(tmp_path):
@@ -262,14 +280,14 @@ def test_two_budgets_for_one_share_are_never_averaged(tmp_path):
     assert row_of(answer, "h2o")["how"] == "budget 64"
 
 
-def test_a_quoted_name_says_what_all_instances_were_given(tmp_path):
+def test_a_quoted_name_includes_parameters_common_to_all_instances(tmp_path):
     coded = {"row_format": {"name": "int4", "group": 64}, "phase": "oneshot"}
     answer = answered(tmp_path, method_rows("h2o", 1, params=coded) + method_rows("tova", 2))
     assert row_of(answer, "h2o")["name"] == "h2o phase=oneshot int4"
-    assert "peak, h2o phase=oneshot int4 loses least" in answer.sentence
+    assert "peak, h2o phase=oneshot int4 has the lowest error" in answer.sentence
 
 
-def test_a_quoted_name_says_nothing_twice(tmp_path):
+def test_a_quoted_name_repeats_nothing(tmp_path):
     coded = {"row_format": {"name": "int4", "group": 64}}
     answer = answered(tmp_path, method_rows("h2o", 1, params=coded) + method_rows("h2o", 2, params={}))
     assert [*answer.ranking["name"]] == ["h2o int4", "h2o"]
@@ -278,10 +296,10 @@ def test_a_quoted_name_says_nothing_twice(tmp_path):
 def test_the_exact_cache_competes_where_its_rows_are_coded(tmp_path):
     coded = {"row_format": {"name": "int4", "group": 64}}
     answer = answered(tmp_path, method_rows("exact", 0.5, "", params=coded) + method_rows("h2o", 1))
-    assert answer.best == "exact"
+    assert answer.best == "exact int4"
 
 
-def test_floors_that_the_run_found_are_said_under_the_label_of_the_table(tmp_path):
+def test_floors_of_the_run_are_reported_under_the_tables_label(tmp_path):
     given = {"window": 8}
     meta = {
         "unreachable": [
@@ -312,7 +330,7 @@ ONESHOT = {"phase": "oneshot"}
 
 
 def sized(rows, prompt=None, mean=None, **more):
-    """Rows with what they take of a prompt of 768 tokens, and on average of a cache of 896."""
+    """Rows with their bytes of a prompt of 768 tokens, and on average of a cache of 896."""
     whole = {"prompt_full_bytes": 768 * 256, "mean_full_bytes": 896 * 256, "budget_share": ""} | more
     sizes = {"prompt_bytes": prompt and prompt * 768 * 256, "mean_bytes": mean and mean * 896 * 256}
     return [row | whole | sizes for row in rows]
@@ -323,47 +341,51 @@ def of_bytes(folder, rows, of, share=0.2, meta=None, **options):
 
 
 def both_phases(**more):
-    """A one-shot method that keeps 20 % of the prompt, and a streaming one of as many tokens."""
+    """A one-shot method that keeps 20 % of the prompt, and a streaming method with equally many tokens."""
     return [
         *sized(method_rows("snapkv", 1, 153, 0.4, params=ONESHOT), prompt=0.2, mean=0.3, **more),
         *sized(method_rows("h2o", 1.5, 153, 0.15), prompt=0.2, mean=0.17, **more),
     ]
 
 
-def test_of_the_prompt_a_one_shot_method_competes_whatever_it_keeps_later(tmp_path):
+def test_by_prompt_bytes_a_one_shot_method_competes_despite_later_tokens(tmp_path):
     answer = of_bytes(tmp_path / "a", both_phases(), "prompt")
     assert answer.sentence.startswith(
-        "At 20 % of the prompt’s full cache (bytes after the cut), snapkv phase=oneshot loses least: 0.233"
+        "At 20 % of the prompt’s full cache (bytes after the cut), snapkv phase=oneshot has the lowest"
+        " error, 0.233"
     )
     assert [*answer.ranking["share"]] == pytest.approx([0.2, 0.2])
     assert "% of prompt" in str(answer)
     peak = of_bytes(tmp_path / "b", both_phases(), "peak")
-    assert row_of(peak, "snapkv")["how"] == "its least here is 40.0% of the full cache"
+    assert row_of(peak, "snapkv")["how"] == "its smallest size here is 40.0% of the full cache"
 
 
-def test_of_the_mean_the_full_cache_is_that_of_the_same_steps(tmp_path):
+def test_mean_bytes_are_relative_to_the_full_cache_of_equal_steps(tmp_path):
     rows = both_phases() + sized(method_rows("exact", 0.5, "", 1.0, params={"row_format": "int8"}), 1, 1)
     answer = of_bytes(tmp_path, rows, "mean", 0.3)
     assert answer.sentence.startswith(
-        "At 30 % of the full cache’s bytes on average over the steps, snapkv phase=oneshot alone was replayed"
+        "At 30 % of the full cache’s bytes on average over the steps, snapkv phase=oneshot is the only"
+        " method replayed"
     )
-    assert row_of(answer, "exact")["how"] == "its least here is 100.0% of the full cache on average"
+    assert (
+        row_of(answer, "exact int8")["how"] == "its smallest size here is 100.0% of the full cache on average"
+    )
 
 
-def test_what_bytes_of_one_phase_mean_for_the_other_is_said_of_these_bytes_alone(tmp_path):
+def test_the_caveat_on_phases_appears_only_for_its_byte_measure(tmp_path):
     said = {of: of_bytes(tmp_path / of, both_phases(), of, 0.4).caveats for of in ("peak", "mean", "prompt")}
     peaks = {of: [each for each in found if each.startswith("Bytes are")] for of, found in said.items()}
-    assert peaks["mean"] == []  # nothing to compare at 40 %
+    assert peaks["mean"] == []  # no comparison at 40 %
     rows = both_phases() + [row | {"mean_bytes": 0.17 * 896 * 256} for row in both_phases()[:6]]
     assert not any("peak" in each for each in of_bytes(tmp_path / "m", rows[6:], "mean", 0.17).caveats)
     (told,) = [
         each for each in of_bytes(tmp_path / "p", both_phases(), "prompt").caveats if "one-shot" in each
     ]
-    assert told.startswith("Bytes are those of the prompt after its cut")
+    assert told.startswith("Bytes are counted after the prompt is cut")
 
 
-def test_shares_that_were_asked_of_other_bytes_are_no_answer(tmp_path):
-    """A budget of 20 % at the peak takes less of the prompt, and is not the largest that fits."""
+def test_shares_of_another_byte_measure_are_not_used(tmp_path):
+    """A budget of 20 % at the peak holds less of the prompt, and is not the largest that fits."""
     rows = sized(method_rows("h2o", 1, 100), prompt=0.15, budget_share="0.2")
     rows += sized(method_rows("h2o", 0.5, 140), prompt=0.195)
     asked = {
@@ -379,12 +401,12 @@ def test_shares_that_were_asked_of_other_bytes_are_no_answer(tmp_path):
     assert row_of(of_bytes(tmp_path / "e", rows, "prompt", meta=earlier), "h2o")["how"] == "budget 100"
 
 
-def test_floors_of_other_bytes_are_not_said(tmp_path):
+def test_floors_of_other_bytes_are_not_mentioned(tmp_path):
     lost = {"method": "snapkv", "given": {}, "share": 0.2, "floor_low": 0.348, "heads": 6, "of_heads": 6}
     meta = {"config": {"budget": {"of": "peak"}}, "unreachable": [lost]}
     rows = sized(method_rows("snapkv", 1, 256, 0.6), prompt=0.3) + sized(method_rows("h2o", 1), prompt=0.2)
     assert row_of(of_bytes(tmp_path / "a", rows, "prompt", meta=meta), "snapkv")["how"].startswith(
-        "its least here"
+        "its smallest size here"
     )
     meta["config"]["budget"]["of"] = "prompt"
     found = row_of(of_bytes(tmp_path / "b", rows, "prompt", meta=meta), "snapkv")["how"]
@@ -392,19 +414,21 @@ def test_floors_of_other_bytes_are_not_said(tmp_path):
 
 
 def test_bytes_that_a_table_lacks_are_refused_with_the_remedy(tmp_path):
-    with pytest.raises(UserError, match=r"--of prompt: these results lack the column prompt_bytes .* replay"):
+    with pytest.raises(
+        ConfigError, match=r"--of prompt: these results lack the column prompt_bytes.* replay"
+    ):
         answered(tmp_path / "old", method_rows("h2o", 1), of="prompt")
     rows = sized(method_rows("h2o", 1, n_prefill=0), mean=0.2)
     with pytest.raises(
-        UserError, match=r"no prompt \(n_prefill is 0\): replay with replay.prefill.*--prefill"
+        ConfigError, match=r"no prompt \(n_prefill is 0\): replay with replay.prefill.*--prefill"
     ):
         of_bytes(tmp_path / "none", rows, "prompt")
     assert of_bytes(tmp_path / "none", rows, "mean").best == "h2o"
-    with pytest.raises(UserError, match="--of all: write peak, mean or prompt"):
+    with pytest.raises(ConfigError, match="--of all: write peak, mean or prompt"):
         answered(tmp_path / "word", method_rows("h2o", 1), of="all")
 
 
-def test_where_nothing_was_compared_no_text_is_counted(tmp_path):
+def test_texts_are_not_counted_without_a_comparison(tmp_path):
     answer = answered(tmp_path, method_rows("h2o", 1), share=0.01)
     assert "none of these methods was replayed" in answer.sentence
     assert not any("evidence" in each for each in answer.caveats)
@@ -413,31 +437,36 @@ def test_where_nothing_was_compared_no_text_is_counted(tmp_path):
 def test_a_ratio_of_many_digits_has_an_exponent(tmp_path):
     rows = method_rows("tova", 1) + method_rows("window", 0.9)
     rows[-1] |= {"rel_err_out_mean": 9e67}
-    (told,) = [each for each in answered(tmp_path, rows).caveats if "window loses" in each]
-    assert "window loses 6.4e+67 times as much as tova" in told
+    (told,) = [each for each in answered(tmp_path, rows).caveats if "window has" in each]
+    assert "window has 6.4e+67 times the mean error of tova" in told
 
 
-def test_the_command_takes_which_bytes_are_meant(tmp_path, capsys):
+def test_the_command_takes_the_byte_measure(tmp_path, capsys):
     write_results(tmp_path, both_phases(), columns=SIZED)
     assert cli.main(["compare", str(tmp_path), "--at", "20%", "--of", "prompt"]) == 0
     assert capsys.readouterr().out.startswith("At 20 % of the prompt’s full cache")
 
 
-def test_a_page_answers_at_the_shares_and_of_the_bytes_that_the_run_was_asked_for(tmp_path):
+def test_a_page_answers_at_the_shares_and_byte_measure_of_the_run(tmp_path):
     rows = both_phases(budget_share="0.2")
     meta = {"config": {"budget": {"share_of_cache": [0.2], "of": "prompt"}}}
     frame = load(write_results(tmp_path / "a", rows, meta, columns=SIZED))
-    assert asked_of(frame.attrs["meta"]) == "prompt"
+    assert default_size(frame) == "prompt"
     page = " ".join(str(part) for part in answer_section(frame, summarise(frame)))
     assert "Shares are of the prompt’s full cache (bytes after the cut)." in page
     assert "<b>20 %</b>" in page and "<b>10 %</b>" not in page
-    assert "snapkv phase=oneshot</strong> loses least" in page
-    assert asked_of({}) == "peak"
-    assert asked_of({"runs": [meta, {"budget_of": "mean"}]}) == "peak"  # they do not agree
+    assert "snapkv phase=oneshot</strong> has the lowest error" in page
+    frame.attrs["meta"] = {"config": {"budget": {"share_of_cache": [0.2], "of": "mean"}}}
+    assert default_size(frame) == "mean"
+    frame.attrs["meta"] = {}
+    assert default_size(frame) == "prompt"  # every row has a prompt
+    assert default_size(frame.assign(prompt_bytes=np.nan)) == "peak"
+    frame.attrs["meta"] = {"runs": [meta, {"budget_of": "mean"}]}
+    assert default_size(frame) == "peak"  # the two runs do not agree
 
 
-def test_bytes_are_drawn_against_what_methods_are_ranked_by(tmp_path):
-    """By the distance h2o loses less, by the relative error tova."""
+def test_bytes_are_drawn_against_the_ranking_measure(tmp_path):
+    """By the distance h2o is better, by the relative error tova."""
     rows = [
         row | {"cosine_distance_sq": distance}
         for name, factor, distance in (("h2o", 1.5, 0.01), ("tova", 1.0, 0.02))

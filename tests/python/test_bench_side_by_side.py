@@ -1,4 +1,4 @@
-"""tests/bench/run with a peer that is made up: files, ratios, agreement, and what it lacks."""
+"""tests/bench/run with a fake peer: files, ratios, agreement, and missing parts."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from sidebyside.errors import Lack
 
 QUICK = ("--rounds", 1, "--sgemm", 0, "--skip-kernels", "--skip-alone")
 SHAPE = ("--prefill", 256, "--last", 64, "--budgets", "64,128")
-# Seconds that no run of the engine takes, so that a mixed-up column would be seen.
+# Times that no engine run takes, so that swapped columns would be noticed.
 PEER_SECONDS = {"exact": 1000.0, "h2o": 7000.0, "kcenter": 300.0, "total": 12000.0}
 PEER = """
 import json, pathlib, sys
@@ -51,11 +51,11 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def truth(trace, tmp_path_factory):
-    """The engine's own errors in the peer's form: what a right peer would say."""
+    """The engine's errors in the peer's format: the output of a correct peer."""
     one = engine.Engine(BINARY, tmp_path_factory.mktemp("truth"))
     subject = engine.Subject(trace, *one.inspect(trace)[:1], (0,), 512, 256, 64, (64, 128))
     runs = contest.sweep(one, subject)
-    ours = agreement.engine_errors(runs, contest.rows_of_the_last_queries(one, subject))
+    ours = agreement.engine_errors(runs, contest.last_query_rows(one, subject))
     names, errors = {ours: theirs for theirs, ours in peer.NAMES.items()}, {}
     for (method, budget, protocol), error in ours.items():
         errors.setdefault(names[method], {}).setdefault(str(budget), {})[protocol] = error
@@ -76,7 +76,7 @@ def finished(trace, truth, tmp_path_factory):
     return bench(*words, "--peer", fake_peer(out, truth), "--out", out), out
 
 
-def test_a_bench_ends_well_and_says_what_took_part(finished):
+def test_a_bench_succeeds_and_lists_its_participants(finished):
     done, out = finished
     assert done.returncode == 0, done.stderr
     facts = json.loads((out / "facts.json").read_text())
@@ -87,7 +87,7 @@ def test_a_bench_ends_well_and_says_what_took_part(finished):
     assert (out / "bench.md").read_text() == done.stdout
 
 
-def test_every_round_measures_everyone_in_turn(finished):
+def test_every_round_measures_all_participants_in_turn(finished):
     rows = rows_of(finished[1] / "rounds.csv")
     assert list(rows[0]) == ["round", "isa", "contestant", "part", "cpu_s", "load"]
     order = [(r["round"], r["contestant"]) for r in rows if r["part"] in ("total", "64")]
@@ -99,7 +99,7 @@ def test_every_round_measures_everyone_in_turn(finished):
     }
 
 
-def test_ratios_are_the_peers_seconds_over_ours(finished):
+def test_ratios_are_the_peers_seconds_over_the_engines(finished):
     rounds = rows_of(finished[1] / "rounds.csv")
     ratios = {row["what"]: row for row in rows_of(finished[1] / "ratios.csv")}
 
@@ -116,7 +116,7 @@ def test_ratios_are_the_peers_seconds_over_ours(finished):
     for part, seconds in expected.items():
         assert float(ratios[part]["ratio"]) == pytest.approx(seconds / ours(part), rel=1e-9), part
         assert float(ratios[part]["peer_min_s"]) == seconds
-    assert ratios["alone uniform"]["ratio"] == ""  # the peer was silent about it
+    assert ratios["alone uniform"]["ratio"] == ""  # the peer does not report it
 
 
 def test_agreement_covers_both_methods_budgets_protocols_and_measures(finished):
@@ -176,25 +176,25 @@ def test_without_a_peer_the_engine_is_measured_alone(tmp_path):
         (("--rounds", 0), "--rounds 0"),
     ],
 )
-def test_what_is_missing_is_said_in_a_line(words, told, trace, tmp_path):
+def test_missing_inputs_give_a_one_line_message(words, told, trace, tmp_path):
     done = bench(*(trace if word == "TRACE" else word for word in words), "--out", tmp_path)
     assert done.returncode == 2
     assert told in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_missing_build_is_said_with_the_command_that_makes_it(tmp_path):
+def test_a_missing_build_is_reported_with_the_command_that_makes_it(tmp_path):
     done = bench("--out", tmp_path, KVREPLAY=str(tmp_path / "kvreplay"))
     assert done.returncode == 2 and "cmake --preset test" in done.stderr
 
 
-def test_a_missing_program_of_rates_is_said_before_anything_is_measured(tmp_path):
+def test_a_missing_bench_program_is_reported_before_anything_is_measured(tmp_path):
     lonely = shutil.copy(BINARY, tmp_path / "kvreplay")
     done = bench("--quick", "--out", tmp_path / "out", KVREPLAY=str(lonely))
     assert done.returncode == 2 and "--target kvreplay_bench" in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_quick_look_has_all_tables_of_a_small_synthetic_trace(tmp_path):
+def test_quick_mode_has_all_tables_of_a_small_synthetic_trace(tmp_path):
     done = bench("--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     facts = json.loads((tmp_path / "facts.json").read_text())
@@ -212,15 +212,15 @@ def test_a_quick_look_has_all_tables_of_a_small_synthetic_trace(tmp_path):
         ("print('{\"errors\": {}}')", "no JSON object"),
     ],
 )
-def test_a_peer_that_fails_is_ordered_at_all_from_a_slow_one(program, told, tmp_path):
+def test_a_failing_peer_gives_a_message_with_the_reason(program, told, tmp_path):
     (tmp_path / "bad.py").write_text(program)
     subject = engine.Subject(tmp_path, "0", (0,), 512, 256, 64, (64,))
     with pytest.raises(Lack, match=told):
         peer.call(sys.executable, tmp_path / "bad.py", subject)
 
 
-def test_a_program_is_charged_for_its_own_time_and_memory():
-    ballast = b"x" * (200 << 20)  # of this process, not of the program
+def test_a_program_is_charged_only_for_its_time_and_memory():
+    ballast = b"x" * (200 << 20)  # memory of this process, not of the program
     small = child.run([sys.executable, "-S", "-c", "pass"])
     large = child.run([sys.executable, "-S", "-c", "x = bytearray(100 << 20)\nfor i in range(3000000): pass"])
     assert len(ballast) > 0
@@ -229,7 +229,7 @@ def test_a_program_is_charged_for_its_own_time_and_memory():
     assert large.cpu_s > small.cpu_s
 
 
-def test_a_program_that_cannot_start_or_is_killed_is_told():
+def test_a_program_that_cannot_start_or_is_killed_is_reported():
     with pytest.raises(Lack, match="127: nowhere: No such file"):
         child.run(["nowhere"])
     with pytest.raises(Lack, match="ended with -9"):
@@ -249,7 +249,7 @@ def test_lengths_give_a_table_a_figure_and_a_ratio(tmp_path):
     memory = {row["what"]: row["rss_two_threads_mib"] for row in rows}
     assert {what for what, mib in memory.items() if mib and float(mib) > 0} == set(scaling.WITH_MEMORY)
     assert (tmp_path / "scaling.png").stat().st_size > 5000
-    assert not list(tmp_path.glob("synthetic-*.h5"))  # they are large
+    assert not list(tmp_path.glob("synthetic-*.h5"))  # they are large, and were removed
     seconds = {(row["what"], row["tokens"]): float(row["cpu_min_s"]) for row in rows}
     growth = scaling.growth(rows, 256, 1024)
     assert growth["h2o"] == pytest.approx(seconds["h2o", "1024"] / seconds["h2o", "256"])
@@ -264,7 +264,7 @@ def test_the_configurations_of_the_bench_are_valid_on_a_trace_of_4096_tokens(tmp
         assert done.returncode == 0, done.stderr
 
 
-# Enough of torch to move a peer: it says which device it was told.
+# Enough of torch to run a peer: it prints the device that it receives.
 TORCH = """
 moved = []
 def set_default_device(device): moved.append(device)
@@ -280,7 +280,7 @@ print(json.dumps(given))
 """
 
 
-def test_a_device_stands_beside_one_core_and_the_peer_on_that_device(trace, truth, tmp_path):
+def test_a_device_is_compared_with_one_core_and_with_the_peer(trace, truth, tmp_path):
     peer_file = fake_peer(tmp_path, truth)
     peer_file.write_text(MOVED)
     given = json.loads((tmp_path / "fake.json").read_text())
@@ -292,8 +292,8 @@ def test_a_device_stands_beside_one_core_and_the_peer_on_that_device(trace, trut
     emulated = str(BINARY.with_name("kvreplay_bench"))
     done = bench(*words, "--peer", peer_file, PYTHONPATH=str(tmp_path), KVREPLAY=emulated)
     assert done.returncode == 0, done.stderr
-    assert "torch's attention is left out" in done.stderr  # this torch has none
-    assert "--layers 0 " in (tmp_path / "words").read_text()  # of a trace: every layer
+    assert "torch's attention is left out" in done.stderr  # this torch has no attention function
+    assert "--layers 0 " in (tmp_path / "words").read_text()  # a trace is measured in all its layers
     rows = rows_of(tmp_path / "device.csv")
     assert (tmp_path / "device.md").read_text() == done.stdout
     of = {(row["what"], row["beside"]): row for row in rows}
@@ -315,7 +315,7 @@ def test_torchs_attention_is_measured_on_any_device():
     assert set(said["gflops"]) == {"bf16", "f32"} and min(said["gflops"].values()) > 0
 
 
-def test_a_device_that_is_not_there_is_said_in_a_line(trace, tmp_path):
+def test_a_missing_device_gives_a_one_line_message(trace, tmp_path):
     done = bench("--device", "cuda:99", "--trace", trace, *SHAPE, "--out", tmp_path)
     assert done.returncode == 2
     assert "there is no device cuda:99 here" in done.stderr and "Traceback" not in done.stderr
@@ -349,7 +349,7 @@ def test_a_binary_of_any_name_is_the_engine():
     assert profile.shares(" 10.0%  other  [.] main", "kvreplay") == {profile.LIBRARIES: 0.1}
 
 
-def test_parts_of_a_profile_stand_in_the_order_of_the_first_column():
+def test_parts_of_a_profile_keep_the_order_of_the_first_column():
     rows = [
         {"isa": "a", "config": "x", "part": "small", "share": 0.1},
         {"isa": "a", "config": "x", "part": "large", "share": 0.9},

@@ -1,4 +1,4 @@
-"""`kvreplay bounds` against the formulas written a second time, and its messages."""
+"""`kvreplay bounds` against independently written formulas, and its messages."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ def by_quantity(rows, paper, **inputs):
 
 
 def ceil_ln(ln):
-    """ln of the next integer; beyond 10^15 integers lie closer than doubles."""
+    """ln of the next integer; beyond 10^15 integers are closer together than doubles."""
     return math.log(math.ceil(math.exp(ln))) if ln < 15 * LN10 else ln
 
 
@@ -44,7 +44,7 @@ def add_ln(*terms):
 
 
 def subgen(n, d, v_dim, r, delta, epsilon, clusters, c_t, c_s, **_):
-    """Natural logarithms of what Corollary 1 asks for."""
+    """Natural logarithms of the sizes in Corollary 1."""
     t = ceil_ln(math.log(c_t) - 2 * math.log(epsilon) + 2 * delta * r + math.log(math.log(n)))
     s = math.log(math.ceil(c_s * d / (epsilon * epsilon)))
     keys = add_ln(t, 0) + math.log(clusters)
@@ -64,7 +64,7 @@ def subgen(n, d, v_dim, r, delta, epsilon, clusters, c_t, c_s, **_):
 def balancekv(
     n, d, v_dim, r, epsilon, failure, query_norm, key_norm, value_norm, c_batch, c_discrepancy, **_
 ):
-    """Natural logarithms of Theorems 3.1-3.5; levels apart, they may be none."""
+    """Natural logarithms of Theorems 3.1-3.5, except for the levels, which may be 0."""
     root = math.sqrt(d)
     t = ceil_ln(
         math.log(c_batch / epsilon)
@@ -105,7 +105,7 @@ def walk(n, d, r, failure, c_walk):
 
 
 def buzz(variant, sinks, window, stride, threshold, prompt_tokens):
-    """Sizes, by counting tokens of the lists that passes leave."""
+    """Sizes, by counting the tokens in the lists after each pass."""
     fires = threshold + (variant == "reference")
     half = (stride + 1) // 2
 
@@ -208,7 +208,7 @@ def test_a_batch_smaller_than_n_is_halved_and_does_not_keep_everything():
     assert found["t"]["value"] == 191  # ceil(ln(10^6)^2)
     assert found["levels"]["value"] == 13
     assert all("keeps everything" not in row["note"] for row in found.values())
-    assert found["largest_logit"]["log10_value"] is None  # of 0
+    assert found["largest_logit"]["log10_value"] is None  # logarithm of 0
     assert found["largest_logit"]["value"] == 0
 
 
@@ -336,7 +336,7 @@ def test_fewer_tokens_layers_heads_and_absolute_radii_of_a_trace(trace):
 
 
 def test_subgen_stream_reports_the_bound_that_the_command_prints(trace, tmp_path):
-    """One implementation: the cell's bound is the command's, from the same measured numbers."""
+    """The cell and the command share one implementation: both bounds come from equal measured numbers."""
     done = kvreplay("run", trace, "--method", "subgen_stream", "--prefill", 109, "--prompts", "b-second",
                     "--seeds", 1, "-s", "methods.0.delta_rel=0.4", "-s", "methods.0.epsilon=0.3",
                     "-o", tmp_path / "out",
@@ -349,7 +349,7 @@ def test_subgen_stream_reports_the_bound_that_the_command_prints(trace, tmp_path
     assert cells == pytest.approx(asked, rel=1e-12)
 
 
-def test_csv_says_what_json_says(trace):
+def test_csv_and_json_agree(trace):
     words = ["subgen", "buzz", "balancekv", "--trace", trace, "--epsilon", "0.1,0.5"]
     table = list(csv.DictReader(io.StringIO(kvreplay("bounds", *words, "--csv").stdout)))
     rows = bounds(*words)
@@ -384,7 +384,7 @@ def test_extreme_inputs_are_numbers_or_empty_never_nan():
                   "--clusters", "1,1e150", "--d", "1,1073741824", "--failure", "1e-300,1",
                   "--threshold", "1,1073741824", "--window", 1, "--stride", "1,3,32768",
                   "--g", 60)  # fmt: skip
-    assert len(rows) > 1000  # json has no NaN; the parser would have refused it
+    assert len(rows) > 1000  # the JSON parser would have refused a NaN
     for row in rows:
         for name in ("log10_value", "value"):
             assert row[name] is None or math.isfinite(row[name])
@@ -422,7 +422,7 @@ def test_extreme_inputs_are_numbers_or_empty_never_nan():
         (["--n", ",".join(["5"] * 400), "--d", ",".join(["5"] * 400)], "combinations"),
     ],
 )
-def test_a_wrong_option_is_exit_2_and_told_with_its_value_and_the_remedy(words, message):
+def test_a_wrong_option_is_exit_2_and_reported_with_value_and_remedy(words, message):
     done = kvreplay("bounds", *words)
     assert done.returncode == 2
     assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""A method that breaks its promise fails its own cells, with the reason, and nobody else's."""
+"""A method that breaks its promise fails its own cells, with the reason, and no others."""
 
 import os
 import subprocess

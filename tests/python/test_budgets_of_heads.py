@@ -1,4 +1,4 @@
-"""Budgets that other prompts teach, heads that stream beside heads that are cut, and budgets as a file."""
+"""Budgets calibrated on other prompts, streaming heads together with heads that are cut, and budget files."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from engine_cases_wave2 import layers_of, write_files
+from engine_cases_later_methods import layers_of, write_files
 from kvreplay_cli import kvreplay, table
 from reference import budgets
 from reference.output_aware import projected_norms
@@ -55,7 +55,7 @@ def config(trace, method, folder, budget=B, **more):
 
 
 def run(trace, method, folder, **more):
-    """{(prompt, layer, kv head): (row, lists of kept tokens)}."""
+    """Runs a configuration; returns {(prompt, layer, kv head): (row, lists of kept tokens)}."""
     done = kvreplay("run", config(trace, method, folder, **more), "--progress", "none", "--force")
     assert done.returncode == 0, done.stderr
     found = {}
@@ -75,7 +75,7 @@ def heads_of(text):
 
 
 def scored(text):
-    """(heads, snapkv's scores, protected tokens) of a prompt."""
+    """(heads, SnapKV's scores, protected tokens) of a prompt."""
     heads = heads_of(text)
     scores = [
         np.append(snapkv_scores(h, WINDOW, KERNEL, "max", "sum", "before"), np.zeros(WINDOW)) for h in heads
@@ -96,7 +96,7 @@ def cut_to(found):
 
 
 @pytest.mark.parametrize("weight", ["mass", "contrib"])
-def test_every_prompt_is_divided_by_the_curves_of_the_others(trace, tmp_path, weight):
+def test_every_prompt_is_shared_by_the_curves_of_the_others(trace, tmp_path, weight):
     found = run(trace, lu_kv(weight=weight), tmp_path)
     norms = projected_norms if weight == "contrib" else None
     wanted = {}
@@ -110,7 +110,7 @@ def test_every_prompt_is_divided_by_the_curves_of_the_others(trace, tmp_path, we
     assert {extras(row)["offline"] for row, _ in found.values()} == {1}
 
 
-def test_a_bare_word_takes_all_defaults(trace, tmp_path):
+def test_an_allocator_without_options_uses_defaults(trace, tmp_path):
     for folder in "xy":
         (tmp_path / folder).mkdir()
     bare = run(trace, {**SNAP, "allocator": "lu_kv"}, tmp_path / "x")
@@ -118,7 +118,7 @@ def test_a_bare_word_takes_all_defaults(trace, tmp_path):
     assert [row["key"] for row, _ in bare.values()] == [row["key"] for row, _ in given.values()]
 
 
-def test_one_prompt_teaches_the_others_wherever_the_run_looks(trace, tmp_path):
+def test_one_prompt_calibrates_the_others_for_any_selection(trace, tmp_path):
     found = run(
         trace, lu_kv(calibration="prompt:c", lo=10), tmp_path, select={"prompts": ["a"], "layers": [1]}
     )
@@ -126,7 +126,7 @@ def test_one_prompt_teaches_the_others_wherever_the_run_looks(trace, tmp_path):
     assert cut_to(found) == {at: tokens for at, tokens in wanted.items() if at[1] == 1}
 
 
-def test_rows_that_are_not_measured_still_teach(trace, tmp_path):
+def test_unmeasured_rows_still_calibrate(trace, tmp_path):
     found = run(
         trace,
         lu_kv(calibration="prompt:b"),
@@ -137,7 +137,7 @@ def test_rows_that_are_not_measured_still_teach(trace, tmp_path):
     assert cut_to(found) == by_place("a", budgets.lu_kv_learned([scored("b")], B, 131, WINDOW))
 
 
-def test_what_learns_from_its_own_rows_says_that_it_sees_the_future(trace, tmp_path):
+def test_calibration_on_the_replayed_prompt_is_marked_as_using_the_future(trace, tmp_path):
     found = run(trace, lu_kv(calibration="self"), tmp_path, select={"prompts": ["a"]})
     assert cut_to(found) == by_place("a", budgets.lu_kv_budgets(*scored("a"), B))
     assert {(extras(row)["sees_future"], "offline" in extras(row)) for row, _ in found.values()} == {
@@ -145,7 +145,7 @@ def test_what_learns_from_its_own_rows_says_that_it_sees_the_future(trace, tmp_p
     }
 
 
-def test_another_extent_of_the_teaching_prompt_is_another_cell(trace, tmp_path):
+def test_another_length_of_the_calibration_prompt_is_another_cell(trace, tmp_path):
     method, select = lu_kv(calibration="prompt:b"), {"prompts": ["a"]}
     whole = run(trace, method, tmp_path, select=select)
     part = run(trace, method, tmp_path, select=select, replay={"tokens": heads_of("a")[0].q.shape[1]})
@@ -162,19 +162,19 @@ REFUSED = [
     (
         {},
         {"select": {"prompts": ["a"]}, "replay": {"prefill": 120}},
-        "learns from decode rows, and prompt c has none",
+        "learns from decode rows, which a prompt lacks (prompt c)",
     ),
 ]
 
 
 @pytest.mark.parametrize(("words", "more", "said"), REFUSED, ids=[str(w) for w, _, _ in REFUSED])
-def test_a_prompt_that_cannot_teach_is_refused_with_the_remedy(trace, tmp_path, words, more, said):
+def test_an_unsuitable_calibration_prompt_is_refused_with_the_remedy(trace, tmp_path, words, more, said):
     done = kvreplay("validate", config(trace, lu_kv(**words), tmp_path, **more))
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
 
 
-def test_a_trace_of_one_prompt_has_no_others_to_learn_from(tmp_path):
+def test_a_trace_of_one_prompt_has_no_others_for_calibration(tmp_path):
     write_files(tmp_path, "text_a")
     done = kvreplay("validate", config(tmp_path / "t.h5", {**SNAP, "allocator": "lu_kv"}, tmp_path))
     assert done.returncode == 2
@@ -191,7 +191,7 @@ def test_a_trace_of_one_prompt_has_no_others_to_learn_from(tmp_path):
     [{}, {"rule": "area", "length": 100}, {"stream_frac": 0.2}, {"stream_frac": 1.0, "recent": 37}],
     ids=str,
 )
-def test_heads_that_look_near_stream_and_the_others_share_what_they_leave(trace, tmp_path, words):
+def test_heads_with_short_reach_stream_and_the_others_share_the_remaining_tokens(trace, tmp_path, words):
     ends = {"sinks": 4, "recent": 12, **{k: v for k, v in words.items() if k == "recent"}}
     found = run(trace, {**SNAP, "allocator": {"name": "duo", **words, **ends}}, tmp_path)
     streaming = {"name": "streaming_llm", "sinks": ends["sinks"], "positions": "original"}
@@ -232,7 +232,7 @@ def test_streaming_heads_that_leave_nothing_are_refused(trace, tmp_path):
 
 
 @pytest.mark.parametrize("words", [{}, {"beta": 1.005}, {"beta": 3, "temp": 2}], ids=str)
-def test_headkv_adds_a_pool_by_importance_and_says_what_rounding_left(trace, tmp_path, words):
+def test_headkv_adds_a_pool_by_importance_and_reports_the_rounding_excess(trace, tmp_path, words):
     ends = {"sinks": 4, "recent": 12}
     found = run(trace, {**SNAP, "allocator": {"name": "headkv", **words, **ends}}, tmp_path)
     missed = []
@@ -245,7 +245,7 @@ def test_headkv_adds_a_pool_by_importance_and_says_what_rounding_left(trace, tmp
             row, lists = found[at]
             assert len(lists[0]) == size
             assert extras(row)["allocated_excess"] == missed[-1]
-    assert words or any(missed), "every sum was met: nothing is tested"
+    assert words or any(missed), "every sum is exact: the test checks nothing"
 
 
 def test_headkv_takes_published_scores_of_query_heads(trace, tmp_path):
@@ -267,7 +267,7 @@ def test_headkv_takes_published_scores_of_query_heads(trace, tmp_path):
 
 @pytest.fixture
 def windowed(trace, tmp_path):
-    """The prompt a, whose layer 1 sees 20 tokens; it has two kv heads in each of three layers."""
+    """The trace with a window of 20 tokens in layer 1 of prompt a, which has three layers of two kv heads."""
     path = tmp_path / "windowed.h5"
     shutil.copy(trace, path)
     with h5py.File(path, "r+") as f:
@@ -276,7 +276,7 @@ def windowed(trace, tmp_path):
 
 
 def test_layers_with_a_window_leave_their_share_to_the_others(windowed, tmp_path):
-    """Half of 41 is 20; of 6 * 41 tokens 2 * 20 go to layer 1, and 206 to four heads: 51 each."""
+    """Half of 41 is 20. Layer 1 gets 2 * 20 of the 6 * 41 tokens; four heads share the other 206: 51 each."""
     method = {**SNAP, "allocator": "windows"}
     found = run(windowed, method, tmp_path, select={"prompts": ["a"]})
     given = {at: extras(row)["allocated_tokens"] for at, (row, _) in found.items()}
@@ -285,7 +285,7 @@ def test_layers_with_a_window_leave_their_share_to_the_others(windowed, tmp_path
     assert [extras(row)["allocated_tokens"] for row, _ in alone.values()] == [51, 51]
     quarter = {**SNAP, "allocator": {"name": "windows", "share": 0.25}}
     found = run(windowed, quarter, tmp_path, select={"prompts": ["a"]})
-    # A quarter is 10; 226 tokens are 56 for each of four heads, and the two left over go to layer 1.
+    # A quarter is 10; 226 tokens are 56 for each of four heads, and the remaining two go to layer 1.
     assert {extras(row)["allocated_tokens"] for row, _ in found.values()} == {11, 56}
     assert json.loads(next(iter(found.values()))[0]["given"])["allocator"] == {
         "name": "windows",
@@ -307,7 +307,7 @@ def test_layers_with_a_window_leave_their_share_to_the_others(windowed, tmp_path
     ],
     ids=str,
 )
-def test_rules_are_refused_with_what_would_be_right(trace, tmp_path, allocator, said):
+def test_wrong_rules_are_refused_with_the_correct_form(trace, tmp_path, allocator, said):
     done = kvreplay("validate", config(trace, {**SNAP, "allocator": allocator}, tmp_path))
     assert done.returncode == 2
     assert said in done.stderr
@@ -353,7 +353,7 @@ def test_a_file_of_budgets_gives_the_kept_sets_of_its_allocator(trace, tmp_path,
     ],
     ids=["prompts", "methods", "uniform", "duo"],
 )
-def test_budgets_that_no_file_can_hold_are_refused(trace, tmp_path, method, more, said):
+def test_budgets_that_cannot_be_written_to_a_file_are_refused(trace, tmp_path, method, more, said):
     done = kvreplay("budgets", config(trace, method, tmp_path, **more), "--out", tmp_path / "b.csv")
     assert done.returncode == 2
     assert said in done.stderr

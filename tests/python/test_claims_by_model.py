@@ -1,14 +1,14 @@
-"""`kvanalysis claims`: the claims of several folders of figures in one table."""
+"""`kvreplay claims`: the claims of several folders of figures in one table."""
 
 import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from kvanalysis.cli import main
-from kvanalysis.errors import ResultsError, UserError
+from kvanalysis.errors import ConfigError, ResultsError
 from kvanalysis.page.claims_by_model import claims_on_models, folders_in, read_claims, tables
 from kvanalysis.stats.format import markdown
+from kvreplay.program import main
 from test_kvanalysis_report import figure_folder, verdict
 
 HELD, FAILED, OPEN = "holds", "does not hold", "not decided"
@@ -20,7 +20,7 @@ def draw(folder, name, paper, *verdicts):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two models. BUZZ's figure is missing on the second."""
+    """Folders of two models; the second lacks BUZZ's figure."""
     one, two = tmp_path / "one", tmp_path / "two"
     draw(one, "h2o_fig2", "H2O", verdict(HELD, "sinks help"), verdict(HELD, "recent | tokens at 0.5"))
     draw(two, "h2o_fig2", "H2O", verdict(HELD, "sinks help"), verdict(FAILED, "recent | tokens at 0.7"))
@@ -34,7 +34,7 @@ def words(folders):
     return [f"{name}={folder}" for name, folder in folders.items()]
 
 
-def test_outcomes_of_a_claim_are_joined_over_models_whatever_numbers_it_names(folders):
+def test_outcomes_of_a_claim_are_joined_over_models_despite_other_numbers(folders):
     claims = claims_on_models(read_claims(folders))
     assert [(claim.paper, claim.claim, claim.outcomes, claim.holds_on) for claim in claims] == [
         ("SubGen", "keys cluster", {"One": "mixed", "Two": HELD}, 1),
@@ -55,13 +55,13 @@ def test_tables_count_claims_by_paper_by_outcome_and_show_a_missing_figure_as_no
     assert rows[0][4:] == ["mixed", HELD, "1 of 2"]
 
 
-def test_models_stand_in_the_order_in_which_they_were_given(folders):
+def test_models_keep_the_order_of_the_arguments(folders):
     back = {"Two": folders["Two"], "One": folders["One"]}
     *_, (_, header, rows) = tables(read_claims(back))
     assert header[4:6] == ["Two", "One"] and rows[-1][4:6] == [None, OPEN]
 
 
-def test_the_command_prints_the_tables_and_says_nothing_else(folders, capsys):
+def test_the_command_prints_only_the_tables(folders, capsys):
     assert main(["claims", *words(folders)]) == 0
     out, err = capsys.readouterr()
     assert "| all | 1 | 2 | 1 | 4 |" in out and err == ""
@@ -69,11 +69,11 @@ def test_the_command_prints_the_tables_and_says_nothing_else(folders, capsys):
     assert f"| BUZZ | buzz_fig4 | segments win | Table 1 | {OPEN} | – | 0 of 1 |" in out
 
 
-def test_a_quick_figure_is_named(folders, capsys):
+def test_a_quick_figure_is_named_as_such(folders, capsys):
     file = folders["Two"] / "h2o_fig2/figure.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quick": True}))
     assert main(["claims", *words(folders)]) == 0
-    assert capsys.readouterr().err == "Two: --quick, a look and not a result: h2o_fig2\n"
+    assert capsys.readouterr().err == "Two: --quick, a quick look and not a result: h2o_fig2\n"
 
 
 def test_the_csv_has_a_row_for_each_claim_and_model(folders, tmp_path, capsys):
@@ -103,15 +103,15 @@ def test_different_claims_at_one_place_are_refused_with_both_files(folders):
     first = folders["One"] / "buzz_fig4/figure.json"
     assert str(raised.value) == (
         f"{other}: claim 1 is 'segments lose' (Table 1), in {first} 'segments win' (Table 1);"
-        " draw both of one configuration"
+        " draw both from one configuration"
     )
 
 
-def test_an_odd_outcome_is_refused_with_its_file(folders, capsys):
+def test_an_unknown_outcome_is_refused_with_its_file(folders, capsys):
     file = draw(folders["Two"], "buzz_fig4", "BUZZ", verdict("perhaps"))
     assert main(["claims", *words(folders)]) == 3
     out, err = capsys.readouterr()
-    assert out == "" and str(file) in err and "outcome 'perhaps' is none of holds, " in err
+    assert out == "" and str(file) in err and "outcome 'perhaps' is not one of holds, " in err
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -123,10 +123,10 @@ def test_a_folder_without_figures_is_refused_with_the_command_that_makes_them(
         empty.mkdir()
     assert main(["claims", *words(folders), str(empty)]) == 3
     said = f"{empty}: holds no NAME/figure.json; `kvreplay figures CONFIG -o {empty}` makes it"
-    assert capsys.readouterr().err == f"kvanalysis: error: {said}\n"
+    assert capsys.readouterr().err == f"kvreplay: error: {said}\n"
 
 
-def test_a_folder_names_its_model_unless_it_is_given_a_name(tmp_path, monkeypatch):
+def test_a_folder_is_named_by_its_model_unless_renamed(tmp_path, monkeypatch):
     (tmp_path / "gemma").mkdir()
     monkeypatch.chdir(tmp_path / "gemma")
     found = folders_in(["figs/smol", "Other=figs/a=b", "."])
@@ -140,25 +140,25 @@ def test_a_folder_names_its_model_unless_it_is_given_a_name(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["a/figs", "b/figs"], "b/figs: a/figs has the name figs too; write another one, NAME=DIR"),
+        (["a/figs", "b/figs"], "b/figs: a/figs is named figs too; choose another name with NAME=DIR"),
         (["=figs"], "=figs: write NAME=DIR, a model and its folder of figures"),
         (["Gemma="], "Gemma=: write NAME=DIR, a model and its folder of figures"),
     ],
 )
-def test_a_name_is_refused_that_is_missing_or_stands_twice(given, says, capsys):
-    with pytest.raises(UserError) as raised:
+def test_missing_and_repeated_names_are_refused(given, says, capsys):
+    with pytest.raises(ConfigError) as raised:
         folders_in(given)
     assert str(raised.value) == says
     assert main(["claims", *given]) == 2
-    assert capsys.readouterr().err == f"kvanalysis: error: {says}\n"
+    assert capsys.readouterr().err == f"kvreplay: error: {says}\n"
 
 
-def test_a_csv_that_cannot_be_written_is_said_to_be_so(folders, tmp_path, capsys):
+def test_an_unwritable_csv_is_reported(folders, tmp_path, capsys):
     assert main(["claims", *words(folders), "--csv", str(tmp_path / "no/claims.csv")]) == 2
-    assert capsys.readouterr().err.startswith("kvanalysis: error: cannot write: ")
+    assert capsys.readouterr().err.startswith("kvreplay: error: cannot write: ")
 
 
-def test_a_csv_whose_writing_ends_early_stays_what_it_was(folders, tmp_path, monkeypatch):
+def test_an_interrupted_write_keeps_the_old_csv(folders, tmp_path, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 

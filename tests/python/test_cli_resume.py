@@ -1,4 +1,4 @@
-"""Runs that stop: killed, interrupted, continued, extended."""
+"""Runs that are killed, interrupted, continued or extended."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import h5py
 import pytest
 from kvreplay_cli import kvreplay, published, replayed, start, synth, table
 
-# Enough work for several seconds on one thread, so that a signal meets a run in flight.
+# Several seconds of work on one thread, so that a signal arrives while cells are replayed.
 WORK = [
     "--method",
     "h2o,window,snapkv,subgen,streaming_llm,uniform",
@@ -36,15 +36,15 @@ def whole(trace, tmp_path_factory):
     return replayed(trace, out, *WORK, "-j", 1)
 
 
-def stop_in_the_middle(trace, out, *signals):
-    """Starts a run and sends the signals once some cells are published; gives exit code and messages."""
+def stop_during_run(trace, out, *signals):
+    """Starts a run and sends the signals once some cells are published; returns exit code and messages."""
     process = start("run", trace, *WORK, "-j", 1, "-o", out)
     until = time.monotonic() + WAIT_S
     while published(out) < 10 and process.poll() is None and time.monotonic() < until:
         time.sleep(0.005)
     for number in signals:
         process.send_signal(number)
-        time.sleep(0.02)  # two at once would come as one
+        time.sleep(0.02)  # two signals at once would arrive as one
     _, messages = process.communicate(timeout=WAIT_S)
     return process.returncode, messages
 
@@ -54,19 +54,19 @@ def test_two_threads_give_the_table_of_one(trace, whole, tmp_path):
 
 
 def test_a_killed_run_continues_to_the_same_table(trace, whole, tmp_path):
-    code, _ = stop_in_the_middle(trace, tmp_path, signal.SIGKILL)
+    code, _ = stop_during_run(trace, tmp_path, signal.SIGKILL)
     assert code == -signal.SIGKILL
     done = published(tmp_path)
     assert 10 <= done < len(whole)
     assert replayed(trace, tmp_path, *WORK) == whole
-    assert published(tmp_path) <= len(whole) + 1  # a torn line may stay behind
+    assert published(tmp_path) <= len(whole) + 1  # an incomplete line may remain
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 )
-def test_a_signal_saves_what_is_done(trace, whole, tmp_path, number, code):
-    got, messages = stop_in_the_middle(trace, tmp_path, number)
+def test_a_signal_saves_finished_cells(trace, whole, tmp_path, number, code):
+    got, messages = stop_during_run(trace, tmp_path, number)
     assert got == code
     assert "run the same command to continue" in messages
     rows = table(tmp_path)
@@ -76,18 +76,18 @@ def test_a_signal_saves_what_is_done(trace, whole, tmp_path, number, code):
     assert replayed(trace, tmp_path, *WORK) == whole
 
 
-def test_who_is_told_twice_in_one_breath_saves_what_is_done(trace, whole, tmp_path):
-    got, messages = stop_in_the_middle(trace, tmp_path, signal.SIGTERM, signal.SIGTERM)
+def test_two_signals_at_once_still_save_finished_cells(trace, whole, tmp_path):
+    got, messages = stop_during_run(trace, tmp_path, signal.SIGTERM, signal.SIGTERM)
     assert got == 75
     assert "run the same command to continue" in messages
     assert len(table(tmp_path)) == published(tmp_path) < len(whole)
 
 
-def test_who_is_told_again_later_ends_at_once(trace, tmp_path):
+def test_a_second_signal_later_ends_at_once(trace, tmp_path):
     words = ["--method", "balancekv", "--budget", "256", "--seeds", 2000, "-j", 1]
     process = start("run", trace, *words, "-o", tmp_path)
     process.stderr.readline()
-    time.sleep(0.5)  # the first head is in work, for many seconds
+    time.sleep(0.5)  # the first head takes many seconds
     process.send_signal(signal.SIGTERM)
     time.sleep(0.6)
     assert process.poll() is None
@@ -102,7 +102,7 @@ def test_running_again_does_nothing(trace, tmp_path):
     assert kvreplay(*words).returncode == 0
     before, lines = (tmp_path / "results.csv").read_text(), published(tmp_path)
     assert kvreplay(*words).returncode == 0
-    assert (tmp_path / "results.csv").read_text() == before  # times included: nothing was measured again
+    assert (tmp_path / "results.csv").read_text() == before  # including times: no cell was measured again
     assert published(tmp_path) == lines
 
 
@@ -119,14 +119,14 @@ def methods_in(out):
     return Counter((row["method"], row["budget_tokens"]) for row in table(out))
 
 
-def test_a_method_that_is_added_to_a_folder_stands_in_its_table_beside_those_before(trace, tmp_path):
+def test_a_method_added_to_a_folder_joins_its_table(trace, tmp_path):
     words = ["run", trace, "-o", tmp_path, "--layers", "0", "--budget", "64"]
     assert kvreplay(*words, "--method", "window").returncode == 0
     added = kvreplay(*words, "--method", "exact")
     assert added.returncode == 0
     assert "3 cells, 0 done before" in added.stderr
     assert "3 cells of earlier runs stay in the table" in added.stderr
-    assert "window" not in added.stdout  # what a run prints is its own
+    assert "window" not in added.stdout  # a run prints only its own rows
     assert methods_in(tmp_path) == {("window", "64"): 3, ("exact", ""): 3}
     both = replayed(trace, tmp_path / "both", "--layers", "0", "--budget", "64", "--method", "window,exact")
     assert table(tmp_path) == both
@@ -135,7 +135,7 @@ def test_a_method_that_is_added_to_a_folder_stands_in_its_table_beside_those_bef
     assert [run["config"]["methods"][0]["name"] for run in meta["earlier_runs"]] == ["window"]
 
 
-def test_fewer_cells_than_a_folder_holds_lose_none_unless_the_plan_alone_is_asked_for(trace, tmp_path):
+def test_a_smaller_plan_keeps_a_folders_other_cells_unless_only_the_plan_is_requested(trace, tmp_path):
     words = ["run", trace, "-o", tmp_path, "--layers", "0", "--method", "window"]
     assert kvreplay(*words, "--budget", "64,128").returncode == 0
     assert kvreplay(*words, "--budget", "64").returncode == 0
@@ -143,7 +143,7 @@ def test_fewer_cells_than_a_folder_holds_lose_none_unless_the_plan_alone_is_aske
     assert kvreplay(*words, "--budget", "64", "--plan-only").returncode == 0
     assert methods_in(tmp_path) == {("window", "64"): 3}
     again = kvreplay(*words, "--budget", "64,128")
-    assert "6 cells, 6 done before" in again.stderr  # the shards had kept them
+    assert "6 cells, 6 done before" in again.stderr  # the shards still hold them
     assert kvreplay(*words, "--budget", "32", "--force").returncode == 0
     assert methods_in(tmp_path) == {("window", "32"): 3}
 
@@ -156,7 +156,7 @@ def test_fewer_cells_than_a_folder_holds_lose_none_unless_the_plan_alone_is_aske
         (["-s", "metrics=[rel_err_out_mean]"], 'metrics is "default" there'),
     ],
 )
-def test_cells_of_another_question_never_share_a_table(trace, tmp_path, words, told):
+def test_cells_of_other_settings_never_share_a_table(trace, tmp_path, words, told):
     first = ["run", trace, "-o", tmp_path, "--layers", "0", "--method", "window", "--budget", "64"]
     assert kvreplay(*first).returncode == 0
     before = table(tmp_path)
@@ -177,8 +177,8 @@ def test_cells_of_another_trace_never_share_a_table(trace, tmp_path):
     assert "they are of another trace" in done.stderr
 
 
-def test_cells_of_one_name_and_other_content_never_share_a_table(trace, tmp_path):
-    """Of a trace whose layers have been given another scale the id is the same, and the numbers are not."""
+def test_cells_of_traces_with_other_content_never_share_a_table(trace, tmp_path):
+    """A trace with another scale in its layers has an equal id, but other numbers."""
     words = ["--layers", "0", "--method", "window", "--budget", "64", "-o", tmp_path / "out"]
     assert kvreplay("run", trace, *words).returncode == 0
     shutil.copy(trace, tmp_path / "t.h5")
@@ -192,7 +192,7 @@ def test_cells_of_one_name_and_other_content_never_share_a_table(trace, tmp_path
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_a_table_that_is_not_ours_is_never_overwritten(trace, tmp_path, force):
+def test_a_foreign_table_is_never_overwritten(trace, tmp_path, force):
     (tmp_path / "results.csv").write_text("name,score\na,1\n")
     done = kvreplay("run", trace, "--method", "exact", "-o", tmp_path, *force)
     assert done.returncode == 2
@@ -201,7 +201,7 @@ def test_a_table_that_is_not_ours_is_never_overwritten(trace, tmp_path, force):
     assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 
 
-def test_a_table_without_its_shards_is_given_up_only_by_force(trace, tmp_path):
+def test_a_table_without_its_shards_is_replaced_only_by_force(trace, tmp_path):
     words = ["run", trace, "--layers", "0", "--method", "window", "--budget", "64", "-o", tmp_path]
     assert kvreplay(*words).returncode == 0
     shutil.rmtree(tmp_path / "shards")
@@ -221,7 +221,7 @@ def test_a_trace_is_made_over_another_file_only_by_force(tmp_path, force):
     assert ((tmp_path / "t.h5").read_bytes() == b"mine") == (not force)
 
 
-def test_the_record_says_how_the_numbers_were_made(trace, tmp_path):
+def test_the_record_states_how_the_numbers_were_made(trace, tmp_path):
     assert kvreplay("run", trace, "--method", "exact", "-o", tmp_path, "-j", 2).returncode == 0
     meta = json.loads((tmp_path / "results.meta.json").read_text())
     assert meta["config"]["methods"][0]["name"] == "exact"

@@ -1,4 +1,4 @@
-"""`kvreplay cluster`: every number of its file against an independent float64 computation."""
+"""`kvreplay clusterability`: every number of its file against an independent float64 computation."""
 
 import csv
 import json
@@ -44,7 +44,8 @@ def widened(dataset):
 
 
 def rope_of(file, layer):
-    """None: not recorded. A Rope without pairs: a layer without rotary embedding."""
+    """The Rope of a layer; None if not recorded, a Rope without pairs for a layer without rotary
+    embedding."""
     if layer.attrs.get("rope") == "none":
         return Rope(np.zeros(0)), 1.0
     text = layer.attrs.get("rope_json", file.attrs.get("rope_json"))
@@ -81,7 +82,7 @@ class Unit:
         return (j <= i) & ((j > i - self.window) if self.window else True)
 
     def probabilities(self):
-        """[G, rows, n]; rows sum to less than 1 where a sink logit takes its part."""
+        """[G, rows, n]; rows sum to less than 1 if a sink logit takes a share."""
         logits = self.scale * np.einsum("grd,nd->grn", self.q, self.k)
         if self.cap:
             logits = self.cap * np.tanh(logits / self.cap)
@@ -298,8 +299,8 @@ def test_a_synthetic_trace_of_other_shapes_equals_it_too(tmp_path):
 
 
 def odd_trace(path):
-    """Interleaved, partial and scaled rotary embedding, soft cap; window and sink logits without rotary
-    embedding; strided rows with a rotary embedding of their own."""
+    """Layers with interleaved, partial and scaled rotary embedding and a soft cap; with window and sink
+    logits but no rotary embedding; with strided rows and a separate rotary embedding."""
     rng = np.random.default_rng(3)
     T, G, Hkv, d, dv = 290, 3, 2, 10, 7
     rope = {"type": "yarn", "theta": 100.0, "inv_freq": [1.0, 0.1, 0.01], "attention_factor": 1.25}
@@ -352,12 +353,12 @@ def test_a_trace_without_rotary_metadata_lacks_the_view(odd, tmp_path):
         del f.attrs["rope_json"]
     with h5py.File(survey(trace, tmp_path / "c.h5", "--layers", "0,1", "--tokens", 60)) as f:
         assert "keys_unrotated" not in f["a/000/0"]
-        assert "keys_unrotated" in f["a/001/0"]  # known to have none
+        assert "keys_unrotated" in f["a/001/0"]  # known to have no rotary embedding
         compare_short(f["a/000/0"], Unit(trace, "a", 0, 0, tokens=60))
 
 
 def compare_short(group, unit):
-    """Fewer than 256 tokens: every pair behind the median, no growth to fit."""
+    """Fewer than 256 tokens: the median uses every pair, and no growth is fitted."""
     assert group["keys/m_n"][:].tolist() == [unit.n]
     assert "growth_exponent" not in group["keys"].attrs
     centers, radii, _ = farthest_first(unit.k)
@@ -372,7 +373,7 @@ def test_one_token_has_no_measure_of_rows_and_no_nan(odd, tmp_path):
     with h5py.File(survey(odd, tmp_path / "c.h5", "--tokens", 1)) as f:
         assert f["a/000/0/sparsity"].shape == (0,)
         assert f["a/000/0/keys/radii"][:].tolist() == [0]
-        assert f["a/002/0"].attrs["query_rows"] == 0  # the first recorded query is later
+        assert f["a/002/0"].attrs["query_rows"] == 0  # the first recorded query is beyond the prompt
         assert f["a/002/0/top_share"].shape == (0,)
     assert "nan" not in (tmp_path / "c.csv").read_text().lower()
 
@@ -459,7 +460,7 @@ def test_existing_files_stay_unless_forced(odd, tmp_path):
     assert out.read_bytes() != before[0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.csv", "c.h5"]
     out.unlink()
-    assert cluster(odd, out).returncode == 2  # the table alone is enough to ask
+    assert cluster(odd, out).returncode == 2  # an existing table is enough to refuse
 
 
 def test_the_trace_itself_is_never_overwritten(odd, tmp_path):
@@ -481,7 +482,7 @@ def test_the_trace_itself_is_never_overwritten(odd, tmp_path):
         (["--tokens", "291"], "290"),
         (["--tokens", "50", "--prefill", "51"], "50"),
         (["-s", "methods=[h2o]"], "select.*"),
-        (["--jobs", "none"], "run.jobs"),
+        (["--jobs", "none"], "--jobs"),
     ],
 )
 def test_bad_selections_are_exit_2_and_write_nothing(odd, tmp_path, words, message):
@@ -506,7 +507,7 @@ def test_missing_and_damaged_traces_are_exit_3_and_write_nothing(tmp_path):
             assert "damaged.h5" in done.stderr or "/prompts" in done.stderr, name
 
 
-def test_logits_beyond_double_are_told_and_never_written(odd, tmp_path):
+def test_logits_beyond_double_are_reported_and_never_written(odd, tmp_path):
     trace, out = tmp_path / "t.h5", tmp_path / "c.h5"
     shutil.copy(odd, trace)
     with h5py.File(trace, "a") as f:
@@ -517,7 +518,7 @@ def test_logits_beyond_double_are_told_and_never_written(odd, tmp_path):
     assert not out.exists() and not out.with_suffix(".csv").exists()
 
 
-def test_an_unwritable_folder_is_told(odd, tmp_path):
+def test_an_unwritable_folder_is_reported(odd, tmp_path):
     (tmp_path / "file").write_text("")
     done = cluster(odd, Path(tmp_path / "file" / "c.h5"), "--layers", 0)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Cuts that kv heads make together while they decode, beside the numpy definition."""
+"""Common cuts of several kv heads during decoding, against the numpy definition."""
 
 import h5py
 import pytest
@@ -31,7 +31,7 @@ CASES = [
     case("head", (3, 9), buffer=4, keep_prompt=True),
     case("union", (8, 9), buffer=4, keep_prompt=True, recent=2, buffer_in_budget=True),
     case("union", buffer=5, recent=4, normalise=False),
-    case("union", buffer=5, group="mean"),  # every query head speaks for itself
+    case("union", buffer=5, group="mean"),  # query heads are not averaged
     case("head", phase="oneshot", sinks=3),
     case("union", phase="oneshot"),
 ]
@@ -70,7 +70,7 @@ def configured(folder, name, method, **o):
 
 
 @pytest.mark.parametrize("level", ["head", "union"])
-def test_what_is_not_replayed_has_a_say_as_well(folder, level):
+def test_unselected_heads_take_part_in_common_cuts(folder, level):
     config = configured(folder, f"whole_{level}", {"level": level})
     one = configured(folder, f"one_{level}", {"level": level}, select={"layers": [1], "kv_heads": [1]})
     for path in (config, one):
@@ -83,7 +83,7 @@ def test_what_is_not_replayed_has_a_say_as_well(folder, level):
     assert errors[f"one_{level}"] == {("1", "1"): errors[f"whole_{level}"]["1", "1"]}
 
 
-def test_an_audit_and_coded_rows_change_no_promise(folder):
+def test_an_audit_does_not_change_common_cuts_with_coded_rows(folder):
     path = configured(folder, "audit", {"level": "union", "row_format": "int4"}, run={"audit": True})
     assert kvreplay("run", path).returncode == 0
     plain = configured(folder, "plain", {"level": "union", "row_format": "int4"})
@@ -93,7 +93,7 @@ def test_an_audit_and_coded_rows_change_no_promise(folder):
 
 
 REFUSED = [
-    ({"gqa": {"level": "query"}}, "triattention compares what kv heads say, each with a cache"),
+    ({"gqa": {"level": "query"}}, "triattention compares the scores of kv heads, each with a cache"),
     ({"allocator": "pyramid"}, "leave out allocator"),
     (
         {"merge": "pivot"},
@@ -103,17 +103,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "said"), REFUSED, ids=[next(iter(words)) for words, _ in REFUSED])
-def test_what_has_no_meaning_is_refused_with_the_remedy(folder, words, said):
+def test_a_meaningless_combination_is_refused_with_the_remedy(folder, words, said):
     done = kvreplay("validate", configured(folder, "refused", {"level": "head", **words}))
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_layers_that_a_window_leaves_other_tokens_are_named(folder, tmp_path):
+def test_layers_with_other_tokens_because_of_a_window_are_named(folder, tmp_path):
     (tmp_path / "t.h5").write_bytes((folder / "t.h5").read_bytes())
     with h5py.File(tmp_path / "t.h5", "r+") as f:
         f["prompts/p0/layers/001"].attrs["sliding_window"] = 64
     done = kvreplay("run", configured(tmp_path, "window", {"level": "union"}))
     assert done.returncode != 0
-    assert "heads of layers 0 and 1 hold other tokens when they are to cut together" in done.stderr
+    assert "heads of layers 0 and 1 hold different tokens at a common cut" in done.stderr
     assert "level: layer_head" in done.stderr

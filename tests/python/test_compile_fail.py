@@ -1,4 +1,4 @@
-"""Dual compile tests: a policy that breaks the information rules does not compile."""
+"""Compiles each case twice: a policy that breaks the information rules must not compile."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def compiled(*words):
 
 @pytest.fixture(scope="module")
 def precompiled(tmp_path_factory):
-    """The header of all cases, which takes nine tenths of the time of each."""
+    """The precompiled header of all cases, which takes nine tenths of each compilation."""
     header = tmp_path_factory.mktemp("header") / "policy_under_test.hpp"
     own = ROOT / "tests/compile_fail/policy_under_test.hpp"
     done = compiled(*FLAGS, "-x", "c++-header", own, "-o", header.with_suffix(".hpp.gch"))
@@ -30,7 +30,7 @@ def precompiled(tmp_path_factory):
 
 
 def errors(case, precompiled, *flags):
-    """What the compiler says of each error; nothing where it accepts the file."""
+    """The compiler's error messages; empty if it accepts the file."""
     done = compiled(*FLAGS, "-fsyntax-only", "-include", precompiled, "-Winvalid-pch", *flags, case)
     found = re.split(r"^.*error: ", done.stderr, flags=re.M)[1:]
     assert bool(found) == (done.returncode != 0), done.stderr

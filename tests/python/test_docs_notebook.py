@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and is kept as a reader wants it."""
+"""The notebook runs from the first cell to the last, and is stored with its output."""
 
 import json
 import os
@@ -6,14 +6,14 @@ import re
 
 import pytest
 from kvreplay_cli import ROOMS, ROOT
-from smollm2_once import kept_in, shared_folder
+from smollm2_once import model_file_in, shared_folder
 
 PATH = ROOT / "docs/notebook.ipynb"
 NOTEBOOK = json.loads(PATH.read_text())
 MOST_CELLS = 20
 MOST_BYTES = 100_000
 SHORTER = {"max_tokens=1024": "max_tokens=352", "prefill=768": "prefill=288"}
-# What a machine, a moment or a widget would leave in the file.
+# Traces of a machine, a time or a widget in the file.
 NOISE = r'/tmp/|/home/|/root/|/usr/|site-packages|\d{4}-\d\d-\d\dT|iopub\.|widget|"stderr"|Traceback'
 
 
@@ -34,16 +34,16 @@ def test_the_notebook_shows_what_its_cells_gave():
     assert ran == list(range(1, len(ran) + 1))
 
 
-def with_shorter_texts(notebook):
-    """What takes the time is how many tokens are recorded and replayed, and nothing shown depends on it but
-    numbers."""
+def shorten_texts(notebook):
+    """Shortens the recorded and replayed texts, which take most of the time; only numbers in the output
+    change."""
     for cell in notebook.cells:
         for whole, shorter in SHORTER.items():
             cell.source = cell.source.replace(whole, shorter)
     return notebook
 
 
-def test_the_numbers_that_a_shorter_run_changes_stand_in_the_notebook():
+def test_the_texts_that_a_shorter_run_replaces_are_in_the_notebook():
     text = PATH.read_text()
     assert all(whole in text for whole in SHORTER)
 
@@ -58,10 +58,10 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
         pytest.importorskip(name)
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*ROOMS, os.environ.get("PYTHONPATH", "")]))
-    # The kernel is a process of its own: it takes the model from the same file as the tests do.
+    # The kernel is a separate process: it loads the model from the file that the tests share.
     startup = tmp_path_factory.mktemp("ipython")
     (startup / "profile_default/startup").mkdir(parents=True)
-    kept = kept_in(shared_folder(tmp_path_factory))
+    kept = model_file_in(shared_folder(tmp_path_factory))
     (startup / "profile_default/startup/model.py").write_text(
         f"import pathlib, smollm2_once, torch\nsmollm2_once.hand_out(pathlib.Path({str(kept)!r}))\n"
         "torch.set_num_threads(1)\n"
@@ -70,22 +70,22 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
     notebook = nbformat.read(PATH, as_version=4)
     before = [kinds_of(cell) for cell in notebook.cells]
     if length == "shorter":
-        notebook = with_shorter_texts(notebook)
+        notebook = shorten_texts(notebook)
     place = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
-    # Numbers differ in their last digits from machine to machine; what kind of thing is shown does not.
+    # Last digits of numbers differ between machines; the kinds of output do not.
     assert [kinds_of(cell) for cell in notebook.cells] == before
-    assert said_last(notebook) == "True"
+    assert last_result(notebook) == "True"
     assert not list(tmp_path.iterdir())
 
 
 def kinds_of(cell):
-    """What a cell shows, as types; bars and warnings are left out."""
+    """The types of a cell's outputs; progress bars and warnings are left out."""
     found = [sorted(output["data"]) for output in cell.get("outputs", ()) if "data" in output]
     return [kinds for kinds in found if not any("widget" in kind for kind in kinds)]
 
 
-def said_last(notebook):
+def last_result(notebook):
     """The text of the last result."""
     texts = [
         output["data"]["text/plain"]

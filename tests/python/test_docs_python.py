@@ -1,4 +1,4 @@
-"""Every Python block of the page on Python and of the README runs as it stands, and prints what is shown."""
+"""Every Python block of the page on Python and of the README runs unchanged and prints the shown output."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ FENCES = r"^```(python|text)\n(.*?)^```$"
 
 
 def blocks_of(page):
-    """[(line, code, what it shows, or None)], in order."""
+    """[(line, code, shown output or None)], in order."""
     found = []
     for match in re.finditer(FENCES, page, re.M | re.S):
         if match[1] == "python":
@@ -30,7 +30,7 @@ def blocks_of(page):
 
 
 def follow(page, wanted, names):
-    """Runs the wanted blocks one after the other; gives what they print and the page does not show."""
+    """Runs the wanted blocks in order; returns printed output that the page does not show."""
     wrong = []
     for line, code, shown in blocks_of(page):
         if not wanted(code):
@@ -51,7 +51,7 @@ def without_torch(code):
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """What a block of a page is run in: a folder with the sample trace, and names of its own."""
+    """The environment of a page's blocks: a folder with the sample trace, and a fresh namespace."""
     (tmp_path / "traces").symlink_to(ROOT / "traces")
     monkeypatch.chdir(tmp_path)
     before = mpl.get_backend()
@@ -61,21 +61,27 @@ def names(tmp_path, monkeypatch):
     mpl.use(before)
 
 
-def test_the_page_on_python_runs_as_it_stands(names, tmp_path):
+def test_the_page_on_python_runs_unchanged(names, tmp_path):
     assert len(blocks_of(PAGE)) >= 12
     assert not (wrong := follow(PAGE, without_torch, names)), "\n".join(wrong)
     assert (tmp_path / "out/python/results.csv").is_file()
     assert all(axes.has_data() for axes in names["axes"])
 
 
-def test_the_python_of_the_readme_runs_as_it_stands(names):
+def test_the_python_of_the_readme_runs_unchanged(names):
     assert blocks_of(README)
     assert not (wrong := follow(README, without_torch, names)), "\n".join(wrong)
     assert not len(names["run"].failed)
 
 
+def test_the_python_of_the_start_page_runs_as_it_stands(names):
+    page = (ROOT / "docs/index.md").read_text()
+    assert not (wrong := follow(page, without_torch, names)), "\n".join(wrong)
+    assert not len(names["run"].failed) and len(names["run"].compare("40%").compared) == 3
+
+
 @pytest.mark.torch
-def test_the_recording_of_the_page_runs_as_it_stands(names, tmp_path):
+def test_the_recording_of_the_page_runs_unchanged(names, tmp_path):
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from tiny_model_folder import saved
@@ -89,7 +95,7 @@ def test_the_recording_of_the_page_runs_as_it_stands(names, tmp_path):
     assert len(names["run"]) and not len(names["run"].failed)
 
 
-def test_a_page_that_shows_what_is_not_printed_is_found_out(names):
+def test_a_page_with_wrong_output_is_detected(names):
     page = "```python\nprint(1)\n```\n\n```text\nONE\n```\n\n```python\n1 / 0\n```\n"
     assert follow(page.replace("ONE", "1").replace("/ 0", "/ 1"), without_torch, names) == []
     assert follow(page.replace("/ 0", "/ 1"), without_torch, names) == ["line 1 prints\n1\n"]

@@ -1,4 +1,4 @@
-"""Methods that know queries of other text, beside the numpy definitions, and what is refused."""
+"""Methods calibrated on queries of other text, against the numpy definitions, and refusals."""
 
 import h5py
 import numpy as np
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def replayed(folder, out, *methods, prompts=("p0",), tokens=41, code=0, **more):
-    """The results of each method, a row for each kv head; or what it says if it is refused."""
+    """The results of each method, one row per kv head; or the message if it is refused."""
     config = {
         "schema": 1,
         "traces": [str(folder / "t.h5")],
@@ -69,7 +69,7 @@ def entry(method, calibration):
 
 
 @pytest.mark.parametrize("method", THREE, ids=lambda m: m if isinstance(m, str) else m["name"])
-def test_a_file_says_what_the_prompts_say_that_it_was_written_from(folder, tmp_path, method):
+def test_a_calibration_file_gives_the_results_of_its_prompts(folder, tmp_path, method):
     kvreplay("calibrate", folder / "t.h5", "-o", tmp_path / "one.h5", "--prompts", "p2")
     kvreplay("calibrate", folder / "t.h5", "-o", tmp_path / "two.h5", "--prompts", "p1,p2")
     rows = replayed(
@@ -82,8 +82,8 @@ def test_a_file_says_what_the_prompts_say_that_it_was_written_from(folder, tmp_p
     assert prompt != others and own not in (prompt, others)
 
 
-def test_double_sparsity_reads_what_other_texts_say(folder, tmp_path):
-    """Each query head reads tokens of its own choice, so lists are compared head by head."""
+def test_double_sparsity_reads_by_channels_of_other_texts(folder, tmp_path):
+    """Each query head selects its own tokens, so lists are compared head by head."""
     method = entry(THREE[2], "others")
     [rows] = replayed(folder, tmp_path, method, save=["kept"])
     with h5py.File(tmp_path / "out/kept.h5") as f:
@@ -101,7 +101,7 @@ def test_double_sparsity_reads_what_other_texts_say(folder, tmp_path):
             assert got == want
 
 
-def test_results_say_that_a_calibration_is_offline_and_what_it_takes(folder, tmp_path):
+def test_results_state_that_a_calibration_is_offline_and_its_size(folder, tmp_path):
     rows = replayed(
         folder, tmp_path, "triattention", entry("triattention", "others"), entry(THREE[1], "prompt:p1")
     )
@@ -112,7 +112,7 @@ def test_results_say_that_a_calibration_is_offline_and_what_it_takes(folder, tmp
     assert rows[0].total_bytes.tolist() == rows[1].total_bytes.tolist()
 
 
-def test_an_allocator_hears_heads_that_know_other_text(folder, tmp_path):
+def test_an_allocator_works_with_calibrated_methods(folder, tmp_path):
     methods = [{**entry(THREE[1], by), "allocator": "ada"} for by in ("self", "others")]
     own, others = replayed(folder, tmp_path, *methods)
     assert errors(own) != errors(others)
@@ -145,11 +145,11 @@ def infinite(f):
 
 
 WRONG = [
-    (THREE[0], "prompt:p0", "is the prompt that is replayed"),
+    (THREE[0], "prompt:p0", "is the replayed prompt itself"),
     (THREE[0], "prompt:p3", "has no prompt p3. It holds p0, p1, p2"),
     (THREE[0], "prompt:", "must be self, others, prompt:ID or file:PATH"),
     (THREE[0], "all", "must be self, others, prompt:ID or file:PATH"),
-    (THREE[1], "file:none.h5", "kvreplay calibrate TRACE -o FILE writes one"),
+    (THREE[1], "file:none.h5", "`kvreplay calibrate TRACE -o FILE` writes one"),
     (THREE[1], lambda f: f.pop("layers/001"), "has no layer 001. It holds 000, 002"),
     (THREE[1], shorter, "/layers/001/q_dir: has shape [2, 5], it must be [2, 12]"),
     (THREE[0], lambda f: f.pop("layers/001/q_mean"), "has no dataset q_mean"),
@@ -160,7 +160,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("method,by,says", WRONG, ids=lambda x: x if isinstance(x, str) else "")
-def test_what_cannot_be_known_is_refused_with_a_remedy(folder, tmp_path, method, by, says):
+def test_an_unusable_calibration_is_refused_with_a_remedy(folder, tmp_path, method, by, says):
     given = changed_file(folder, tmp_path, by) if callable(by) else by
     said = replayed(folder, tmp_path, entry(method, given), code=2)
     assert says in said
@@ -182,7 +182,7 @@ def test_others_of_a_trace_with_one_prompt_are_refused(folder, tmp_path):
     assert "needs another prompt" in said and "holds only p0" in said and "kvreplay calibrate" in said
 
 
-def test_calibrate_says_what_it_cannot_do(folder, tmp_path):
+def test_calibrate_refuses_impossible_requests_with_the_reason(folder, tmp_path):
     write = ("calibrate", folder / "t.h5", "-o", tmp_path / "c.h5")
     assert "has no prompt q" in kvreplay(*write, "--prompts", "q").stderr
     assert "names p1 twice" in kvreplay(*write, "--prompts", "p1,p1").stderr

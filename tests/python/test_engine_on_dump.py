@@ -1,4 +1,4 @@
-"""From a model to the engine: exact attention on a fresh float32 dump is the model's own output."""
+"""From a model to the engine: exact attention on a new float32 recording equals the model's output."""
 
 import h5py
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
+import kvrecord  # noqa: E402
 from kvreplay_cli import kvreplay  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, generate  # noqa: E402
 
@@ -18,7 +18,7 @@ FLOAT32_DEVIATION = 1e-5  # mean over heads and rows of |mine - theirs| / |their
 
 
 def replayed(trace, out):
-    """{layer: outputs [Hq, R, Dv] and the rows they belong to} of exact attention behind the first token."""
+    """{layer: (outputs [Hq, R, Dv], their rows)} of exact attention after the first token."""
     words = ["run", trace, "--method", "exact", "--prefill", "1", "-o", out, "--progress", "none"]
     done = kvreplay(*words, "-s", "output.save=[outputs]")
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_exact_attention_is_the_models_own_output(tmp_path, name, stride):
     layers = ARCHITECTURES[name].layers
     model = ARCHITECTURES[name].build()
     options = {"dtype": "f32", "out_layers": tuple(layers), "query_stride": stride}
-    with kvdump.record(model, tmp_path / "t.h5", **options):
+    with kvrecord.record(model, tmp_path / "t.h5", **options):
         generate(model)
     found = replayed(tmp_path / "t.h5", tmp_path / "out")
     assert found.keys() == layers.keys()
@@ -58,7 +58,7 @@ def test_exact_attention_is_the_models_own_output(tmp_path, name, stride):
 def test_a_directory_is_replayed_through_its_index(tmp_path):
     model = ARCHITECTURES["gemma 3, two thetas"].build()
     for output in ("dir", "one.h5"):
-        with kvdump.record(model, tmp_path / output, dtype="f32"):
+        with kvrecord.record(model, tmp_path / output, dtype="f32"):
             generate(model)
     through_links = replayed(tmp_path / "dir" / "index.h5", tmp_path / "links")
     alone = replayed(tmp_path / "one.h5", tmp_path / "alone")
@@ -68,7 +68,7 @@ def test_a_directory_is_replayed_through_its_index(tmp_path):
 
 def test_a_trace_of_token_ids_and_a_loaded_model_is_replayed(tmp_path):
     model = ARCHITECTURES["gemma 3, two thetas"].build()
-    path = kvdump.record_texts(model, [PROMPT[0].tolist()], tmp_path / "t.h5", layers="every:2", generate=4)
+    path = kvrecord.record_texts(model, [PROMPT[0].tolist()], tmp_path / "t.h5", layers="every:2", generate=4)
     assert kvreplay("validate", path, "--deep").returncode == 0
     found = replayed(path, tmp_path / "out")
     assert {layer: out.shape for layer, (out, _) in found.items()} == {0: (4, 26, 8), 2: (4, 26, 8)}

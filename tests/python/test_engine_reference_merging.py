@@ -17,7 +17,7 @@ ORIGINAL = {"positions": "original"}
 
 
 def merging(name, method, merge, traces=("smooth",), budgets=(41,), level="kv", **more):
-    """merge: as the entry has it, a rule with its parameters under the published names."""
+    """merge: as in the entry, a rule with its parameters under the published names."""
     rule = merge["name"]
     words = {"next": "targets"}
     options = {words.get(k, k): v for k, v in merge.items() if k != "name"}
@@ -29,7 +29,7 @@ def merging(name, method, merge, traces=("smooth",), budgets=(41,), level="kv", 
 def merged_of(method, rule, level, options):
     def replayed(head, B, **more):
         found = merged(method, head, B, rule, level, SEED, options, **more)
-        if rule == "gaussian":  # its rows belong to no token of the trace
+        if rule == "gaussian":  # its rows do not belong to tokens of the trace
             found.kept, found.num, found.den = None, None, None
         return found
 

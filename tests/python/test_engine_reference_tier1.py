@@ -15,11 +15,11 @@ from reference.common import EmptyDenominator
 from reference.heads import SHAPES, heads, write_trace
 from token_lists import ragged
 
-OUTPUT_TOLERANCE = 1e-8  # of the largest magnitude: double against double, other orders of summation
+OUTPUT_TOLERANCE = 1e-8  # relative to the largest magnitude: doubles in other orders of summation
 WEIGHT_TOLERANCE = 1e-12
 SEEDS = (3, 2)  # first, count
 ALIAS = "sliding_window"
-SAME_AS_ANOTHER = {ALIAS, "balancekv-preset=single_layer"}  # no run takes them beside their equals
+ALIASES_OF_CASES = {ALIAS, "balancekv-preset=single_layer"}  # a run refuses them next to their equals
 READ = ["prompt", "layer", "kv_head", "method", "budget_tokens", "seed", "key", "status", "error"]
 PAIRS = [(case, trace) for case in CASES for trace in case.traces]
 
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not bu
 
 @pytest.fixture(scope="module")
 def known():
-    """Names the binary knows."""
+    """Names of the methods that the binary has."""
     lines = kvreplay("list", "methods").stdout.splitlines()[1:]
     return {line.split()[0] for line in lines if line.strip()} | {ALIAS}
 
 
 def run(folder, trace, cases):
-    """One run of cases that share their budgets and their replay: its rows."""
+    """Runs cases with equal budgets and `replay:` together; returns the rows."""
     shape, case = SHAPES[trace], cases[0]
     folder.mkdir()
     write_trace(folder / "t.h5", shape)
@@ -52,29 +52,29 @@ def run(folder, trace, cases):
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config))
     done = kvreplay("run", path, "--force", "--progress", "none")
-    assert done.returncode in (0, 1), done.stderr  # 1: some cells failed, which may be expected
+    assert done.returncode in (0, 1), done.stderr  # exit code 1: some cells failed, which may be expected
     return pd.read_csv(folder / "out/results.csv", dtype={"prompt": str}, usecols=READ)
 
 
 def rows_of_cases(rows, cases):
-    """The rows of each case: those of a head stand in the order of the entries, one a budget and seed."""
+    """The rows of each case. A head's rows are in the order of the entries, one per budget and seed."""
     found = [[] for _ in cases]
     for _, part in rows.groupby(["prompt", "layer", "kv_head"]):
         of_head = part.itertuples()
         for case, its in zip(cases, found, strict=True):
             count = max(1, len(case.budgets or ())) * (SEEDS[1] if case.random else 1)
             its += islice(of_head, count)
-        assert next(of_head, None) is None, "more rows than the entries have"
+        assert next(of_head, None) is None, "more rows than entries"
     return found
 
 
 def batch_of(case, trace):
-    """What cases of one run have in common."""
-    return trace, case.budgets, case.replay, case.id in SAME_AS_ANOTHER
+    """The properties that all cases of one run share."""
+    return trace, case.budgets, case.replay, case.id in ALIASES_OF_CASES
 
 
 class Runs:
-    """Each batch of cases is run once: the folder of its results, and each case's rows."""
+    """Runs each batch of cases once, and holds its results folder and each case's rows."""
 
     def __init__(self, root, known):
         self.root, self.known, self.done = root, known, {}
@@ -101,7 +101,7 @@ def same_lists(got, want, what):
 
 
 def flat_attended(attended):
-    """One list per row, or head after head."""
+    """One list per row; lists per head follow head by head."""
     if not isinstance(attended[0], list):
         return attended
     return [sets[g] for g in range(len(attended[0])) for sets in attended]
@@ -136,7 +136,7 @@ def heads_of(trace):
 
 
 def expected(case, head, row):
-    """The reference of one row, or None where the method fails by design."""
+    """The reference of one row, or None if the method fails by design."""
     budget = None if case.budgets is None else int(row.budget_tokens)
     seed = int(row.seed) if case.random else 0
     try:

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not bu
 
 SEED = 3
 BUDGET, SINKS, WINDOW = 24, 4, 8
-CLOSE = 1e-8  # of the largest output
-SCORE_BYTES, POSITION_BYTES = 8, 4  # of a held row, where a method has them
+CLOSE = 1e-8  # relative to the largest output
+SCORE_BYTES, POSITION_BYTES = 8, 4  # bytes of a held row, for methods that store them
 
 
 def snapkv(head, B, row_format, **draws):
@@ -33,7 +33,7 @@ def snapkv(head, B, row_format, **draws):
 
 @dataclass(frozen=True)
 class Method:
-    """entry: of `methods:`. call(head, B, row_format, seed=, uniforms=): the same in numpy."""
+    """entry: item of `methods:`. call(head, B, row_format, seed=, uniforms=): the numpy reference."""
 
     entry: dict
     call: object
@@ -56,7 +56,7 @@ KIVI = {"name": "kivi", "bits": 2, "g": 8, "R": 8}
 GEAR = {"name": "gear", "bits": 2, "g": 8, "R": 16, "rank": 2, "outliers": 15}
 PROTECTED = {"full_precision": {"sinks": 3, "recent": 6}}
 
-# What one run holds: formats of one kind.
+# Formats of one kind; each run replays one family.
 FAMILIES = {
     "fp8": [
         "fp8_e4m3",
@@ -172,7 +172,7 @@ def configuration(methods):
 
 
 def run(folder, trace, entries):
-    """The rows of results.csv, and the outputs of every row."""
+    """Runs the configuration; returns the rows of results.csv and the outputs of every row."""
     write_trace(folder / "t.h5", trace)
     (folder / "run.yaml").write_text(yaml.safe_dump(configuration(entries), sort_keys=False))
     done = kvreplay("run", folder / "run.yaml", "--force", "--progress", "none")
@@ -195,7 +195,7 @@ def compare(row, out, want, head):
 
 
 def compare_all(folder, trace, row_formats, methods, uniforms=None):
-    """Every format under every method, the engine's heads against the definitions."""
+    """Compares every format under every method: the engine's heads against the definitions."""
     more = {} if uniforms is None else {"uniforms": str(folder / "u.h5")}
     asked = [(METHODS[m], f) for m in methods for f in row_formats]
     rows, outs = run(folder, trace, [{**m.entry, "row_format": f, **more} for m, f in asked])

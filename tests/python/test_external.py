@@ -1,4 +1,4 @@
-"""The method `external`: sets that something else computed are measured like those of any method."""
+"""The method `external`: token sets computed elsewhere are measured like those of any method."""
 
 import importlib.util
 import json
@@ -30,10 +30,11 @@ ORIGINALS = {
     "early": {"name": "h2o", "order": "evict_then_attend"},
     "coded": {"name": "knorm", "row_format": "int8"},
 }
-# Axes that the lists do not say.
+# Axes that are not in the lists.
 AXES = ("positions", "gqa.level", "row_format")
-# Who and when; what a method promises or says of itself; scores and sketches, and what its weights take.
-NOT_IN_THE_LISTS = TIMES | {"key", "method", "params", "given", "seed", "extras"}
+# Columns that the lists do not determine: identity and time; bounds and extras of the method; bytes of
+# scores, sketches and weights.
+UNDETERMINED_COLUMNS = TIMES | {"key", "method", "params", "given", "seed", "extras"}
 OF_THE_METHOD = re.compile(r"bound_.*|.*bytes.*|weight_floats|equivalent_tokens")
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
@@ -54,7 +55,7 @@ def config_of(out, methods, budget, **more):
 
 
 def run(folder, name, methods, budget=None, **more):
-    """Rows of the results, and their lists."""
+    """Runs a configuration; returns the rows of the results, and their lists."""
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config_of(folder / name, methods, budget, **more)))
     done = kvreplay("run", path, "--progress", "none")
@@ -63,7 +64,7 @@ def run(folder, name, methods, budget=None, **more):
 
 
 def rewrite(rows, kept, folder, names):
-    """The lists of cells as files for `external`: `names`[i] is the file of the i-th method."""
+    """Writes the lists of cells as files for `external`; `names`[i] is the file of the i-th method."""
     files = {}
     with h5py.File(kept) as source:
         for row in rows.to_dict("records"):
@@ -83,7 +84,7 @@ def check_same(ours, theirs, label):
     ours, theirs = sorted_rows(ours), sorted_rows(theirs)
     assert len(ours) == len(theirs) > 0
     for column in theirs.columns:
-        if column in NOT_IN_THE_LISTS or OF_THE_METHOD.fullmatch(column):
+        if column in UNDETERMINED_COLUMNS or OF_THE_METHOD.fullmatch(column):
             continue
         a, b = ours[column], theirs[column]
         if pd.api.types.is_numeric_dtype(b):
@@ -97,7 +98,7 @@ def replayed(tmp_path_factory):
     """{label: (rows of `external`, rows of the method)}."""
     folder = tmp_path_factory.mktemp("external")
     rows, kept = run(folder, "original", list(ORIGINALS.values()), BUDGETS)
-    # Rows of one head come in the order of the configuration.
+    # Rows of one head are in the order of the configuration.
     rows["label"] = (
         rows.groupby(["layer", "kv_head", "budget_tokens"]).cumcount().map(dict(enumerate(ORIGINALS)))
     )
@@ -113,7 +114,7 @@ def replayed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("label", ORIGINALS)
-def test_lists_that_a_method_left_have_every_measure_of_the_method(replayed, label):
+def test_replayed_lists_have_every_measure_of_their_method(replayed, label):
     ours, theirs = replayed[label]
     method = ORIGINALS[label]["name"]
     assert len(theirs) == len(LAYERS) * len(KV_HEADS) * len(BUDGETS)
@@ -122,7 +123,7 @@ def test_lists_that_a_method_left_have_every_measure_of_the_method(replayed, lab
 
 
 @pytest.mark.parametrize("label", ["snapkv", "coded"])
-def test_what_needs_no_scores_is_charged_as_the_method_is(replayed, label):
+def test_lists_of_a_method_without_scores_are_charged_like_the_method(replayed, label):
     ours, theirs = map(sorted_rows, replayed[label])
     for column in [c for c in theirs.columns if OF_THE_METHOD.fullmatch(c) and not c.startswith("bound_")]:
         np.testing.assert_allclose(ours[column], theirs[column], err_msg=column)
@@ -134,7 +135,7 @@ def test_a_size_that_is_an_output_needs_no_budget(tmp_path):
     rewrite(theirs, kept, tmp_path, lambda row: "subgen.h5")
     ours, _ = run(tmp_path, "external", [{"name": "external", "kept": "subgen.h5"}])
     assert ours.budget_tokens.isna().all()
-    # Several rows of the method hold one token, and most of its tokens leave in the prompt.
+    # Several rows of the method hold one token, and it evicts most tokens during the prompt.
     drop = [c for c in theirs.columns if re.search(r"_tokens$|_floats$|evict", c) and c != "budget_tokens"]
     check_same(ours.drop(columns=drop), theirs.drop(columns=drop), "subgen_stream")
 
@@ -144,7 +145,7 @@ def test_a_size_that_is_an_output_needs_no_budget(tmp_path):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """96 tokens, 64 of them the prompt; one head of one layer is selected below."""
+    """A trace of 96 tokens with a prompt of 64; the tests select one head of one layer."""
     path = tmp_path_factory.mktemp("trace") / "t.h5"
     return synth(
         path, "--tokens", "96", "--prompt", "64", "--layers", "1", "--kv-heads", "1", "--q-heads", "2"
@@ -175,7 +176,7 @@ def test_tokens_may_be_integers_of_any_width(trace, tmp_path, dtype):
 
 
 def streaming(change):
-    """33 lists of the first token and the last two, changed."""
+    """33 lists of the first token and the last two, with changes."""
     lists = [[0, 62 + i, 63 + i] for i in range(33)]
     change(lists)
     return lists
@@ -196,9 +197,7 @@ def streaming(change):
     ],
     ids=["future", "return", "budget"],
 )
-def test_a_token_of_the_future_one_that_returns_and_one_too_many_are_refused(
-    trace, tmp_path, change, message
-):
+def test_future_returning_and_excess_tokens_are_refused(trace, tmp_path, change, message):
     sound = replay_lists(
         trace, write_lists(tmp_path / "sound.h5", streaming(lambda lists: None)), "--budget", 3
     )
@@ -293,7 +292,7 @@ def test_a_file_that_brings_hdf5_down_is_refused_however_often_it_is_checked(tra
         file.attrs["oneshot"] = 1
     content, integers = path.read_bytes(), b"oneshot\0\x10\x08\0\0\x08\0\0\0\0\0\x40\0"
     assert content.count(integers) == 1
-    path.write_bytes(content.replace(integers, integers[:-2] + bytes(2)))  # integers of no bits
+    path.write_bytes(content.replace(integers, integers[:-2] + bytes(2)))  # integers with 0 bits
     config, external = tmp_path / "c.yaml", "{name: external, kept: l.h5}"
     for budgets, methods in (
         ("[3]", external),
@@ -307,7 +306,7 @@ def test_a_file_that_brings_hdf5_down_is_refused_however_often_it_is_checked(tra
         assert done.returncode == 2 and "l.h5: is damaged: reading it ends with" in done.stderr, done.stderr
 
 
-# --- What users read -------------------------------------------------------------------------------------
+# --- Pages and messages ----------------------------------------------------------------------------------
 
 
 def fences(language):
@@ -316,12 +315,12 @@ def fences(language):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with the sample trace where the page has it."""
+    """A folder with the sample trace at the page's path."""
     (tmp_path / "traces").symlink_to(ROOT / "traces")
     return tmp_path
 
 
-def test_the_ten_lines_of_the_page_keep_what_knorm_keeps(checkout):
+def test_the_ten_lines_of_the_page_match_knorm(checkout):
     (code,) = fences("python")
     subprocess.run([sys.executable, "-c", code], cwd=checkout, check=True)
     words = fences("sh")[0].replace("\\\n", " ").split()
@@ -331,20 +330,20 @@ def test_the_ten_lines_of_the_page_keep_what_knorm_keeps(checkout):
     rows = pd.read_csv(checkout / "out/external/results.csv")
     by_method = {name: part.set_index(["layer", "kv_head"]) for name, part in rows.groupby("method")}
     error = {name: part.rel_err_out_mean for name, part in by_method.items()}
-    assert len(error["external"]) == 15
+    assert len(error["external"]) == 30
     pd.testing.assert_series_equal(error["external"], error["knorm"], rtol=1e-6)
     assert abs(error["external"] - error["snapkv"]).max() > 0.01
 
 
-def standin_press(torch):
-    """What a press of kvpress looks like from outside."""
+def fake_press(torch):
+    """A stand-in with the interface of a press of kvpress."""
 
     class KnormPress:
         def __init__(self, power=1):
             self.power = power
 
         def score(self, module, hidden_states, keys, values, attentions, kwargs):
-            assert keys.shape[:3] == values.shape[:3] == (1, 3, 768)
+            assert keys.shape[:3] == values.shape[:3] == (1, 3, 640)
             return -(torch.linalg.vector_norm(keys, dim=-1) ** self.power)
 
     return KnormPress
@@ -352,7 +351,7 @@ def standin_press(torch):
 
 def convert(monkeypatch, words):
     torch = pytest.importorskip("torch")
-    monkeypatch.setitem(sys.modules, "kvpress", SimpleNamespace(KnormPress=standin_press(torch)))
+    monkeypatch.setitem(sys.modules, "kvpress", SimpleNamespace(KnormPress=fake_press(torch)))
     spec = importlib.util.spec_from_file_location("kvpress_to_external", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -403,7 +402,7 @@ def test_lists_that_were_moved_are_not_replayed_again(trace, tmp_path):
     assert list(before.key) == list(after.key) and list(before.select_s) == list(after.select_s)
 
 
-def test_the_program_says_what_external_needs():
+def test_the_program_describes_the_inputs_of_external():
     text = kvreplay("describe", "external").stdout
     assert re.search(r"^kept +none: give a file +a path, relative to the configuration +", text, re.M)
     assert "without one, lists are as long as they are" in text

@@ -1,4 +1,4 @@
-"""Figure configurations that are wrong, and folders of figures that are half done: one line each."""
+"""Wrong figure configurations and half-finished folders of figures each give a message of one line."""
 
 import json
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kvanalysis.cli import main
 from kvanalysis.drawing.saving import FigureResult
 from kvanalysis.errors import FigureError
 from kvanalysis.figures import make, steps
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.steps import RunOptions, run_steps
+from kvreplay.program import main
 
 GOOD = {"kind": "method_dots", "paper": "H2O", "number": "Fig. 0", "mark": "P", "title": "t", "expect": "e"}
 ANCHORS = [("a", "x"), ("b", "*a"), ("c", "*b"), ("d", "*c"), ("e", "*d"), ("f", "*e")]
@@ -40,14 +40,14 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["../up", "/tmp/elsewhere", "", ".", "..", "a\nb", ["a"], None, {}])
-def test_a_name_that_would_lead_out_of_the_folder_is_refused(tmp_path, name):
-    assert "is no name of a file" in refusal(written(tmp_path, name=name))
-    assert "is no name of a file" in refusal(written(tmp_path, {"steps": [{"run": {}, "as": name}]}))
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name):
+    assert "is not a file name" in refusal(written(tmp_path, name=name))
+    assert "is not a file name" in refusal(written(tmp_path, {"steps": [{"run": {}, "as": name}]}))
 
 
 @pytest.mark.parametrize("traces", ["a.h5", 3, None, {"a": "b"}, [None], [3]])
 def test_traces_are_a_list_of_files(tmp_path, traces):
-    assert "is no list of files; write [FILE.h5]" in refusal(written(tmp_path, traces=traces))
+    assert "is not a list of files; write [FILE.h5]" in refusal(written(tmp_path, traces=traces))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_traces_are_a_list_of_files(tmp_path, traces):
         ({"steps": [{"cluster": "--tokens '3"}]}, "No closing quotation"),
         ({"steps": [{"run": {"replay.tokens": b"hi"}}]}, "not JSON serializable"),
         ({"quick": {"replay.tokens": b"hi"}}, "figure.quick: Object of type bytes"),
-        ({"steps": None}, "is no step"),
+        ({"steps": None}, "is not a step"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path, figure, says):
@@ -68,7 +68,10 @@ def test_a_wrong_entry_is_named(tmp_path, figure, says):
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [(BOMB, "is too long; do anchors repeat"), ("steps: [{run: &o {methods: [*o]}}]", "Circular reference")],
+    [
+        (BOMB, "is too long; do YAML anchors repeat"),
+        ("steps: [{run: &o {methods: [*o]}}]", "Circular reference"),
+    ],
 )
 def test_anchors_that_repeat_each_other_are_refused(tmp_path, more, says):
     path = tmp_path / "odd.yaml"
@@ -88,7 +91,7 @@ def test_written_rows_that_are_no_probabilities_are_refused(tmp_path, rows):
 
 @dataclass
 class Program:
-    """Stands for kvreplay: writes what a cluster step makes, and counts."""
+    """Replaces kvreplay: writes the files of a cluster step, and counts calls."""
 
     calls: int = 0
     without_table: bool = False
@@ -100,7 +103,7 @@ class Program:
         file.with_suffix(".csv").write_text("csv")
 
 
-def test_a_survey_is_made_again_if_its_trace_or_its_table_is_another(tmp_path, monkeypatch):
+def test_a_survey_is_repeated_if_its_trace_or_table_changed(tmp_path, monkeypatch):
     program = Program()
     monkeypatch.setattr(steps, "_call", program)
     trace = tmp_path / "trace.h5"
@@ -120,8 +123,8 @@ def test_a_survey_is_made_again_if_its_trace_or_its_table_is_another(tmp_path, m
     assert calls() == 4
 
 
-def test_a_figure_that_cannot_be_drawn_again_loses_its_old_verdicts(tmp_path, monkeypatch):
-    """A page must not show what an earlier run said beside pictures of a later one."""
+def test_a_failed_redraw_removes_old_verdicts(tmp_path, monkeypatch):
+    """A page must not show verdicts of an earlier run next to pictures of a later one."""
     monkeypatch.setattr(make, "run_steps", lambda *_: None)
     monkeypatch.setattr(make, "result_of", lambda *_: FigureResult([]))
     config = read_figure_config(written(tmp_path))
@@ -139,7 +142,7 @@ def test_a_figure_that_cannot_be_drawn_again_loses_its_old_verdicts(tmp_path, mo
     assert list(out.iterdir()) == []
 
 
-def test_two_cannot_draw_into_one_folder(tmp_path, monkeypatch):
+def test_two_processes_cannot_draw_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(make, "result_of", lambda *_: FigureResult([]))
     config, out = read_figure_config(written(tmp_path)), tmp_path / "out"
 
@@ -154,13 +157,13 @@ def test_two_cannot_draw_into_one_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("code", "ends"), [(1, 2), (2, 2), (3, 3), (75, 75), (130, 130)])
-def test_a_step_that_failed_gives_its_exit_code(tmp_path, monkeypatch, capsys, code, ends):
+def test_a_failed_steps_exit_code_is_returned(tmp_path, monkeypatch, capsys, code, ends):
     program = tmp_path / "kvreplay"
     program.write_text(f"#!/bin/sh\nexit {code}\n")
     program.chmod(0o755)
     monkeypatch.setenv("KVREPLAY", str(program))
     config = written(tmp_path, {"steps": [{"synth": "", "as": "made"}]})
-    assert main(["figure", str(config), "-o", str(tmp_path / "out")]) == ends
+    assert main(["figures", str(config), "-o", str(tmp_path / "out")]) == ends
     assert f"step made ended with exit code {code}" in capsys.readouterr().err
 
 
@@ -169,8 +172,8 @@ def test_an_interrupted_figure_ends_in_one_line(tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(make, "run_steps", interrupted)
-    assert main(["figure", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "kvanalysis: error: interrupted; run again to continue"
+    assert main(["figures", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "kvreplay: interrupted; run again to continue"
 
 
 def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others_of_a_folder(tmp_path, monkeypatch, capsys):
@@ -183,8 +186,8 @@ def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others_of_a_folder(tmp_
 
     monkeypatch.setattr(make, "run_steps", fails_for_a)
     monkeypatch.setattr(make, "result_of", lambda *_: FigureResult([]))
-    assert main(["figure", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
+    assert main(["figures", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert "kvanalysis: error: a: no" in said
-    assert said[-1] == "kvanalysis: error: 1 of 3 figures were not drawn: a"
+    assert "kvreplay: error: a: no" in said
+    assert said[-1] == "kvreplay: error: 1 of 3 figures were not drawn: a"
     assert sorted(path.parent.name for path in tmp_path.glob("out/*/figure.json")) == ["b", "c"]

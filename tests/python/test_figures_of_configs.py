@@ -1,4 +1,4 @@
-"""Every configuration of configs/figures runs by one command and draws; here one kv head of two layers."""
+"""One command runs and draws every configuration of configs/figures; here with one kv head of two layers."""
 
 import json
 import os
@@ -10,13 +10,14 @@ from pathlib import Path
 import h5py
 import pandas as pd
 import pytest
-from kvreplay_cli import BINARY, ROOT
+from kvreplay_cli import BINARY, ROOMS, ROOT
 
 pytestmark = pytest.mark.long
 
 CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
+FIGURES = [sys.executable, "-m", "kvreplay", "figures"]
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
-LAYERS = ("007", "029")  # two make an interval; each more is drawn again in every figure by layer
+LAYERS = ("007", "029")  # two give an interval; every further layer slows down each figure by layer
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,9 @@ def two_layers(tmp_path_factory):
 
 
 def drawn_of(configs, trace, folder, command):
-    """(the folder that `command` makes of a folder of configurations, its messages)."""
+    """(folder made by `command` from a folder of configurations, its messages)."""
     words = [*command, configs, "--quick", "--trace", trace]
-    path = {"PYTHONPATH": str(ROOT / "analysis"), "KVREPLAY_PYTHON": sys.executable, "KVREPLAY": str(BINARY)}
+    path = {"PYTHONPATH": os.pathsep.join(ROOMS), "KVREPLAY": str(BINARY)}
     done = subprocess.run(
         [*words, "-o", folder], capture_output=True, text=True, check=False, env=os.environ | path
     )
@@ -44,8 +45,8 @@ def drawn_of(configs, trace, folder, command):
 
 @pytest.fixture(scope="module")
 def drawn(two_layers, tmp_path_factory):
-    """Of all configurations, the first picture of each in both widths and as PDF."""
-    command = [sys.executable, Path(__file__).with_name("first_picture_whole.py"), "figure"]
+    """All configurations; the first picture of each in both widths and as PDF."""
+    command = [sys.executable, Path(__file__).with_name("first_picture_whole.py"), "figures"]
     return drawn_of(CONFIGS[0].parent, two_layers, tmp_path_factory.mktemp("figures"), command)
 
 
@@ -76,12 +77,12 @@ def test_drawing_all_configurations_warns_of_nothing(drawn):
     "names", [["balancekv_table1", "h2o_fig3"], pytest.param([], marks=pytest.mark.slow, id="all")]
 )
 def test_the_program_draws_a_folder_of_configurations_with_every_pdf(names, two_layers, tmp_path):
-    """The others are the same command once more: these draw nothing that is not drawn above."""
+    """Uses only a few configurations, whose figures are cheap and are drawn above, too."""
     chosen = [path for path in CONFIGS if path.stem in names or not names]
     (tmp_path / "configs").mkdir()
     for path in chosen:
         shutil.copy(path, tmp_path / "configs")
-    folder, said = drawn_of(tmp_path / "configs", two_layers, tmp_path / "out", [BINARY, "figures"])
+    folder, said = drawn_of(tmp_path / "configs", two_layers, tmp_path / "out", FIGURES)
     assert sorted(path.name for path in folder.iterdir()) == [path.stem for path in chosen]
     for path in chosen:
         check_drawn(folder / path.stem, said, every_pdf=True)
@@ -93,7 +94,7 @@ def test_a_configuration_is_named_as_its_file():
         assert f"\nname: {config.stem}\n" in config.read_text(), config.name
 
 
-# Rows of the specification's table of figures that can be reproduced or stood in for; claims on row formats.
+# Figures in the specification's table that can be reproduced or replaced; claims about row formats.
 WANTED = [
     "subgen_fig1",
     "subgen_clusters",

@@ -1,4 +1,4 @@
-"""Traces stored in 16 bits are widened exactly: every method gives what the widened trace gives."""
+"""Traces stored in 16 bits are widened exactly: every method gives the results of the widened trace."""
 
 import json
 
@@ -10,7 +10,7 @@ import yaml
 from kvreplay_cli import BINARY, kvreplay
 
 N, P, D, DV, KV_HEADS, GROUP = 80, 56, 8, 6, 2, 2
-GIVEN = {  # parameters without a default, or that small traces need
+GIVEN = {  # parameters without a default, or needed for small traces
     "external": {"kept": "lists.h5"},
     "lagkv": {"lag": 8},
     "pqcache": {"sinks": 4},
@@ -19,7 +19,7 @@ GIVEN = {  # parameters without a default, or that small traces need
     "subgen_stream": {"delta": 2.0},
 }
 
-LOOK_AT_MORE = {"kvzip", "kvzip_plus"}  # at a second pass, which few traces hold
+LOOK_AT_MORE = {"kvzip", "kvzip_plus"}  # methods that need a second pass, which few traces hold
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -30,7 +30,7 @@ def methods():
 
 
 def rounded(x, dtype):
-    """float32 numbers that the 16-bit type holds exactly, and how the trace stores them."""
+    """float32 numbers that the 16-bit type holds exactly, and their form in the trace."""
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float32), x.astype(np.float16)
     bits = (x.view(np.uint32) >> 16).astype(np.uint16)
@@ -54,7 +54,7 @@ def write_trace(path, tensors, source_dtype):
 
 
 def write_lists(path):
-    """For `external`: the last 20 tokens of the prompt."""
+    """Writes lists for `external`: the last 20 tokens of the prompt."""
     with h5py.File(path, "w") as f:
         for head in range(KV_HEADS):
             f[f"p0/002/{head}/kept_flat"] = np.arange(P - 20, P)
@@ -62,7 +62,7 @@ def write_lists(path):
 
 
 def run(folder, name, tensors, source_dtype):
-    """(rows, outputs, kept lists) in the order of the entries, of all methods."""
+    """(rows, outputs, kept lists) of all methods, in the order of the entries."""
     write_trace(folder / f"{name}.h5", tensors, source_dtype)
     write_lists(folder / "lists.h5")
     config = {
@@ -94,7 +94,7 @@ def test_sixteen_bits_are_widened_exactly(tmp_path, dtype):
     small = run(tmp_path, "small", {name: p[1] for name, p in pairs.items()}, dtype)
     assert len(wide[0]) == len(small[0]) > 0
     full_bytes = wide[0].full_bytes.to_numpy() / small[0].full_bytes.to_numpy()
-    assert (full_bytes == 2).all()  # and so the trace was read as the type it says
+    assert (full_bytes == 2).all()  # the trace was read as its declared type
     for i, method in enumerate(wide[0].method):
         assert method == small[0].method[i]
         assert np.array_equal(wide[1][i], small[1][i]), method

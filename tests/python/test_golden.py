@@ -14,8 +14,8 @@ from token_lists import ragged
 
 ROOT = Path(__file__).parents[2]
 BINARY = os.environ.get("KVREPLAY", str(ROOT / "build/release/kvreplay"))
-TINY_MARGIN = 1e-6  # decisions closer than this are not judged: another summation order may flip them
-OUTPUT_TOLERANCE = 1e-5  # of the largest expected magnitude; the expectations are stored in float32
+TINY_MARGIN = 1e-6  # closer decisions are not checked: another summation order may flip them
+OUTPUT_TOLERANCE = 1e-5  # relative to the largest expected magnitude; expectations are stored in float32
 MEASURE_TOLERANCE = 1e-4
 
 PAPER_WALK = (
@@ -79,7 +79,7 @@ def cases(kind):
 
 
 def write_trace(path, case, repeat_last=False):
-    """A trace of one layer; with repeat_last one more token, so that there is a decode row."""
+    """A trace of one layer; repeat_last adds one token, so that there is a decode row."""
     q, k, v = (case[name][:] for name in "qkv")
     if repeat_last:
         q, k, v = (np.concatenate([x, x[:, -1:]], axis=1) for x in (q, k, v))
@@ -95,7 +95,7 @@ def write_trace(path, case, repeat_last=False):
         f.attrs["kvreplay_schema"] = 1
         f.attrs["rope_json"] = json.dumps(rope)
         number = 1
-        if "n_layers" in case.attrs:  # budgets that differ from layer to layer
+        if "n_layers" in case.attrs:  # budgets differ between layers
             f.attrs["n_layers"], number = int(case.attrs["n_layers"]), int(case.attrs["layer"])
         layer = f.create_group(f"prompts/p0/layers/{number:03}")
         layer.attrs["scaling"] = float(case.attrs["scale"])
@@ -132,20 +132,20 @@ def write_uniforms(path, arrays):
 
 
 def decided_steps(margins):
-    """How many leading lists are to be identical."""
+    """Number of leading lists that must be identical."""
     close = np.nonzero(margins < TINY_MARGIN)[0]
     return len(margins) if not len(close) else close[0]
 
 
 def budget_of(a):
-    """Tokens, or None for a method whose size is an output."""
+    """Budget in tokens, or None for a method that determines its own size."""
     if "stored_keys" in a:
         return None
     return a.get("B") or sum(a[part] for part in ("sink", "recent", "window", "m", "T") if part in a)
 
 
 def judged_margins(key, a, r):
-    """Of every kept list; max pooling copies values, so that its ties stay decidable."""
+    """Margins of every kept list; max pooling copies values, so that its ties are exact and decidable."""
     if key == "snapkv_max":
         return np.full(1 << 20, np.inf)
     return r["margins"][:].ravel() if "margins" in r else np.array([a["margin"]])
@@ -289,7 +289,8 @@ def test_balancekv_halves_as_the_public_code(tmp_path, case, key):
 @pytest.mark.parametrize("key", ["sbwalk", "sbwalk_c"])
 @pytest.mark.parametrize("case", cases("oracle"))
 def test_the_self_balancing_walk_keeps_the_smaller_class_of_the_oracle(tmp_path, case, key):
-    """All tokens but the last are the prompt, all of them middle; signs do not depend on what follows."""
+    """The prompt is all tokens but the last, all of them middle tokens; signs do not depend on later
+    tokens."""
     with golden("oracle") as f:
         c, results = f["cases"][case], f["cases"][case]["results"]
         a, n = dict(results[key].attrs), int(c.attrs["n"])
@@ -354,8 +355,8 @@ KVPRESS = {
 }
 
 
-def is_a_top_set(kept, scores):
-    """Where a decision was too close to judge, the best scores are kept, whichever of them."""
+def has_top_scores(kept, scores):
+    """For decisions too close to check: whether the kept tokens have the best scores, up to TINY_MARGIN."""
     dropped = np.delete(scores, kept)
     return scores[kept].min() >= dropped.max() - TINY_MARGIN * np.abs(scores).max()
 
@@ -384,6 +385,6 @@ def test_a_method_keeps_what_kvpress_keeps(tmp_path, case, key):
                 got = ragged(kept[rows[rows.kv_head == head].iloc[0].key], "kept")[0]
                 assert len(got) == len(want), f"kv head {head}"
                 if r["margins"][head] < TINY_MARGIN:
-                    assert is_a_top_set(got, r["scores"][head]), f"kv head {head}"
+                    assert has_top_scores(got, r["scores"][head]), f"kv head {head}"
                 else:
                     assert np.array_equal(got, want), f"kv head {head}"

@@ -1,4 +1,4 @@
-"""What tells methods in Python apart: two that would decide otherwise have other keys."""
+"""Identity of Python methods: two methods with different decisions have different keys."""
 
 import functools
 
@@ -63,12 +63,12 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=PAIRS)
-def test_methods_that_decide_otherwise_have_other_identities(pair):
+def test_methods_with_other_decisions_have_other_identities(pair):
     one, other = PAIRS[pair]
     assert identity(one) != identity(other)
 
 
-def test_what_is_made_alike_has_one_identity():
+def test_methods_made_alike_have_one_identity():
     assert identity(made(1)) == identity(made(1))
     assert identity(derived(First)) == identity(derived(First))
     assert identity(kvreplay.scorer(given(3))) == identity(kvreplay.scorer(given(3)))
@@ -82,23 +82,23 @@ def test_arrays_with_other_numbers_are_another_trace():
     assert len(names) == 2
 
 
-def test_what_a_trace_says_of_itself_may_not_be_said_beside_it():
+def test_facts_in_a_trace_may_not_be_passed_again():
     for fact in ({"scaling": 0.5}, {"sliding_window": 8}, {"position_ids": [0, 1]}, {"rope": "none"}):
-        with pytest.raises(kvreplay.ConfigError, match=f"{next(iter(fact))} is a fact of arrays"):
+        with pytest.raises(kvreplay.ConfigError, match=f"{next(iter(fact))} describes arrays"):
             kvreplay.replay(kvreplay.sample(), methods=["h2o"], budgets=[64], **fact)
 
 
-def test_layers_of_a_trace_keep_what_it_says_of_its_prompt():
+def test_layers_of_a_trace_keep_its_prompt_length():
     layer = kvreplay.open(kvreplay.sample()).layer(7)
     words = {"methods": ["h2o"], "budgets": [64]}
     by_layer = kvreplay.replay(layers={7: layer}, **words)
     by_trace = kvreplay.replay(kvreplay.sample(), layers=[7], **words)
     assert [cell.row["key"] for cell in by_layer.cells] == [cell.row["key"] for cell in by_trace.cells]
-    with pytest.raises(kvreplay.ConfigError, match="gives them other numbers"):
+    with pytest.raises(kvreplay.ConfigError, match="changes their numbers"):
         kvreplay.replay(layers={0: layer}, **words)
 
 
-def test_an_answer_in_rows_is_no_list_of_tokens():
+def test_evict_must_return_tokens_and_not_rows():
     class Rows(kvreplay.Policy):
         def evict(self, tokens):
             return tokens[None, : len(tokens) - self.budget]

@@ -1,4 +1,4 @@
-"""Numbers of other programs become traces: the same numbers by every format are the same trace."""
+"""Imports traces from other programs: equal numbers in any format give equal traces."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from kvreplay.errors import ConfigError, TraceError
+from front_door import import_verb
+from kvbase.errors import ConfigError, TraceError
 from kvreplay.importing import import_file
-from kvreplay.importing.cli import main
 from kvreplay.importing.sidecar import Sidecar
 from kvreplay.trace import LayerArrays, Trace
 from kvreplay_cli import ROOT, kvreplay, replayed
@@ -50,8 +50,8 @@ def sidecar_of(path, facts):
     return path
 
 
-def as_lmcache(layers):
-    """What the SDK's contexts return: kv [2, L, T, Hkv * D] and queries [1, L, T, Hq * D]."""
+def lmcache_arrays(layers):
+    """Arrays as returned by the SDK's contexts: kv [2, L, T, Hkv * D] and queries [1, L, T, Hq * D]."""
     flat = [
         np.stack([layer[name].transpose(1, 0, 2).reshape(TOKENS, -1) for layer in layers.values()])
         for name in "kvq"
@@ -94,13 +94,13 @@ def by_npz_of_bits(layers, folder):
 
 
 def by_lmcache(layers, folder):
-    kv, q = as_lmcache(layers)
+    kv, q = lmcache_arrays(layers)
     save_file({"kv": kv, "q": q}, folder / "prompt.safetensors")
     return import_file(folder / "prompt.safetensors", folder / "t.h5", sidecar=HEADS)
 
 
 def by_lmcache_chunks(layers, folder):
-    kv, q = as_lmcache(layers)
+    kv, q = lmcache_arrays(layers)
     parts = {"kv": chunks_of(kv, 2), "q": chunks_of(q[0], 1)}
     files = {name: [folder / f"{name}{i}.npy" for i in range(len(parts[name]))] for name in parts}
     for name, paths in files.items():
@@ -111,7 +111,7 @@ def by_lmcache_chunks(layers, folder):
 
 
 def by_lmcache_folder(layers, folder):
-    kv, q = as_lmcache(layers)
+    kv, q = lmcache_arrays(layers)
     (folder / "chunks").mkdir()
     for i, (part, question) in enumerate(zip(chunks_of(kv, 2), chunks_of(q, 2), strict=True), start=9):
         np.savez(folder / f"chunks/kv{i}.npz", kv=part)
@@ -120,7 +120,7 @@ def by_lmcache_folder(layers, folder):
 
 
 def by_lmcache_heads_apart(layers, folder):
-    kv, q = as_lmcache(layers)
+    kv, q = lmcache_arrays(layers)
     kv = kv.reshape(2, LAYERS, TOKENS, KV_HEADS, DIM)
     apart = {f"layers.{i}.q": q[0, i].reshape(TOKENS, Q_HEADS, DIM) for i in range(LAYERS)}
     np.savez(folder / "kv.npz", kv=kv)
@@ -165,8 +165,8 @@ def test_an_imported_trace_replays(tmp_path):
 def test_tensors_that_torch_saved_are_read(tmp_path):
     torch = pytest.importorskip("torch")
     layers = layers_of(BFLOAT16)
-    kv, q = (torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) for x in as_lmcache(layers))
-    # Token ids go on behind the last whole chunk.
+    kv, q = (torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) for x in lmcache_arrays(layers))
+    # Token ids continue after the last whole chunk.
     saved = {"kv": kv, "q": q, "model_name": "mine", "tokens": list(range(TOKENS + 5))}
     torch.save(saved, tmp_path / "kv.pt")
     facts = {name: value for name, value in HEADS.items() if name not in ("model", "token_ids")}
@@ -174,7 +174,7 @@ def test_tensors_that_torch_saved_are_read(tmp_path):
     assert trace.trace_id == expected(layers, tmp_path / "known.h5").trace_id
 
 
-# ---- what the sidecar says
+# ---- the sidecar
 
 
 def imported(tmp_path, facts, layers=None, **more):
@@ -185,7 +185,7 @@ def imported(tmp_path, facts, layers=None, **more):
 @pytest.mark.parametrize(
     "said", [[0.1, 0.2, 0.3], {"0": 0.1, "1": 0.2, "2": 0.3}], ids=["a list", "by number"]
 )
-def test_a_fact_is_one_for_all_layers_or_one_for_each(said, tmp_path):
+def test_a_fact_holds_for_all_layers_or_is_a_list_by_layer(said, tmp_path):
     ropes = [{"theta": 10.0}, "none", None]
     trace = imported(tmp_path, {"scaling": said, "sliding_window": 4, "rope": ropes})
     layers = [trace.layer(number) for number in range(LAYERS)]
@@ -195,14 +195,14 @@ def test_a_fact_is_one_for_all_layers_or_one_for_each(said, tmp_path):
     assert [layer.rope_recorded for layer in layers] == [True, True, False]
 
 
-def test_layers_that_have_numbers_of_their_own_keep_them(tmp_path):
+def test_layers_with_numbers_keep_them(tmp_path):
     layers = layers_of(np.float32)
     trace = imported(tmp_path, {"scaling": {"5": 0.5, "7": 0.7}, "n_layers": 9}, {5: layers[0], 7: layers[1]})
     assert trace.layers() == [5, 7]
     assert (trace.layer(5).scaling, trace.layer(7).scaling, trace.n_layers) == (0.5, 0.7, 9)
 
 
-def test_what_stands_beside_q_k_and_v_is_read(tmp_path):
+def test_data_besides_q_k_and_v_is_read(tmp_path):
     layers = layers_of(np.float32)
     layers[1]["q"] = layers[1]["q"][:, ::2]
     layers[1]["q_pos"] = np.arange(0, TOKENS, 2)
@@ -218,14 +218,14 @@ def test_what_stands_beside_q_k_and_v_is_read(tmp_path):
 
 
 def test_queries_of_the_last_tokens_alone_say_where_they_begin(tmp_path):
-    kv, q = as_lmcache(layers_of(np.float32))
+    kv, q = lmcache_arrays(layers_of(np.float32))
     np.savez(tmp_path / "kv.npz", kv=kv, q=q[:, :, 20:])
     trace = import_file(tmp_path / "kv.npz", tmp_path / "t.h5", sidecar=HEADS | {"q_from": 20})
     assert trace.layer(0).q_pos.tolist() == list(range(20, TOKENS))
 
 
 def test_chunks_of_chosen_layers_are_numbered_by_the_sidecar(tmp_path):
-    kv, q = as_lmcache(layers_of(np.float32))
+    kv, q = lmcache_arrays(layers_of(np.float32))
     np.savez(tmp_path / "kv.npz", kv=kv, q=q)
     trace = import_file(tmp_path / "kv.npz", tmp_path / "t.h5", sidecar=HEADS | {"layers": [20, 10, 0]})
     assert trace.layers() == [0, 10, 20]
@@ -233,20 +233,20 @@ def test_chunks_of_chosen_layers_are_numbered_by_the_sidecar(tmp_path):
 
 
 BAD_SIDECARS = {
-    "an unknown key": ({"scalling": 1}, 'dump.json: "scalling" means nothing here; did you mean "scaling"?'),
+    "an unknown key": ({"scalling": 1}, 'dump.json: "scalling" is unknown; did you mean "scaling"?'),
     "too short a list": ({"scaling": [0.1, 0.2]}, '"scaling" has 2 entries for 3 layers'),
     "a layer that is not there": ({"scaling": {"9": 0.1}}, '"scaling" names layer 9'),
     "scaling in words": ({"scaling": "1/8"}, '"scaling" is "1/8", it must be a number'),
     "a list of words": ({"scaling": [0.1, "x", 0.1]}, '"scaling" is "x", it must be a number'),
     "half a token": ({"n_prompt": 1.5}, '"n_prompt" is 1.5, it must be a whole number'),
     "rope in words": ({"rope": "yes"}, '"rope" is "yes", it must be an object'),
-    "an unknown dtype": ({"dtype": "fp8"}, '"dtype" is "fp8". Say "bfloat16"'),
-    "a list": ([1], "is no JSON object"),
+    "an unknown dtype": ({"dtype": "fp8"}, '"dtype" is "fp8". Write "bfloat16"'),
+    "a list": ([1], "is not a JSON object"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_SIDECARS)
-def test_a_sidecar_that_says_what_it_must_not_is_refused(case, tmp_path):
+def test_a_sidecar_with_invalid_entries_is_refused(case, tmp_path):
     said, words = BAD_SIDECARS[case]
     np.savez(tmp_path / "dump.npz", **named(layers_of(np.float32)))
     sidecar_of(tmp_path / "dump.npz", said)
@@ -256,7 +256,7 @@ def test_a_sidecar_that_says_what_it_must_not_is_refused(case, tmp_path):
     assert not (tmp_path / "t.h5").exists()
 
 
-# ---- what is no source
+# ---- refused sources
 
 
 def truncated(path):
@@ -281,7 +281,7 @@ def changed(**arrays):
 
 
 ONES = np.ones((KV_HEADS, TOKENS, DIM), np.float32)
-KV, QUERY = as_lmcache(layers_of(np.float32))
+KV, QUERY = lmcache_arrays(layers_of(np.float32))
 BAD = {
     "no q": (lambda f: saved(f, changed(layers_1_q=None)), "layers.1.q is missing. A layer needs q, k and v"),
     "two axes": (lambda f: saved(f, changed(layers_1_k=ONES[0])), "layer 1: k: has shape [32, 8]"),
@@ -291,11 +291,11 @@ BAD = {
     "objects": (lambda f: saved(f, changed(layers_0_v=np.array([{}]))), "layers.0.v cannot be read"),
     "a strange name": (lambda f: saved(f, changed(layers_0_w=ONES)), "holds layers.0.w. Names are"),
     "no layers": (lambda f: saved(f, {"token_ids": np.arange(3)}), "holds no layers"),
-    "half an npz": (lambda f: truncated(saved(f, changed())), "is no npz file, or it is truncated"),
-    "half a safetensors": (lambda f: truncated(saved(f, changed(), ".safetensors")), "is no .safetensors"),
-    "an empty file": (lambda f: written(f / "x.safetensors", b""), "is no .safetensors"),
+    "half an npz": (lambda f: truncated(saved(f, changed())), "is not an npz file, or is truncated"),
+    "half a safetensors": (lambda f: truncated(saved(f, changed(), ".safetensors")), "as a .safetensors"),
+    "an empty file": (lambda f: written(f / "x.safetensors", b""), "as a .safetensors"),
     "no such file": (lambda f: f / "gone.npz", "gone.npz: no such file"),
-    "an unknown suffix": (lambda f: written(f / "x.bin", b"xxxxxxxx"), "of no format that can"),
+    "an unknown suffix": (lambda f: written(f / "x.bin", b"xxxxxxxx"), "has no known format"),
     "an empty folder": (lambda f: (f / "empty").mkdir() or f / "empty", "holds no chunks"),
     "chunks without queries": (lambda f: saved(f, {"kv": KV}), "holds no queries"),
     "chunks of one tensor": (lambda f: saved(f, {"kv": KV[:1], "q": QUERY}), "the latent of an MLA model"),
@@ -312,7 +312,9 @@ def test_a_source_that_is_no_trace_is_refused_by_name(case, tmp_path, capsys):
     make, words = BAD[case]
     source = make(tmp_path)
     (tmp_path / "facts.json").write_text(json.dumps({"head_dim": DIM}))
-    code = main([str(source), "-o", str(tmp_path / "t.h5"), "--sidecar", str(tmp_path / "facts.json")])
+    code = import_verb.main(
+        [str(source), "-o", str(tmp_path / "t.h5"), "--sidecar", str(tmp_path / "facts.json")]
+    )
     message = capsys.readouterr().err
     assert code == 3, message
     assert words in message
@@ -320,8 +322,8 @@ def test_a_source_that_is_no_trace_is_refused_by_name(case, tmp_path, capsys):
     assert not list(tmp_path.glob("t.h5*"))
 
 
-def test_heads_that_nobody_counted_are_asked_for(tmp_path):
-    with pytest.raises(TraceError, match=r'kv has 16 numbers a token.* Write "head_dim" or "n_kv_heads"'):
+def test_a_missing_number_of_heads_is_requested(tmp_path):
+    with pytest.raises(TraceError, match=r'kv has 16 numbers per token.* Write "head_dim" or "n_kv_heads"'):
         import_file(saved(tmp_path, {"kv": KV, "q": QUERY}), tmp_path / "t.h5", sidecar={})
 
 
@@ -341,7 +343,7 @@ def test_chunks_that_do_not_continue_each_other_are_refused(other, tmp_path):
 def test_state_files_of_llama_cpp_are_refused_with_the_reason(magic, tmp_path):
     (tmp_path / "state.bin").write_bytes(magic + bytes(100))
     with pytest.raises(
-        TraceError, match=r"no queries, so nothing can be replayed\. Record the model with kvdump"
+        TraceError, match=r"no queries, so nothing can be replayed\. Record the model with kvreplay record"
     ):
         import_file(tmp_path / "state.bin", tmp_path / "t.h5")
 
@@ -360,7 +362,7 @@ def test_a_pickle_is_not_executed(tmp_path):
             return os.mkdir, (str(tmp_path / "executed"),)
 
     (tmp_path / "x.npy").write_bytes(__import__("pickle").dumps(Evil()))
-    with pytest.raises(TraceError, match=r"x\.npy: is no \.npy file"):
+    with pytest.raises(TraceError, match=r"x\.npy: cannot be read as a \.npy file"):
         import_file(tmp_path / "x.npy", tmp_path / "t.h5", format="lmcache")
     assert not (tmp_path / "executed").exists()
 
@@ -371,15 +373,15 @@ def test_a_pickle_is_not_executed(tmp_path):
 PAGE = (ROOT / "docs/bring_your_own_numbers.md").read_text()
 
 
-def test_the_python_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+def test_the_python_of_the_page_runs_unchanged(tmp_path, monkeypatch):
     (tmp_path / "traces").symlink_to(ROOT / "traces")
     monkeypatch.chdir(tmp_path)
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(blocks) == 3
     for block in blocks:
-        exec(block.replace("import kvreplay\n", "import kvreplay.trace as kvreplay\n"), names)
-    assert (names["layer"].q.shape, names["layer"].k.shape) == ((9, 1024, 64), (3, 1024, 64))
+        exec(block.replace("import kvreplay as kv\n", "import kvreplay.trace as kv\n"), names)
+    assert (names["layer"].q.shape, names["layer"].k.shape) == ((9, 704, 64), (3, 704, 64))
     assert names["mine"].layer(7).n_prompt == 384
     assert Trace("more.h5").layers() == [3, 7]
     for trace in ("mine.h5", "more.h5"):
@@ -388,7 +390,7 @@ def test_the_python_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
 
 def test_the_imports_of_the_page_make_traces(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    kv, q = as_lmcache(layers_of(np.float32))
+    kv, q = lmcache_arrays(layers_of(np.float32))
     save_file(named(layers_of(np.float32)), "dump.safetensors")
     save_file({"kv": kv, "q": q}, "prompt.safetensors")
     facts = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.S)[1]) | {"n_prompt": 24}
@@ -398,14 +400,14 @@ def test_the_imports_of_the_page_make_traces(tmp_path, monkeypatch):
     assert len(commands) == 2
     identities = set()
     for words in commands:
-        assert main([*words.split(), "--force"]) == 0
+        assert import_verb.main([*words.split(), "--force"]) == 0
         identities.add(Trace("mine.h5").trace_id)
     assert len(identities) == 1
 
 
-def test_every_key_of_a_sidecar_stands_on_the_page():
+def test_every_key_of_a_sidecar_is_documented():
     keys = [field.name for field in fields(Sidecar) if field.name != "path"]
-    table = PAGE.partition("| key | is | default |")[2].partition("What was assumed")[0]
+    table = PAGE.partition("| key | meaning | default |")[2].partition("The command prints")[0]
     assert sorted(re.findall(r"`(\w+)`", re.sub(r"\|[^|]*\|[^|]*\|$", "", table, flags=re.M))) == sorted(keys)
 
 
@@ -415,7 +417,7 @@ def test_every_key_of_a_sidecar_stands_on_the_page():
 def command(*words):
     path = os.pathsep.join(str(ROOT / folder) for folder in ("apps", "traces"))
     return subprocess.run(
-        [sys.executable, "-m", "kvreplay.importing", *map(str, words)],
+        [sys.executable, "-m", "kvreplay", "import", *map(str, words)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -423,20 +425,20 @@ def command(*words):
     )
 
 
-def test_the_command_prints_the_trace_and_says_what_it_assumed(tmp_path, capsys):
+def test_the_command_prints_the_trace_and_its_assumptions(tmp_path, capsys):
     source = saved(tmp_path, changed())
     out = Path(tmp_path / "new/folder/t.h5")
     done = command(source, "-o", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}\n"
     for words in (
-        "scaling: none is given, 0.353553 = 1/sqrt(8) is taken",
+        "scaling: not given, assumed to be 0.353553 = 1/sqrt(8)",
         "rope: not given",
         "n_prompt: not given",
     ):
         assert words in done.stderr
     sidecar_of(source, FACTS)
-    assert main([str(source), "-o", str(tmp_path / "u.h5")]) == 0
+    assert import_verb.main([str(source), "-o", str(tmp_path / "u.h5")]) == 0
     said = capsys.readouterr().err
     assert "not given" not in said
     assert "3 query heads" not in said
@@ -444,10 +446,10 @@ def test_the_command_prints_the_trace_and_says_what_it_assumed(tmp_path, capsys)
 
 
 def ended(*words):
-    """The exit code of the command in this process."""
+    """Runs the command in this process and returns its exit code."""
     try:
-        return main([str(word) for word in words])
-    except SystemExit as end:  # the parser's own
+        return import_verb.main([str(word) for word in words])
+    except SystemExit as end:  # raised by the parser
         return end.code
 
 
@@ -467,13 +469,13 @@ def test_the_command_ends_as_the_program_does(tmp_path, capsys):
 
 
 def test_a_format_that_is_not_known_is_named_with_those_that_are(capsys):
-    assert main(["x.npz", "-o", "t.h5", "--format", "gguf"]) == 2
+    assert import_verb.main(["x.npz", "-o", "t.h5", "--format", "gguf"]) == 2
     message = capsys.readouterr().err
     assert "format gguf is not known. Known are llama.cpp, lmcache, safetensors, npz" in message
 
 
 def test_help_names_every_format(capsys):
     with pytest.raises(SystemExit):
-        main(["--help"])
+        import_verb.main(["--help"])
     text = capsys.readouterr().out
     assert all(name in text for name in ("safetensors", "npz", "lmcache", "llama.cpp", "--queries"))

@@ -1,4 +1,4 @@
-"""Instruction sets: which one runs, and that code for one cannot leak into the rest of the program."""
+"""Instruction sets: the selection of a path, and that its code cannot leak into the rest of the program."""
 
 import json
 import math
@@ -18,17 +18,17 @@ def shown_path(**environment):
     return devices[0]["description"].rsplit(" ", 1)[1]
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="these instruction sets are x86-64's")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these instruction sets belong to x86-64")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_unit_for_an_instruction_set_shares_no_symbol_with_others(path):
-    """A weak symbol could be the copy that the linker keeps for everyone, also where its code cannot run."""
+    """The linker might keep a weak symbol's copy for the whole program, on machines that cannot run it."""
     listing = subprocess.run(["nm", "-C", LIBRARY], capture_output=True, text=True, check=True).stdout
     symbols = re.search(rf"^{path}\.cpp\.o:\n(.*?)(?:\n\n|\Z)", listing, re.M | re.S).group(1)
     kinds = re.findall(r"^[0-9a-f]* +(\w) (.*)$", symbols, re.M)
     assert kinds
     assert [name for kind, name in kinds if kind in "VvWwu"] == []
     visible = [name for kind, name in kinds if kind.isupper() and kind != "U"]
-    assert len(visible) == 1, visible  # the table, or the one function
+    assert len(visible) == 1, visible  # the table, or the single function
 
 
 def test_a_path_is_forced_by_name():

@@ -1,4 +1,4 @@
-"""Killed at any moment, a run leaves nothing half under a final name, and goes on where it was."""
+"""A run killed at any moment leaves no partial file under a final name, and resumes where it stopped."""
 
 import random
 import time
@@ -18,7 +18,7 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(trace, tmp_path_factory):
-    """Table, arrays and seconds of a run that nobody killed."""
+    """Table, arrays and seconds of an undisturbed run."""
     out = tmp_path_factory.mktemp("undisturbed")
     begun = time.monotonic()
     rows = replayed(trace, out, *WORK)
@@ -26,7 +26,7 @@ def undisturbed(trace, tmp_path_factory):
 
 
 def kill_run(trace, out, after_s):
-    """Whether it was killed before it had ended."""
+    """Starts and kills a run; returns whether it was killed before its end."""
     process = start("run", trace, *WORK, "-o", out)
     time.sleep(after_s)
     ended = process.poll()

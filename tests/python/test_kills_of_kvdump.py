@@ -1,4 +1,5 @@
-"""Killed at any moment, the dumper leaves no half trace under a final name, and resumes to the same trace."""
+"""The recorder, killed at any moment, leaves no partial trace under a final name, and resumes to an equal
+trace."""
 
 import os
 import random
@@ -28,7 +29,7 @@ def words(tmp_path_factory):
 
 @pytest.fixture
 def kvdump(dumpers, tmp_path):
-    """kvdump(words, kill_after_s=None): exit code, negative when it was killed."""
+    """kvdump(words, kill_after_s=None): runs the recorder; the exit code is negative if it was killed."""
 
     def run(words, kill_after_s=None):
         with dumpers.run(tmp_path, KVDUMP, *words) as process:
@@ -50,7 +51,7 @@ def identity_and_contents(path):
 
 
 def check_final(folder):
-    """Every file under a final name is a whole trace."""
+    """Checks that every file under a final name is a complete trace."""
     check_whole(folder)
     for path in folder.rglob("*.h5"):
         with h5py.File(path) as file:

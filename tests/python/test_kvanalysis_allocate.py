@@ -1,4 +1,4 @@
-"""Budgets that minimise the predicted loss: optima known by hand, what is refused, and the files."""
+"""Budgets that minimise the predicted loss: optima worked out by hand, refusals, and the files."""
 
 import itertools
 import json
@@ -6,12 +6,14 @@ import json
 import h5py
 import numpy as np
 import pytest
-from kvanalysis import cli, load
-from kvanalysis.errors import ResultsError, UserError
+from front_door import command as cli
+from kvanalysis import load
+from kvanalysis.errors import ConfigError, ResultsError
 from kvanalysis.loss.budget_curves import method_curves
 from kvanalysis.loss.budget_files import csv_text, json_text
 from kvanalysis.loss.budgets import Budget, allocate
 from kvanalysis.loss.marginals import Curves, convex, falling, spend
+from kvbase.errors import KvreplayError
 from kvreplay_cli import kvreplay, synth, table
 from test_kvanalysis_fake import COLUMNS, PREFILL, ROW_BYTES, TOKENS, fake_row, write_results
 
@@ -21,7 +23,7 @@ INT8 = ONESHOT | {"row_format": "int8"}
 
 
 def rows_of(curves, method="snapkv", params=ONESHOT, given=None, prompt="p0", row_bytes=ROW_BYTES, **changes):
-    """Cells of {(layer, kv head): {budget: loss}}; a one-shot method holds the decode tokens, too."""
+    """Cells from {(layer, kv head): {budget: loss}}; a one-shot method holds the decode tokens, too."""
     return [
         fake_row(
             method, params, budget, layer=layer, kv_head=head, given=given or {}, prompt=prompt,
@@ -36,7 +38,7 @@ def loaded(folder, rows, columns=WITH_LOSS):
 
 
 def halving(first):
-    """Loses as much less with each doubling of the tokens: a line over log tokens, down to `first` / 5."""
+    """Losses that fall by an equal amount per doubling of the tokens."""
     return {
         64: first,
         128: 0.8 * first,
@@ -54,7 +56,7 @@ def curves_of(tokens, *kl):
 
 
 def test_heads_on_one_kind_of_curve_share_tokens_as_their_losses_fall():
-    """Loss -a log b: the gain of a token is a / b, so tokens are as a, here 3 to 1."""
+    """With loss -a log b a token gains a / b, so tokens are proportional to a: here 3 to 1."""
     tokens = np.array([10, 10_000])
     curves = curves_of(tokens, -3 * np.log(tokens), -np.log(tokens))
     assert list(spend(curves, np.ones(2), 4000)) == [3000, 1000]
@@ -80,7 +82,7 @@ def test_no_other_division_of_few_tokens_loses_less(seed):
 
 
 def test_two_heads_get_the_optimum_that_their_curves_have(tmp_path):
-    """0.2 a doubling against 0.1: the gains a / b are equal at twice the tokens."""
+    """Losses fall by 0.2 and 0.1 per doubling: the gains a / b are equal at twice the tokens."""
     rows = rows_of({(0, 0): halving(1.0), (0, 1): halving(0.5)})
     found = allocate(loaded(tmp_path, rows), "snapkv", Budget(tokens=150))
     assert list(found.table["tokens"]) == [200, 100]
@@ -112,12 +114,12 @@ def test_every_token_of_the_budget_is_spent_within_floor_and_prompt(tmp_path, me
     assert tokens.max() <= PREFILL
 
 
-def test_heads_without_any_loss_share_what_is_left(tmp_path):
+def test_heads_without_loss_share_the_remaining_tokens(tmp_path):
     rows = rows_of({(0, head): halving(0) for head in range(3)})
     assert list(allocate(loaded(tmp_path, rows), "snapkv", Budget(tokens=70)).table["tokens"]) == [70, 70, 70]
 
 
-def test_a_share_of_the_bytes_is_spent_to_less_than_a_token(tmp_path):
+def test_a_share_of_the_bytes_is_spent_except_for_less_than_a_token(tmp_path):
     rows = rows_of({(0, 0): halving(1), (0, 1): halving(0.5)})
     found = allocate(loaded(tmp_path, rows), "snapkv", Budget(share=0.4))
     left = 0.4 * 2 * TOKENS * ROW_BYTES - found.table["bytes"].sum()
@@ -126,7 +128,7 @@ def test_a_share_of_the_bytes_is_spent_to_less_than_a_token(tmp_path):
 
 
 def test_tokens_that_take_no_bytes_are_not_spared(tmp_path):
-    """A layer whose window is shorter than the budgets takes the same whatever it may keep."""
+    """A layer with a window shorter than the budgets takes equal bytes at every budget."""
     rows = rows_of({(0, 0): halving(1)}) + [
         row | {"total_bytes": 100 * ROW_BYTES} for row in rows_of({(1, 0): halving(1)})
     ]
@@ -151,7 +153,8 @@ def test_a_bump_is_replaced_by_the_line_below_it():
 
 
 def test_a_curve_that_falls_late_is_not_starved_of_its_first_tokens(tmp_path):
-    """Nothing is gained up to 512 tokens, all of it by 768: who looks at the first step alone stays at 64."""
+    """All of the gain is between 512 and 768 tokens: an allocator that only looks one step ahead stays at
+    64."""
     late = {64: 1, 128: 1, 256: 1, 512: 1, 768: 0}
     rows = rows_of({(0, 0): late, (0, 1): halving(0.01)})
     tokens = allocate(loaded(tmp_path, rows), "snapkv", Budget(tokens=416)).table["tokens"]
@@ -159,7 +162,7 @@ def test_a_curve_that_falls_late_is_not_starved_of_its_first_tokens(tmp_path):
 
 
 def test_losses_that_rise_with_the_budget_count_by_their_mean(tmp_path):
-    """2 and 4 are 3 and 3, and the envelope from 3 to nothing at the whole prompt runs below the second."""
+    """2 and 4 become 3 and 3. The envelope from 3 to 0 at the whole prompt is below the second."""
     curve = method_curves(loaded(tmp_path, rows_of({(0, 0): {64: 2, 128: 4}})), "snapkv", None).curves
     second = 3 * np.log(PREFILL / 128) / np.log(PREFILL / 64)
     assert curve.kl.tolist() == [pytest.approx([3, second, 0])]
@@ -177,7 +180,7 @@ def test_a_method_that_streams_loses_nothing_with_all_tokens(tmp_path):
     assert method_curves(loaded(tmp_path, rows), "snapkv", None).curves.tokens.tolist() == [[64, 128, TOKENS]]
 
 
-def test_a_coded_cache_loses_with_the_whole_prompt_what_exact_loses_in_its_format(tmp_path):
+def test_a_coded_cache_of_the_whole_prompt_costs_the_loss_of_its_format(tmp_path):
     int4 = {"name": "int4", "group": 64}
     params = {"phase": "oneshot", "row_format": int4}
     rows = rows_of({(0, 0): {64: 2, 128: 1}}, params=params, given={"row_format": int4})
@@ -199,7 +202,8 @@ def test_losses_are_means_over_the_prompts_that_count(tmp_path):
 
 
 def two_formats(quantised_loss):
-    """Layer 0 suffers from int4 rows as given, layer 1 hardly; int4 rows take a quarter of the bytes."""
+    """int4 rows cost layer 0 the losses passed in, layer 1 hardly anything; they take a quarter of the
+    bytes."""
     int4 = {"row_format": {"name": "int4", "group": 64}}
     plain = rows_of({(layer, 0): halving(1) for layer in (0, 1)})
     coded = {
@@ -209,7 +213,7 @@ def two_formats(quantised_loss):
     return plain + rows_of(coded, params=ONESHOT | int4, given=int4, row_bytes=ROW_BYTES / 4)
 
 
-def test_a_layer_takes_the_row_format_that_loses_least_at_its_bytes(tmp_path):
+def test_a_layer_gets_the_row_format_with_the_lowest_loss_at_its_bytes(tmp_path):
     harmless_method = rows_of({(layer, 0): dict.fromkeys((64, 128), 0) for layer in (0, 1)}, "tova")
     frame = loaded(tmp_path, two_formats(quantised_loss=3.0) + harmless_method)
     found = allocate(frame, "snapkv", Budget(tokens=128), formats=True)
@@ -220,23 +224,25 @@ def test_a_layer_takes_the_row_format_that_loses_least_at_its_bytes(tmp_path):
     assert set(harmless.table["label"]) == {"snapkv int4"}
 
 
-def test_layers_that_lose_most_for_their_bytes_stay_whole_where_a_quantised_cache_leaves_room(tmp_path):
+def test_layers_with_the_highest_loss_per_byte_stay_unquantised_if_bytes_are_left(tmp_path):
     int4 = {"row_format": {"name": "int4", "group": 64}}
     losses = {(0, 0): {"": 0.1}, (1, 0): {"": 0.5}, (2, 0): {"": 0.2}}
     rows = rows_of(losses, "exact", int4, int4, row_bytes=ROW_BYTES / 4)
     for share, skipped in ((0.25, []), (0.5, [1]), (0.75, [1, 2]), (1, [0, 1, 2])):
-        found = allocate(loaded(tmp_path, rows), "exact", Budget(share=share), formats=True)
+        found = allocate(loaded(tmp_path, rows), "exact int4", Budget(share=share), formats=True)
         said = json.loads(json_text(found))
         assert said["skip_layers"] == skipped
         assert said["skip_layers"] == [each["layer"] for each in said["layers"] if each["full"]]
-    said = json.loads(json_text(allocate(loaded(tmp_path, rows), "exact", Budget(share=0.3), formats=True)))
+    said = json.loads(
+        json_text(allocate(loaded(tmp_path, rows), "exact int4", Budget(share=0.3), formats=True))
+    )
     assert said["skip_order"] == [1, 2, 0]
 
 
 # Files
 
 
-def test_the_files_say_what_was_found(tmp_path):
+def test_the_files_hold_the_allocation(tmp_path):
     rows = rows_of({(0, 0): halving(1), (0, 1): halving(0.5), (3, 0): halving(0), (3, 1): halving(0)})
     found = allocate(loaded(tmp_path, rows), "snapkv", Budget(tokens=107))
     assert csv_text(found) == "layer,kv_head,tokens\n0,0,200\n0,1,100\n3,0,64\n3,1,64\n"
@@ -258,14 +264,14 @@ def test_the_command_writes_both_files_and_prints_their_paths(tmp_path, capsys):
     assert cli.main([*words, "-o", str(tmp_path / "b.csv"), "--json", str(tmp_path / "b.json")]) == 0
     told = capsys.readouterr()
     assert told.out.split() == [str(tmp_path / "b.csv"), str(tmp_path / "b.json")]
-    assert "heads alone are predicted to lose" in told.err
+    assert "the predicted loss of the heads is" in told.err
     assert cli.main(words) == 0
     assert capsys.readouterr().out == (tmp_path / "b.csv").read_text()
 
 
 @pytest.fixture(scope="module")
 def gradient_trace(tmp_path_factory):
-    """A synthetic trace of two layers with made-up gradients, small in the second layer."""
+    """A synthetic trace of two layers with invented gradients, small in the second layer."""
     path = synth(tmp_path_factory.mktemp("trace") / "t.h5", "--tokens", 160, "--prompt", 128, "--layers", 2,
                  "--q-heads", 4, "--kv-heads", 2, "--head-dim", 16, "--v-head-dim", 16)  # fmt: skip
     random = np.random.default_rng(3)
@@ -278,7 +284,7 @@ def gradient_trace(tmp_path_factory):
     return path
 
 
-def test_the_engine_gives_each_head_what_the_file_says(gradient_trace, tmp_path):
+def test_the_engine_gives_each_head_the_files_budget(gradient_trace, tmp_path):
     done = kvreplay(
         "run", gradient_trace, "--method", "snapkv", "--budget", "40,64,96", "-o", tmp_path / "curves"
     )
@@ -297,23 +303,23 @@ def test_the_engine_gives_each_head_what_the_file_says(gradient_trace, tmp_path)
     assert found.predicted_kl < found.uniform_kl
 
 
-# What is refused
+# Refusals
 
 
 def refusal(folder, rows, label="snapkv", budget=None, columns=WITH_LOSS, **options):
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(KvreplayError) as raised:
         allocate(loaded(folder, rows, columns), label, budget or Budget(tokens=100), **options)
     return str(raised.value)
 
 
-def test_a_run_without_a_gradient_says_how_to_record_one(tmp_path):
+def test_an_allocation_without_a_gradient_is_refused_with_the_recording_command(tmp_path):
     rows = rows_of({(0, 0): halving(1)})
     without = tuple(name for name in WITH_LOSS if name != "kl_head_mean")
-    assert "record the trace with `kvdump --with-gradient 8`" in refusal(
+    assert "record the trace with `kvreplay record --with-gradient 8`" in refusal(
         tmp_path / "a", rows, columns=without
     )
     empty = [row | {"kl_head_mean": ""} for row in rows]
-    assert "record the trace with `kvdump --with-gradient 8`" in refusal(tmp_path / "b", empty)
+    assert "record the trace with `kvreplay record --with-gradient 8`" in refusal(tmp_path / "b", empty)
     with pytest.raises(ResultsError):
         allocate(load(tmp_path / "b"), "snapkv", Budget(tokens=100))
 
@@ -321,15 +327,15 @@ def test_a_run_without_a_gradient_says_how_to_record_one(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "options", "says"),
     [
-        (rows_of({(0, 0): {64: 1}}), {}, "a curve needs two budgets or more"),
+        (rows_of({(0, 0): {64: 1}}), {}, "a curve needs at least two budgets"),
         (rows_of({(0, 0): {64: 1, 128: 1}, (0, 1): {64: 1, 256: 1}}), {}, "the run has 1"),
-        (rows_of({(0, 0): halving(1)}), {"label": "tova"}, "--method tova: the run holds snapkv"),
+        (rows_of({(0, 0): halving(1)}), {"label": "tova"}, "--method tova: the run has only snapkv"),
         (
             rows_of({(0, 0): halving(1)}) + rows_of({(0, 0): halving(1)}, prompt="p1"),
             {},
             "choose with --prompt one or more of p0, p1",
         ),
-        (rows_of({(0, 0): halving(1)}), {"prompts": ["p7"]}, "--prompt p7: the run holds p0"),
+        (rows_of({(0, 0): halving(1)}), {"prompts": ["p7"]}, "--prompt p7: the run has only p0"),
         (rows_of({(0, 0): halving(1)}), {"budget": Budget(tokens=63)}, "replay smaller ones"),
         (rows_of({(0, 0): halving(1)}), {"budget": Budget(tokens=PREFILL + 1)}, "lower it"),
         (rows_of({(0, 0): halving(1)}), {"budget": Budget(share=0.1)}, "replay smaller ones"),
@@ -338,13 +344,13 @@ def test_a_run_without_a_gradient_says_how_to_record_one(tmp_path):
             {"budget": Budget(share=0.1), "formats": True},
             "smallest budgets and row formats take",
         ),
-        (rows_of({(0, 0): {"": 1}}, "exact", {}), {"label": "exact"}, "takes no budget; --formats"),
+        (rows_of({(0, 0): {"": 1}}, "exact", {}), {"label": "exact"}, "takes no budget; with --formats"),
         (rows_of({(0, 0): {"": 1}}, "exact", {}), {"label": "exact", "formats": True}, "needs a share"),
         (
             rows_of({(0, 0): halving(1), (1, 0): halving(1)})
             + rows_of({(0, 0): halving(1)}, params=INT8, given={"row_format": "int8"}),
             {"formats": True},
-            "snapkv int8 has not the layers",
+            "snapkv int8 lacks layers",
         ),
         (
             rows_of({(0, 0): halving(1)}, extras='{"allocated_tokens":70}'),
@@ -364,12 +370,12 @@ def test_a_run_without_a_gradient_says_how_to_record_one(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_allocated_is_refused_with_the_reason(tmp_path, rows, options, says):
+def test_an_impossible_allocation_is_refused_with_the_reason(tmp_path, rows, options, says):
     assert says in refusal(tmp_path, rows, **options)
 
 
 @pytest.mark.parametrize("budget", ["0", "-3", "120%", "many", "nan", "inf"])
-def test_a_budget_that_is_none_is_refused(tmp_path, budget, capsys):
+def test_an_invalid_budget_is_refused(tmp_path, budget, capsys):
     write_results(tmp_path, rows_of({(0, 0): halving(1)}), columns=WITH_LOSS)
     assert cli.main(["allocate", str(tmp_path), "--method", "snapkv", f"--budget={budget}"]) == 2
     assert f"--budget {budget}: write tokens" in capsys.readouterr().err
@@ -383,11 +389,11 @@ def test_a_csv_file_of_mixed_formats_is_refused(tmp_path, capsys):
 
 def test_a_budget_is_tokens_or_a_share_and_not_both():
     for wrong in ({}, {"tokens": 64, "share": 0.5}):
-        with pytest.raises(UserError, match="either tokens or a share"):
+        with pytest.raises(ConfigError, match="either tokens or a share"):
             Budget(**wrong)
 
 
-def test_no_head_gets_more_than_the_full_cache_whatever_was_replayed(tmp_path):
+def test_no_head_gets_more_than_the_full_cache(tmp_path):
     curves = {
         (0, 0): {64: 1.0, 256: 0.5, PREFILL: 0.0, 2 * PREFILL: 0.0},
         (0, 1): {64: 0.1, 256: 0.05, PREFILL: 0.0, 2 * PREFILL: 0.0},

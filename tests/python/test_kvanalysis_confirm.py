@@ -1,4 +1,4 @@
-"""confirm.csv and confirm_layers.csv beside the results that they belong to, and what is refused."""
+"""confirm.csv and confirm_layers.csv together with their results, and refusals."""
 
 import json
 
@@ -51,9 +51,11 @@ def test_losses_are_numbers_and_an_empty_budget_is_missing(tmp_path):
     assert frame["loss_increase"][0] == -0.25 and frame["distance_to"][0] == ROWS
 
 
-def test_missing_columns_are_named_with_what_mends_them(tmp_path):
+def test_missing_columns_are_named_with_the_remedy(tmp_path):
     (tmp_path / "confirm.csv").write_text("key,trace_id\n1,2\n")
-    with pytest.raises(ResultsError, match=r"confirm.csv: missing columns: model, .*`kvconfirm .*again"):
+    with pytest.raises(
+        ResultsError, match=r"confirm.csv: missing columns: model, .*`kvreplay confirm .*again"
+    ):
         read_confirm_csv(tmp_path / "confirm.csv")
 
 
@@ -64,7 +66,7 @@ def test_missing_columns_are_named_with_what_mends_them(tmp_path):
         ({"loss_increase": "much"}, "row 1, column loss_increase: 'much' is not a finite number"),
         ({"n_rows": "1.5"}, "row 1, column n_rows: '1.5' is not a whole number"),
         ({"selection": "guessed"}, "row 1 selection is neither recorded nor own"),
-        ({"layers": "all"}, "row 1: layers: 'all' is no list of layers, as in 0-29 or 0,7,15"),
+        ({"layers": "all"}, "row 1: layers: 'all' is not a list of layers, as in 0-29 or 0,7,15"),
         ({"prompt": ""}, "row 1: prompt is empty"),
     ],
 )
@@ -75,14 +77,14 @@ def test_a_row_that_is_wrong_is_named(tmp_path, changes, message):
     assert message in str(problem.value)
 
 
-def test_an_instance_that_stands_twice_is_refused_whatever_its_key(tmp_path):
+def test_a_repeated_instance_is_refused_even_with_another_key(tmp_path):
     again = [row | {"key": "of another model"} for row in confirm_rows()]
     write_confirm(tmp_path, [*confirm_rows(), *again])
     with pytest.raises(ResultsError, match="row 4 repeats a range of an instance; move the file away"):
         read_confirm_csv(tmp_path / "confirm.csv")
 
 
-def test_a_layer_that_stands_twice_is_refused(tmp_path):
+def test_a_repeated_layer_is_refused(tmp_path):
     rows = layer_rows(confirm_rows(), [{"drift_mean": 0.1}])
     write_confirm(tmp_path, confirm_rows(), rows + rows)
     with pytest.raises(ResultsError, match="row 2 repeats a layer of an instance"):
@@ -92,7 +94,7 @@ def test_a_layer_that_stands_twice_is_refused(tmp_path):
 def test_layers_are_written_as_kvconfirm_writes_them():
     assert layers_of("0-2,7,9-10") == [0, 1, 2, 7, 9, 10]
     for text in ("", "all", "3-", "1,,2", "-1"):
-        with pytest.raises(ValueError, match="no list of layers"):
+        with pytest.raises(ValueError, match="not a list of layers"):
             layers_of(text)
 
 
@@ -104,7 +106,7 @@ def test_rows_of_another_trace_are_refused_with_both_names(tmp_path):
     write_confirm(tmp_path, [*confirm_rows(), *confirm_rows(trace_id="b" * 64)])
     with pytest.raises(ResultsError) as problem:
         confirmed(load(tmp_path))
-    assert "row 4 is of trace bbbbbbbbbbbb, the results are of 5f0c3a9d1e7b" in str(problem.value)
+    assert "row 4 is from trace bbbbbbbbbbbb, the results are from 5f0c3a9d1e7b" in str(problem.value)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +124,12 @@ def test_an_instance_that_the_results_lack_is_refused(tmp_path, place, named):
     write_confirm(tmp_path, [*confirm_rows(), *confirm_rows(**place)])
     with pytest.raises(ResultsError) as problem:
         confirmed(load(tmp_path))
-    assert f"row 4 is {named}, which results.csv does not hold" in str(problem.value)
+    assert f"row 4 is {named}, which results.csv lacks" in str(problem.value)
 
 
-def test_what_was_confirmed_from_results_that_were_replaced_since_is_refused(tmp_path):
+def test_confirmations_of_replaced_results_are_refused(tmp_path):
     results(tmp_path, [fake_row(layer=layer, given={}, seed="", key=f"k{layer}") for layer in range(3)])
-    # The first 16 digits of the SHA-256 of "k0\nk1\nk2".
+    # First 16 hex digits of the SHA-256 of "k0\nk1\nk2".
     write_confirm(tmp_path, confirm_rows(cells="4eb77a6c3ad16ebd"))
     assert confirmed(load(tmp_path)) is not None
     write_confirm(tmp_path, confirm_rows(cells="0123456789abcdef"))
@@ -170,7 +172,7 @@ def test_a_layer_s_error_is_the_mean_of_its_heads_and_seeds_are_averaged(tmp_pat
     assert found.table["family"][0] == "sampled"
 
 
-def test_losses_of_the_parts_stand_beside_those_of_all_rows(tmp_path):
+def test_losses_of_the_parts_are_next_to_those_of_all_rows(tmp_path):
     found = read(planted(tmp_path, {("h2o", 64): (0.4, {"rel_err_out_mean": 0.1})}))
     assert found.table["loss_increase"][0] == pytest.approx(0.4)
     assert found.table["loss"][0] == pytest.approx(FULL + 0.4)
@@ -179,7 +181,7 @@ def test_losses_of_the_parts_stand_beside_those_of_all_rows(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_head_without_a_value_leaves_its_layer_without_one(tmp_path):
+def test_a_layer_with_a_missing_head_has_no_value(tmp_path):
     rows = [
         fake_row(kv_head=head, given={}, seed="", cosine_mean=value) for head, value in enumerate((0.9, ""))
     ]
@@ -210,21 +212,21 @@ def test_the_deviation_between_engine_and_model_is_the_largest_of_a_layer(tmp_pa
     assert found.deviation == pytest.approx(0.02)
 
 
-def test_a_method_that_did_what_another_did_counts_once(tmp_path):
+def test_methods_with_equal_results_count_once(tmp_path):
     cells = {
         ("snapkv", 64): (0.4, {"rel_err_out_mean": 0.5}),
         ("pyramidkv", 64): (0.4, {"rel_err_out_mean": 0.5}),
         ("pyramidkv", 128): (0.3, {"rel_err_out_mean": 0.5}),
     }
     found = read(planted(tmp_path, cells))
-    # snapkv stands first in the results, whatever comes first in the alphabet.
+    # snapkv is first in the results, which counts, not the alphabetical order.
     assert list(zip(found.table["label"], found.table["budget_tokens"], strict=True)) == [
         ("snapkv", 64), ("pyramidkv", 128),
     ]  # fmt: skip
     assert found.same == [("pyramidkv", 64, "snapkv")]
 
 
-def test_recorded_choices_of_the_most_layers_are_spoken_of_and_the_rest_is_counted(tmp_path):
+def test_the_recorded_selection_with_the_most_layers_is_used_and_the_rest_counted(tmp_path):
     more = [
         *confirm_rows(loss=0.7, selection="own"),
         *confirm_rows("tova", loss=0.7, selection="own"),
@@ -236,7 +238,7 @@ def test_recorded_choices_of_the_most_layers_are_spoken_of_and_the_rest_is_count
     assert list(found.table["loss_increase"]) == pytest.approx([0.4, 0.5])
 
 
-def test_where_only_own_choices_were_run_they_are_spoken_of(tmp_path):
+def test_own_selections_are_used_if_there_are_no_others(tmp_path):
     rows = [fake_row(layer=layer, given={}, seed="") for layer in range(3)]
     found = read(write_confirm(results(tmp_path, rows), confirm_rows(selection="own")))
     assert found.selection == "own"
@@ -248,7 +250,7 @@ def test_errors_of_layers_that_were_not_compressed_do_not_count(tmp_path):
     assert found.measures["rel_err_out_mean"] == pytest.approx(np.array([[0.1, 0.3]]))
 
 
-def test_a_compressed_layer_without_a_cell_leaves_no_value_of_it(tmp_path):
+def test_a_measure_with_a_missing_layer_has_no_value(tmp_path):
     rows = [fake_row(layer=layer, given={}, seed="") for layer in range(2)]
     found = read(write_confirm(results(tmp_path, rows), confirm_rows(layers="0-2")))
     assert found.measures["rel_err_out_mean"][0] == pytest.approx([0.25, 0.25, np.nan], nan_ok=True)
@@ -280,7 +282,7 @@ def test_oracles_are_in_the_scope_that_names_them_and_in_no_other(tmp_path):
 
 
 def with_kept(folder, first, budget=64):
-    """kept.h5 whose cells hold `first(method)` after the prompt, then nothing."""
+    """Writes kept.h5 with `first(method)` after the prompt and empty lists after that."""
     frame = load(folder)
     with h5py.File(folder / "kept.h5", "w") as file:
         for key, method in zip(frame["key"], frame["method"], strict=True):
@@ -301,7 +303,7 @@ def test_the_first_token_is_looked_for_in_the_list_after_the_prompt(tmp_path):
     assert set(found.table["label"][scope.rows]) == {"adakv", "h2o", "knorm", "snapkv"}
 
 
-def test_without_kept_sets_nothing_is_said_of_the_first_token(tmp_path):
+def test_without_kept_sets_there_is_no_statement_on_the_first_token(tmp_path):
     found = read(planted(tmp_path, six_methods()))
     assert sink_holders(load(tmp_path)) is None
     assert "first token kept" not in [scope.name for scope in scopes(found, None)]
@@ -337,7 +339,7 @@ def test_the_error_by_draws_of_averaged_seeds_is_that_of_their_mean(tmp_path):
     assert found.table["draw_error"][0] == pytest.approx(np.hypot(0.01, 0.03) / 2)
 
 
-def test_coded_rows_that_were_run_once_are_told_from_masks(tmp_path):
+def test_coded_rows_with_one_draw_are_distinguished_from_masks(tmp_path):
     int4 = json.dumps({"row_format": {"name": "int4", "group": 64}})
     apart, exact = ({"row_format": {"key": "source", "value": one}} for one in ("int4", "f32"))
     rows = [
@@ -361,7 +363,7 @@ def test_own_choices_are_compared_with_the_recorded_ones_of_the_same_instance(tm
     more = [
         *confirm_rows("h2o", 64, 0.7, selection="own", prompt="p0"),
         *confirm_rows("h2o", 64, 0.5, selection="own", prompt="p1"),
-        *confirm_rows("tova", 64, 0.9, selection="own", layers="0"),  # of other layers: no pair
+        *confirm_rows("tova", 64, 0.9, selection="own", layers="0"),  # other layers: not a pair
     ]
     cells = {("h2o", 64): (0.4, {"rel_err_out_mean": 0.5}), ("tova", 64): (0.5, {"rel_err_out_mean": 0.6})}
     told = confirmed(load(planted(tmp_path, cells, prompts=("p0", "p1"), more=more)))
@@ -380,7 +382,7 @@ def test_the_error_of_a_difference_of_choices_is_that_of_its_draws(tmp_path):
         rows += [fake_row(layer=layer, given={}, seed="", prompt=prompt) for layer in range(3)]
         losses += [*drawn(0.06, prompt=prompt), *drawn(0.08, prompt=prompt, selection="own")]
     told = confirmed(load(write_confirm(results(tmp_path, rows), losses)))
-    # Means of 4 draws: 0.03 and 0.04, so 0.05 of a text's difference, over two texts.
+    # Standard errors of means of 4 draws: 0.03 and 0.04, so 0.05 for one text's difference; then two texts.
     assert by_selection(told.losses)["standard_error"][0] == pytest.approx(0.05 / 2**0.5)
 
 

@@ -1,4 +1,4 @@
-"""`kvanalysis confirm`, and the section of the page that says whether the offline error predicts the loss."""
+"""`kvreplay confirm OUT`, and the page's section on whether the offline error predicts the loss."""
 
 import re
 from types import SimpleNamespace
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from fake_confirm import confirm_rows, failed_confirm, planted, six_methods, write_confirm
-from kvanalysis.cli import main
 from kvanalysis.plots.confirm import loss_against_error, loss_by_layer
 from kvanalysis.predict.words import layers_words, two
+from kvreplay.program import main
 from page_parts import only_plots, without_sections
 from test_kvanalysis_confirm_ranks import noise
 from test_kvanalysis_fake import failed_row, fake_row, write_results
@@ -19,14 +19,14 @@ QUESTION = "Does the offline error predict the loss?"
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """The page without figures, claims and who loses least: they have tests of their own."""
+    """Leaves figures, claims and the answer out of the page; other tests cover them."""
     only_plots(monkeypatch)
     without_sections(monkeypatch, "answer", "claims")
 
 
 @pytest.fixture(scope="module")
 def monotone(tmp_path_factory):
-    """(the page, its words) of six methods that lose in the order of their errors."""
+    """(page, its text) for six methods with losses in the order of their errors."""
     with pytest.MonkeyPatch.context() as patch:
         only_plots(patch)
         without_sections(patch, "answer", "claims")
@@ -40,7 +40,7 @@ def page_of(folder):
 
 
 def two_measures(folder, **changes):
-    """A measure that predicts, beside the main one that does not."""
+    """A run in which a second measure predicts the loss, and the main one does not."""
 
     def other(number, place):
         return {"rel_err_fro": 0.01 * (1 + number) * (2 - place)} | noise(number, place)
@@ -59,11 +59,11 @@ def test_the_compressed_layers_are_named(layers, words):
     assert layers_words(SimpleNamespace(layers=layers)) == words
 
 
-def test_a_correlation_below_one_is_not_rounded_to_it():
+def test_a_correlation_below_one_is_not_rounded_to_one():
     assert [two(value) for value in (1.0, 0.9961, 0.5, -0.9999)] == ["1.00", "0.996", "0.50", "-1.000"]
 
 
-def test_the_page_says_how_far_coded_rows_can_be_told_apart(tmp_path, no_pictures):
+def test_the_page_states_the_noise_of_coded_rows(tmp_path, no_pictures):
     path = two_measures(tmp_path, prompts=("p0",)) / "confirm.csv"
     table = pd.read_csv(path, dtype=str, keep_default_na=False).assign(n_draws="1", loss_increase_sd="")
     of_h2o = table["method"] == "h2o"
@@ -72,8 +72,8 @@ def test_the_page_says_how_far_coded_rows_can_be_told_apart(tmp_path, no_picture
     table.to_csv(path, index=False)
     text = page_of(tmp_path)[1]
     assert (
-        "2 instances with coded rows: means of several draws under other roundings, with a standard error of"
-        " 0.010 to 0.010 nats. 2 instances with coded rows: one draw each, whose noise is not known" in text
+        "2 instances with quantised rows: means over several draws of the rounding, with a standard error of"
+        " 0.010 to 0.010 nats. 2 instances with quantised rows: one draw each, whose noise is unknown" in text
     )
 
 
@@ -101,10 +101,10 @@ def test_confirm_prints_the_table_best_first_and_writes_both_files(tmp_path, cap
     assert {"trace_id", "measure", "less_error", "less_loss", "loss_difference"} <= set(pairs)
 
 
-def test_of_many_texts_the_page_says_the_range(tmp_path, no_pictures):
+def test_the_page_gives_the_range_over_many_texts(tmp_path, no_pictures):
     two_measures(tmp_path, prompts=[f"text{number}" for number in range(7)], n_layers=1)
     _, words = page_of(tmp_path)
-    assert "Each of 7 texts by the measure that is best on the other texts: 1.00 on average" in words
+    assert "of 7 texts, the measure that is best on the other texts reaches 1.00 on average" in words
     assert "text3 1.00" not in words
 
 
@@ -119,7 +119,7 @@ def test_each_text_has_a_column_unless_there_are_too_many(tmp_path, capsys, n_te
 def test_another_target_is_printed_on_request(tmp_path, capsys, target):
     folder = planted(tmp_path, six_methods())
     text = (folder / "confirm.csv").read_text()
-    # KL and the first choice fall while the loss rises.
+    # KL and the agreement of first choices fall while the loss rises.
     lines = [line.split(",") for line in text.splitlines()]
     at = {name: place for place, name in enumerate(lines[0])}
     for line in lines[1:]:
@@ -140,7 +140,7 @@ def test_methods_may_be_chosen_or_left_out_and_then_nothing_is_written(tmp_path,
     assert "20 instances of 5 methods" in capsys.readouterr().err
     assert not (tmp_path / "confirm_correlations.csv").exists()
     assert main(["confirm", str(tmp_path), "--without", "quest"]) == 2
-    assert "--without quest: no such method; there are adakv, h2o" in capsys.readouterr().err
+    assert "--without quest: no such method; methods: adakv, h2o" in capsys.readouterr().err
 
 
 def test_methods_that_leave_nothing_to_compare_are_an_error_and_not_an_empty_table(tmp_path, capsys):
@@ -153,7 +153,7 @@ def test_a_folder_that_nothing_was_confirmed_of_is_an_error_with_its_remedy(tmp_
     write_results(tmp_path, [fake_row()])
     assert main(["confirm", str(tmp_path)]) == 3
     assert (
-        f"confirm.csv: no such file, or no row in it; `kvconfirm {tmp_path}` writes it"
+        f"{tmp_path}: holds no confirm.csv: run the model first, with --model ID|DIR"
         in capsys.readouterr().err
     )
 
@@ -167,7 +167,7 @@ def test_instances_that_all_failed_are_an_error(tmp_path, capsys):
 # The page
 
 
-def test_without_confirm_csv_the_page_does_not_ask(tmp_path, no_pictures):
+def test_without_confirm_csv_the_page_has_no_such_section(tmp_path, no_pictures):
     write_results(tmp_path, [fake_row()])
     assert QUESTION not in page_of(tmp_path)[1]
 
@@ -176,7 +176,7 @@ def test_the_page_answers_with_the_best_measure_the_gain_and_the_held_out_texts(
     page, text = page_of(two_measures(tmp_path))
     assert QUESTION in text
     assert "#does-the-offline-error-predict-the-loss" in page.attributes("href")
-    assert "ratio of norms, last rows, mean over layers, orders instances most as the loss does" in text
+    assert "ratio of norms, last rows, mean over layers, ranks instances most like the loss" in text
     assert "rank correlation 1.00 [1.00, 1.00]" in text
     assert re.search(r"main measure \(mean relative error, mean over layers\) reaches -?0\.\d\d \[", text)
     assert re.search(
@@ -186,31 +186,31 @@ def test_the_page_answers_with_the_best_measure_the_gain_and_the_held_out_texts(
     assert "24 instances of 6 methods on 2 texts" in text
 
 
-def test_what_needs_the_model_and_the_yardstick_are_told_beside_the_best(tmp_path, no_pictures):
+def test_measures_that_need_the_model_and_the_yardstick_are_named_after_the_best(tmp_path, no_pictures):
     def other(number, place):
         loss = 0.05 * (1 + number) * (2 - place)
         return {"rel_err_fro": loss, "rel_err_resid_mean": 1 + loss % 0.13, "drift_mean": loss}
 
     text = page_of(planted(tmp_path, six_methods(lambda loss: 1 + loss % 0.13, other=other)))[1]
-    assert "ratio of norms, last rows, mean over layers, orders instances most" in text
+    assert "ratio of norms, last rows, mean over layers, ranks instances most" in text
     behind = "error behind W_O over the residual stream, mean over layers, "
-    assert re.search(f"Of what needs the model: {behind}-?0", text)
-    assert "A yardstick that is no prediction: drift of the residual stream, mean over layers, 1.00" in text
+    assert re.search(f"Among measures that need the model: {behind}-?0", text)
+    assert "For comparison (not a prediction): drift of the residual stream, mean over layers, 1.00" in text
 
 
-def test_where_the_best_needs_the_model_the_best_of_the_traces_is_told(tmp_path, no_pictures):
+def test_the_best_measure_from_traces_is_named_if_the_best_needs_the_model(tmp_path, no_pictures):
     def other(number, place):
         return {"rel_err_resid_mean": 0.05 * (1 + number) * (2 - place)}
 
     text = page_of(planted(tmp_path, six_methods(lambda loss: 1 + loss % 0.13, other=other)))[1]
-    assert "error behind W_O over the residual stream, mean over layers, orders instances most" in text
+    assert "error behind W_O over the residual stream, mean over layers, ranks instances most" in text
     assert (
-        "It needs the model; of what the traces alone give, mean relative error, mean over layers, is first"
-        in text
+        "It needs the model; among measures that need only traces, mean relative error, mean over layers, is"
+        " best" in text
     )
 
 
-def test_a_best_measure_whose_gain_is_not_sure_is_said_to_be_so(tmp_path, no_pictures):
+def test_a_best_measure_without_significant_gain_is_marked(tmp_path, no_pictures):
     cells = six_methods(
         lambda loss: loss, other=lambda number, place: {"rel_err_fro": 0.01 * (1 + number) * (2 - place)}
     )
@@ -219,13 +219,13 @@ def test_a_best_measure_whose_gain_is_not_sure_is_said_to_be_so(tmp_path, no_pic
     assert "paired; the interval includes zero" in text
 
 
-def test_exceptions_stand_on_the_page_with_both_numbers(tmp_path, no_pictures):
+def test_exceptions_are_on_the_page_with_both_numbers(tmp_path, no_pictures):
     cells = six_methods(budgets=(64, 128)) | {("streaming_llm", 64): (0.11, {"rel_err_out_mean": 0.9})}
     page, text = page_of(planted(tmp_path, cells))
-    assert "streaming_llm loses less than it says (in 4 pairs, 1 text)" in text
+    assert "streaming_llm loses less than predicted (in 4 pairs, 1 text)" in text
     assert (
-        "The widest: on p0 at B = 64, tova has 0.500 against 0.900 of streaming_llm, and loses 0.500"
-        " against 0.110" in text
+        "The widest: on p0 at B = 64, tova has the lower error, 0.500 against 0.900 of streaming_llm, but the"
+        " higher loss, 0.500 against 0.110" in text
     )
     assert [
         "p0",
@@ -241,22 +241,22 @@ def test_exceptions_stand_on_the_page_with_both_numbers(tmp_path, no_pictures):
     ] in page.rows
 
 
-def test_a_monotone_run_says_that_there_is_no_exception(monotone):
-    assert "no pair at one budget is 1.5-fold apart the wrong way round" in monotone[1]
+def test_a_monotone_run_reports_no_exception(monotone):
+    assert "no pair at one budget has errors 1.5-fold apart and opposite losses" in monotone[1]
 
 
-def test_both_selections_are_set_side_by_side_and_one_alone_is_not(tmp_path, no_pictures, monotone):
+def test_both_selections_are_compared_and_a_single_one_is_not(tmp_path, no_pictures, monotone):
     own = {("h2o", 64): 0.5, ("h2o", 128): 0.1004}  # 0.2 and 0.1 with the recorded choices
     more = [row for place, loss in own.items() for row in confirm_rows(*place, loss, selection="own")]
     page, text = page_of(planted(tmp_path, six_methods(), more=more))
     assert "Over 2 instances with both, own choices change the loss increase by +0.150 nats" in text
-    assert "1 change by less than 0.001, most changes h2o at B = 64, by +0.300" in text
+    assert "1 change by less than 0.001; the largest change is that of h2o at B = 64, by +0.300" in text
     assert ["h2o", "64", "+0.200", "+0.500", "+0.300", "–", "+0.300 … +0.300", "1"] in page.rows
-    assert "2 more instances of another selection or of other layers stand aside" in text
+    assert "2 more instances with another selection or other layers are left out" in text
     assert "own choices" not in monotone[1].lower()
 
 
-def test_losses_near_the_prompt_and_far_behind_it_stand_in_a_table(monotone):
+def test_losses_near_the_prompt_and_far_from_it_are_in_a_table(monotone):
     page, text = monotone
     assert "Mean loss increase over texts at B = 64" in text
     [row] = [row for row in page.rows if row[0] == "window" and "+0.300" in row]
@@ -278,11 +278,13 @@ def test_the_report_draws_the_figures_of_the_loss(tmp_path, monkeypatch):
     without_sections(monkeypatch, "answer", "claims")
     two_measures(tmp_path, prompts=("p0",))
     page, text = page_of(tmp_path)
-    assert "Offline error against loss" in text and "Which layers’ errors predict the loss" in text
+    assert (
+        "Offline error against loss" in text and "How well the error of each layer predicts the loss" in text
+    )
     assert "figures/loss_against_error_page.png" in page.attributes("href")
 
 
 def test_foreign_rows_stop_the_report_with_a_message(tmp_path, capsys, no_pictures):
     planted(tmp_path, six_methods(), more=confirm_rows("subgen"))
     assert main(["report", str(tmp_path)]) == 3
-    assert "subgen B=64 on prompt p0, which results.csv does not hold" in capsys.readouterr().err
+    assert "subgen B=64 on prompt p0, which results.csv lacks" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Which measure predicts the loss: rank correlations by hand, resampled methods, planted winners."""
+"""The measure that predicts the loss best: rank correlations by hand, resampled methods, planted winners."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ from kvanalysis.predict.best import (
 )
 from kvanalysis.predict.correlations import correlations, scope_correlations, scopes
 from kvanalysis.predict.exceptions import (
+    count_significant_pairs,
+    exceptional_labels,
     exceptions,
-    ordered_at_all,
     residuals,
     standard_error,
-    standing_out,
     wide_pairs,
 )
 from kvanalysis.predict.measures import WEIGHTINGS, weighted
@@ -77,7 +77,7 @@ def test_many_correlations_are_those_of_each_pair():
         assert kendalls(xs, ys)[i, j] == pytest.approx(kendall(xs[i], ys[j]))
 
 
-def test_a_resample_s_correlation_is_that_of_its_points_written_out(monkeypatch):
+def test_a_resamples_correlation_equals_that_of_its_repeated_points(monkeypatch):
     monkeypatch.setattr("kvanalysis.stats.ranks.BLOCK_VALUES", 100)  # several blocks
     random = np.random.default_rng(1)
     x, y = random.integers(0, 5, 12), random.normal(size=12)
@@ -101,7 +101,7 @@ def test_a_method_is_drawn_with_all_its_instances_or_not_at_all():
     assert (draws.counts.sum(axis=1) == 5).all() and (draws.counts == 0).any()
 
 
-def test_draws_are_the_same_each_time_and_follow_the_seed():
+def test_draws_repeat_and_depend_on_the_seed():
     methods = [f"m{i}" for i in range(6)]
     first, again, other = (method_draws(methods, 20, seed).counts for seed in (0, 0, 1))
     assert (first == again).all() and (first != other).any()
@@ -151,7 +151,7 @@ def test_the_curve_over_layers_is_each_layer_s_correlation(tmp_path):
 
 
 def noise(number, place):
-    """A cosine that knows nothing of the loss."""
+    """Cosines that are independent of the loss."""
     return {
         "cosine_mean": [0.9, 0.5, 0.8, 0.85, 0.4, 0.75, 0.95, 0.3, 0.6, 0.7, 0.2, 0.65][2 * number + place]
     }
@@ -164,7 +164,7 @@ def of(table, measure, weighting="mean", scope="all", prompt="", target="loss_in
     return row
 
 
-def test_a_measure_that_predicts_stands_first_with_its_interval_away_from_one_that_does_not(tmp_path):
+def test_a_predictive_measure_ranks_first_with_a_separate_interval(tmp_path):
     found = read(planted(tmp_path, six_methods(other=noise), prompts=("p0", "p1")))
     table = correlations(found)
     first = table[(table["scope"] == "all") & (table["target"] == "loss_increase")].iloc[0]
@@ -189,14 +189,14 @@ def test_the_gain_is_paired_with_the_main_measure_and_only_on_its_instances(tmp_
     assert np.isnan(fewer["gain"]) and fewer["n_instances"] == 8 and np.isnan(fewer["first_share"])
 
 
-def test_shares_of_first_places_sum_to_one_over_what_may_be_best(tmp_path):
+def test_shares_of_first_places_sum_to_one_over_eligible_measures(tmp_path):
     def other(number, place):
         return noise(number, place) | {"drift_mean": 0.1 * (1 + number) * (2 - place)}
 
     table = correlations(read(planted(tmp_path, six_methods(lambda loss: loss**2, other=other))))
     whole = table[(table["scope"] == "all") & (table["target"] == "loss_increase") & (table["prompt"] == "")]
     assert whole["first_share"].sum() == pytest.approx(1)
-    # What the compressed run measured predicts nothing, however well it does.
+    # Measures of the compressed run are no prediction, however well they agree.
     assert whole[whole["measure"] == "drift_mean"]["first_share"].isna().all()
     assert best_choice(read(tmp_path)).measure == "rel_err_out_mean"
 
@@ -233,7 +233,7 @@ def test_a_text_with_few_instances_is_left_out_of_the_mean(tmp_path):
 
 
 def test_at_equal_budgets_ranks_are_compared_within_a_budget(tmp_path):
-    # Over budgets the error grows with the loss, within one it falls.
+    # Across budgets the error grows with the loss; within a budget it falls.
     cells = {
         (method, budget): (place + 0.1 * number, {"rel_err_out_mean": place + 0.1 * (5 - number)})
         for number, method in enumerate(("a", "b", "c", "d", "e", "f"))
@@ -253,7 +253,7 @@ def test_every_target_and_every_part_of_the_rows_has_its_correlations(tmp_path):
     assert set(table.loc[table["target"] != "loss_increase", "scope"]) == {"all"}
 
 
-def test_each_text_is_judged_by_the_measure_that_won_on_the_others(tmp_path):
+def test_each_text_is_predicted_by_the_best_measure_on_the_others(tmp_path):
     rows, losses = [], []
     for prompt in ("p0", "p1"):
         for number, ((method, budget), (loss, _)) in enumerate(six_methods().items()):
@@ -272,12 +272,12 @@ def test_each_text_is_judged_by_the_measure_that_won_on_the_others(tmp_path):
     assert told[0][3] == 1
 
 
-def test_without_methods_enough_nothing_is_best(tmp_path):
+def test_with_too_few_methods_nothing_is_best(tmp_path):
     found = read(planted(tmp_path, {("h2o", 64): (0.1, {}), ("tova", 64): (0.2, {})}))
     assert best_choice(found) is None and shown_choices(found) == []
 
 
-def test_a_run_of_oracles_alone_has_no_best_measure(tmp_path):
+def test_a_run_of_only_oracles_has_no_best_measure(tmp_path):
     found = read(planted(tmp_path, {("static_oracle", b): (0.1 / b, {}) for b in (8, 16, 32, 64, 128, 256)}))
     assert best_choice(found) is None
 
@@ -286,7 +286,7 @@ def test_where_the_main_measure_is_best_it_is_shown_once(tmp_path):
     assert [each.is_main for each in shown_choices(read(planted(tmp_path, six_methods())))] == [True]
 
 
-def test_what_the_traces_give_is_best_among_what_needs_no_model(tmp_path):
+def test_the_best_measure_from_traces_needs_no_model(tmp_path):
     def other(number, place):
         return {"rel_err_resid_mean": 0.1 * (1 + number) * (2 - place)}
 
@@ -303,7 +303,7 @@ def test_a_measure_is_named_with_its_layers():
 # Exceptions
 
 
-def test_the_monotone_fit_pools_neighbours_that_are_out_of_order():
+def test_the_monotone_fit_pools_misordered_neighbours():
     assert isotonic([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx([1, 2.5, 2.5, 4])
     assert isotonic([3, 1, 2], [0, 9, 3]) == pytest.approx([4, 4, 4])
     assert isotonic([1, 1, 2], [0, 4, 3]) == pytest.approx([2, 2, 3])
@@ -323,7 +323,7 @@ def test_a_monotone_measure_has_no_exceptions(tmp_path):
 def test_a_pair_that_the_loss_orders_the_other_way_is_found_with_its_numbers(tmp_path):
     cells = six_methods(budgets=(64,)) | {("streaming_llm", 64): (0.06, {"rel_err_out_mean": 0.32})}
     _, pairs = found_pairs(tmp_path, cells)
-    # 0.3 of window stands next to it: no wide margin. adakv (0.05) loses less than it does: no exception.
+    # The error 0.3 of window is too close. adakv has the lower loss 0.05 and a lower error: no exception.
     assert list(pairs["less_error"]) == ["snapkv", "knorm", "h2o"]
     assert set(pairs["less_loss"]) == {"streaming_llm"}
     first = pairs.iloc[0]
@@ -332,7 +332,7 @@ def test_a_pair_that_the_loss_orders_the_other_way_is_found_with_its_numbers(tmp
     # The fit pools tova, window and streaming_llm: (0.25 + 0.3 + 0.06) / 3.
     assert first["residual_of_less_loss"] == pytest.approx(0.06 - 0.61 / 3)
     assert first["residual_of_less_error"] == pytest.approx(0)
-    sides = {(row.label, row.side): row.pairs for row in standing_out(pairs).itertuples()}
+    sides = {(row.label, row.side): row.pairs for row in exceptional_labels(pairs).itertuples()}
     assert sides == {
         ("streaming_llm", "less"): 3,
         ("snapkv", "more"): 1,
@@ -370,7 +370,9 @@ def test_a_difference_within_its_noise_makes_no_exception(tmp_path, difference, 
     found = read(write_confirm(tmp_path, losses))
     values = main_choice(found).values
     assert len(exceptions(found, values)) == counts
-    assert len(wide_pairs(found, values)) == 1 and ordered_at_all(wide_pairs(found, values)) == counts
+    assert (
+        len(wide_pairs(found, values)) == 1 and count_significant_pairs(wide_pairs(found, values)) == counts
+    )
 
 
 @pytest.mark.parametrize(("sd", "counts"), [(0, 1), (0.2, 1), (0.4, 0)])
@@ -383,13 +385,13 @@ def test_noise_of_draws_is_added_to_the_standard_error_of_a_pair(tmp_path, sd, c
               confirm_rows(method, loss=loss)]  # fmt: skip
     found = read(write_confirm(tmp_path, losses))
     pairs = wide_pairs(found, main_choice(found).values)
-    # Each mean has sd / 2; of their difference, a half by two standard errors at most 0.25.
+    # Each mean has sd / 2. A difference of 0.5 counts up to a standard error of 0.25.
     assert pairs["standard_error"][0] == pytest.approx(sd / 2**0.5)
-    assert ordered_at_all(pairs) == len(exceptions(found, main_choice(found).values)) == counts
+    assert count_significant_pairs(pairs) == len(exceptions(found, main_choice(found).values)) == counts
 
 
 def test_the_standard_error_of_a_loss_is_that_of_a_mean_of_log_ratios():
-    # Bernoulli(0.5) against Bernoulli(0.6): the log ratios' spread beside the root of 2 KL.
+    # Bernoulli(0.5) against Bernoulli(0.6): spread of the log ratios, compared with the root of 2 KL.
     p, q = np.array([0.5, 0.5]), np.array([0.6, 0.4])
     ratios = np.log(p / q)
     kl = (p * ratios).sum()
@@ -402,6 +404,6 @@ def test_pairs_are_counted_once_for_each_text(tmp_path):
     cells = {("h2o", 64): (0.5, {"rel_err_out_mean": 0.2}), ("tova", 64): (0.1, {"rel_err_out_mean": 0.9})}
     found, pairs = found_pairs(tmp_path, cells, prompts=("p0", "p1"))
     assert list(pairs["prompt"]) == ["p0", "p1"]
-    assert list(standing_out(pairs)["texts"]) == [2, 2]
+    assert list(exceptional_labels(pairs)["texts"]) == [2, 2]
     assert list(pairs) == confirm_exceptions.COLUMNS
     assert len(found.table) == 4

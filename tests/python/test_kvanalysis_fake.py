@@ -1,4 +1,4 @@
-"""Plausible results of a run, without the engine: the other kvanalysis tests build on them."""
+"""Plausible results of a run without the engine, used by the other tests of the analysis."""
 
 import csv
 import hashlib
@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 
-# Written out, not imported: this is the contract that the loader is held to.
+# Written out, not imported: this is the contract of the loader.
 # fmt: off
 COLUMNS = [
     "key", "trace_id", "model", "prompt", "layer", "kv_head", "method", "params", "budget_tokens",
@@ -38,8 +38,8 @@ BUDGETS, LAYERS, KV_HEADS = (64, 128, 256, 512), (0, 7, 15, 23, 29), 3
 def fake_row(
     method="h2o", params=None, budget=64, seed=0, layer=0, kv_head=0, rel_err=0.25, given=None, **changes
 ):
-    """One finished cell as a dict of the contract's columns and `given` (default: `params`); `changes`
-    overrides any of them."""
+    """One finished cell as a dict of the contract's columns and `given` (default: `params`), updated with
+    `changes`."""
     oracle = method == "topk_oracle"
     kept = TOKENS if oracle or budget == "" else budget
     row = dict.fromkeys(COLUMNS, "")
@@ -72,7 +72,7 @@ def fake_row(
 
 
 def failed_row(message="empty denominator", status="failed", **place):
-    """A cell that failed: every measure is an empty field."""
+    """A failed cell: every measure is an empty field."""
     row = fake_row(**place)
     identity = COLUMNS[: COLUMNS.index("n_queries") + 1]
     return {name: row[name] if name in identity else "" for name in COLUMNS} | {
@@ -83,7 +83,7 @@ def failed_row(message="empty denominator", status="failed", **place):
 
 
 def fake_rows():
-    """A budget sweep of several methods over heads, layers and seeds, shaped like a real run's."""
+    """A budget sweep of several methods over heads, layers and seeds, shaped like a real run."""
     random = np.random.default_rng(7)
     places = [(layer, head) for layer in LAYERS for head in range(KV_HEADS)]
     difficulty = {place: np.exp(random.normal(0, 0.35)) for place in places}
@@ -118,7 +118,7 @@ FAKE_META = {
 
 
 def write_results(folder, rows, meta=None, columns=(*COLUMNS, "given")):
-    """OUT/results.csv and, if given, OUT/results.meta.json; returns the folder."""
+    """Writes OUT/results.csv and, with `meta`, OUT/results.meta.json; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")

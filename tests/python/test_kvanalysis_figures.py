@@ -1,4 +1,4 @@
-"""Figures: files, and what they show in odd situations."""
+"""Figures: their files, and their content in unusual situations."""
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ def panel(table):
 
 
 def budget_figures(frame, folder, pdf=False):
-    """Only error against budget: the others would slow a test that does not look at them."""
+    """Draws only error against budget: other figures would slow down tests that do not check them."""
     folder.mkdir(exist_ok=True)
     with styled():
         return [save(picture, folder, pdf=pdf) for picture in pictures(error_vs_budget, frame)]
@@ -77,7 +77,7 @@ def test_the_csv_holds_the_drawn_numbers(tmp_path):
     assert shown == pytest.approx([0.2, 0.1018, 0.2982], abs=1e-4)
 
 
-def test_bands_are_drawn_only_for_as_many_curves_as_can_be_ordered_at_all(tmp_path):
+def test_bands_are_drawn_only_for_few_curves(tmp_path):
     for count, bands in ((10, 10), (11, 0)):
         rows = [
             fake_row(f"m{m:02}", budget=b, kv_head=h) for m in range(count) for b in (64, 128) for h in (0, 1)
@@ -85,7 +85,7 @@ def test_bands_are_drawn_only_for_as_many_curves_as_can_be_ordered_at_all(tmp_pa
         frame = load(write_results(tmp_path / str(count), rows))
         table = summarise(frame)
         assert len(panel(table).collections) == bands
-        assert ("no bands" in footnote(frame, table)) == (not bands)
+        assert ("Without bands" in footnote(frame, table)) == (not bands)
 
 
 ODD = {
@@ -106,8 +106,8 @@ ODD = {
 
 
 @pytest.mark.parametrize("rows", ODD.values(), ids=ODD.keys())
-def test_figures_are_drawn_whatever_is_missing(tmp_path, rows):
-    # Thirty labels are the same PDF as a few, for twice as long as all others.
+def test_figures_are_drawn_with_missing_values(tmp_path, rows):
+    # Thirty labels test nothing new in the PDF, and take twice as long as all others.
     frame = load(write_results(tmp_path, rows))
     figures = write_figures(frame, tmp_path / "figures", pdf=len(rows) < 30)
     bytes_known = any(row["rel_err_out_mean"] and row["total_bytes"] for row in rows)
@@ -151,7 +151,7 @@ def test_a_point_with_failed_cells_is_hollow(tmp_path):
     assert faces == {64: "#0072b2", 128: "#ffffff"}
 
 
-def test_methods_at_a_single_budget_stand_side_by_side(tmp_path):
+def test_methods_at_a_single_budget_are_drawn_side_by_side(tmp_path):
     axes = panel(points(tmp_path, [fake_row("h2o"), fake_row("tova")]))
     places = sorted({x for line in axes.lines for x in line.get_xdata()})
     assert len(places) == 2
@@ -177,7 +177,7 @@ def test_the_legend_gives_the_size_of_a_method_without_a_budget(tmp_path):
 
 def test_thirty_labels_all_look_different():
     found = styles_for([f"m{i:02}" for i in range(30)], {"m03", "m04"})
-    # Without the dashes: a scatter has none.
+    # Dashes do not count: a scatter plot has none.
     assert len({(look.colour, look.marker) for look in found.values()}) == 30
 
 
@@ -215,8 +215,8 @@ def test_axes_legend_and_footnote_do_not_overlap(count):
     assert note.x1 <= figure.bbox.width
 
 
-def test_the_page_keeps_the_pdf_of_its_picture_and_leaves_none_of_another(tmp_path):
-    """`figures` draws PDF files, `report` does not: what lies there may be of other results."""
+def test_the_page_keeps_the_pdf_of_its_picture_and_removes_others(tmp_path):
+    """`figures` draws PDF files, `report` does not: an old PDF may belong to other results."""
     frame = load(write_results(tmp_path, [fake_row()]))
     [picture] = pictures(error_vs_budget, frame)
     with styled():

@@ -36,14 +36,14 @@ def test_parameters_become_dictionaries_and_an_empty_field_means_none(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["", "{}"])
-def test_a_run_without_any_given_parameter_is_read(tmp_path, given):
+def test_a_run_without_explicit_parameters_is_read(tmp_path, given):
     rows = [fake_row("tova") | {"given": given}]
     frame = load(write_results(tmp_path, rows, columns=(*COLUMNS, "given")))
     assert frame["given"].tolist() == [{}]
 
 
 @pytest.mark.parametrize("given", ["1", "nan", "[1]"])
-def test_given_parameters_that_are_no_object_are_refused(tmp_path, given):
+def test_explicit_parameters_that_are_no_object_are_refused(tmp_path, given):
     rows = [fake_row("tova") | {"given": given}]
     assert "given is not JSON" in refusal(tmp_path, rows, columns=(*COLUMNS, "given")).replace(
         " a JSON", " JSON"
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content):
 
 
 def test_a_table_without_rows_says_so(tmp_path):
-    assert "holds no cell yet" in refusal(tmp_path, [])
+    assert "has no cell yet" in refusal(tmp_path, [])
 
 
 @pytest.mark.parametrize("line", ["only,three,fields", ",".join(["1"] * 60)])
@@ -142,7 +142,7 @@ def test_an_empty_identity_field_is_refused(tmp_path):
     assert "row 1: method is empty" in refusal(tmp_path, [fake_row("")])
 
 
-def test_a_cell_that_stands_twice_is_refused_because_it_would_count_twice(tmp_path):
+def test_a_repeated_cell_is_refused(tmp_path):
     assert "row 2 repeats a cell" in refusal(tmp_path, [fake_row(), fake_row(rel_err=0.5)])
 
 
@@ -208,10 +208,10 @@ GROUPS = {"g": 32, "R": 128}
         ({"name": "yet_unknown", "knob": 3}, "yet_unknown knob=3"),
     ],
 )
-def test_a_row_format_is_named_by_what_is_not_its_default(tmp_path, row_format, name):
+def test_a_row_format_is_named_by_its_changed_options(tmp_path, row_format, name):
     rows = [fake_row("exact", budget=""), fake_row("exact", {"row_format": row_format}, budget="")]
     assert labels(tmp_path, rows) == ["exact", f"exact {name}"]
-    assert "," not in name  # lists of labels on a command line have commas between them
+    assert "," not in name  # commas separate labels on the command line
 
 
 def test_a_size_that_follows_from_the_budget_does_not_split_a_curve(tmp_path):
@@ -235,7 +235,7 @@ def test_chosen_parameters_that_change_together_are_both_shown(tmp_path):
     assert labels(tmp_path, rows) == ["snapkv kernel=7 window=32", "snapkv kernel=9 window=64"]
 
 
-def test_variants_run_at_different_budgets_are_still_ordered_at_all(tmp_path):
+def test_variants_run_at_different_budgets_have_different_labels(tmp_path):
     rows = [fake_row("h2o", {"recent_frac": 0.25}, 64), fake_row("h2o", {"recent_frac": 0.5}, 128)]
     assert labels(tmp_path, rows) == ["h2o recent_frac=0.25", "h2o recent_frac=0.5"]
 
@@ -248,7 +248,7 @@ def test_a_parameter_set_at_one_place_only_is_no_reason_to_split(tmp_path):
     assert labels(tmp_path, rows) == ["pyramidkv", "pyramidkv"]
 
 
-def test_budgets_that_are_learned_from_the_rows_they_are_measured_on_are_an_oracle(tmp_path):
+def test_budgets_calibrated_on_the_measured_rows_are_an_oracle(tmp_path):
     rules = [{"name": "lu_kv", "calibration": whose} for whose in ("others", "self")]
     rows = [fake_row("snapkv", {"allocator": rule}) for rule in [*rules, "ada"]]
     frame = load(write_results(tmp_path, rows))
@@ -262,7 +262,7 @@ def test_scores_from_the_future_are_an_oracle_and_never_called_h2o(tmp_path):
     assert list(frame["oracle"]) == [False, True]
 
 
-def test_what_a_method_reports_of_itself_is_a_dict_of_numbers(tmp_path):
+def test_extras_of_a_method_are_a_dict_of_numbers(tmp_path):
     rows = [
         fake_row(kv_head=h) | {"extras": text} for h, text in enumerate(('{"clusters":3,"share":0.5}', ""))
     ]

@@ -35,7 +35,7 @@ def test_the_ratio_is_the_geometric_mean(tmp_path):
 
 
 def test_the_interval_of_a_difference_is_students_over_layers_and_p_belongs_to_it(tmp_path):
-    # Differences -0.1 to -0.5: mean -0.3, standard deviation 0.158, and 2.776 times 0.158 / sqrt(5).
+    # Differences -0.1 to -0.5: mean -0.3, standard deviation 0.158, half width 2.776 * 0.158 / sqrt(5).
     first, second = two(tmp_path, [0.1] * 5, [0.2, 0.3, 0.4, 0.5, 0.6])
     c = compare(first, second)
     reach = 2.776445 * np.sqrt(0.025 / 5)
@@ -53,7 +53,7 @@ def test_an_interval_with_zero_inside_decides_nothing(tmp_path):
     assert c.p > 0.05
 
 
-def test_four_layers_decide_nothing_whatever_their_heads_say():
+def test_four_layers_decide_nothing_with_any_number_of_heads():
     units = pd.MultiIndex.from_product(
         [["t"], ["p0"], range(4), range(3)], names=["trace_id", "prompt", "layer", "kv_head"]
     )
@@ -82,14 +82,14 @@ BELOW, ABOVE, ASTRIDE, NONE = (-2.0, -1.0), (1.0, 2.0), (-1.0, 1.0), (math.nan, 
         ([ASTRIDE], UNDECIDED),
         ([], UNDECIDED),
         ([NONE, NONE], UNDECIDED),
-        ([BELOW, NONE, NONE], HOLDS),  # a missing interval is no place
+        ([BELOW, NONE, NONE], HOLDS),  # a missing interval does not count as a place
         ([BELOW, BELOW, ASTRIDE], HOLDS),
-        ([BELOW, ASTRIDE], UNDECIDED),  # half is not most
+        ([BELOW, ASTRIDE], UNDECIDED),  # half is not a majority
         ([ABOVE, ABOVE, ASTRIDE], FAILS),
         ([BELOW, BELOW, BELOW, ABOVE], MIXED),
     ],
 )
-def test_most_places_decide_unless_one_says_the_contrary(intervals, outcome):
+def test_most_places_decide_unless_one_contradicts(intervals, outcome):
     assert judge(intervals) == outcome
     mirrored = [(-high, -low) for low, high in intervals]
     assert above(mirrored) == outcome
@@ -104,15 +104,15 @@ def test_an_interval_that_ends_at_the_line_is_not_beyond_it():
 def test_an_exponent_is_near_only_with_its_whole_interval():
     assert near(-1, -1.2, -0.9, 0.25) == HOLDS
     assert near(-1, -0.7, -0.1, 0.25) == FAILS
-    assert near(-1, -1.2, -0.7, 0.25) == UNDECIDED  # reaches out of the range
-    assert near(-1, -3, 1, 0.25) == UNDECIDED  # contains the exponent and much else
+    assert near(-1, -1.2, -0.7, 0.25) == UNDECIDED  # extends beyond the range
+    assert near(-1, -3, 1, 0.25) == UNDECIDED  # contains the exponent, but is too wide
     assert near(-1, *NONE, 0.25) == UNDECIDED
 
 
 @pytest.mark.parametrize(
     ("agree", "tried", "outcome"), [(3, 3, HOLDS), (0, 3, FAILS), (1, 3, MIXED), (0, 0, UNDECIDED)]
 )
-def test_what_has_no_chance_in_it_is_counted(agree, tried, outcome):
+def test_results_without_randomness_are_decided_by_counts(agree, tried, outcome):
     assert of_counts(agree, tried) == outcome
 
 

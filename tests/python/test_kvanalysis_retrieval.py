@@ -1,4 +1,4 @@
-"""Answers that a compressed model still gives: exact matches where they tell, else ranks."""
+"""Answers of the compressed model: exact matches where they are informative, else ranks."""
 
 import re
 
@@ -6,15 +6,15 @@ import pandas as pd
 import pytest
 from fake_confirm import ANSWERS, answered, confirm_rows, failed_confirm, planted, six_methods, write_confirm
 from kvanalysis import ResultsError
-from kvanalysis.cli import main
 from kvanalysis.data.confirm_csv import read_confirm_csv
 from kvanalysis.predict.cells import group_cells, group_words
 from kvanalysis.predict.retrieval import retrieval, wilson
+from kvreplay.program import main
 from test_kvanalysis_report import Page
 
 
 def groups_of(folder, rows):
-    """`retrieval` of rows of confirm.csv, labels and oracles as a run of the same name would have."""
+    """`retrieval` of rows of confirm.csv; label and oracle flag follow from the method's name."""
     write_confirm(folder, [line for each in rows for line in each])
     frame = read_confirm_csv(folder / "confirm.csv")
     return retrieval(frame.assign(label=frame["method"], oracle=frame["method"] == "static_oracle"))
@@ -35,12 +35,12 @@ def test_exact_answers_are_counted_over_the_prompts_of_a_group(tmp_path):
     assert (row["rank"], row["rank_full"]) == (4, 1)
     assert (row["logprob"], row["logprob_full"]) == (-0.5 * 4.5, -0.5 * 1.75)
     assert group_words(group).startswith(
-        "lines-0020: 4 prompts with an answer; the full model writes 3 of them"
+        "lines-0020: 4 prompts with an answer; the full model answers 3 of them"
     )
     assert group_cells(group) == (["method", "B = 64"], [[("h2o", "h2o"), ("2/4", 0.5)]])
 
 
-def test_where_the_full_model_fails_half_of_the_time_ranks_are_told(tmp_path):
+def test_ranks_are_shown_if_the_full_model_fails_half_of_the_time(tmp_path):
     [group] = groups_of(tmp_path, four_prompts((1, 3, 7, 9), full=(1, 1, 2, 4)))
     assert not group.by_exact
     assert group_cells(group)[1] == [[("h2o", "h2o"), ("5", 5)]]
@@ -67,7 +67,7 @@ def test_the_best_method_comes_first_and_a_missing_budget_is_a_dash(tmp_path):
     assert [row[0][0] for row in group_cells(by_rank[0])[1]] == ["h2o", "window"]
 
 
-def test_budgets_that_are_shares_of_prompts_stand_in_one_column(tmp_path):
+def test_budgets_that_are_shares_of_prompts_share_one_column(tmp_path):
     small = [answered(1, 1, prompt="lines-0020-000", budget=b) for b in (10, 51)]
     large = [answered(1, 2, prompt="lines-0020-001", budget=b) for b in (12, 60)]
     [group] = groups_of(tmp_path, small + large)
@@ -77,7 +77,7 @@ def test_budgets_that_are_shares_of_prompts_stand_in_one_column(tmp_path):
     assert list(group.table["tokens"]) == [11, 55.5]
 
 
-def test_one_equal_budget_beside_shares_is_a_share_too(tmp_path):
+def test_an_equal_budget_among_shares_counts_as_a_share(tmp_path):
     rows = [
         answered(1, 1, prompt=f"p-{number}", budget=b) for number, b in ((0, 10), (0, 51), (1, 10), (1, 60))
     ]
@@ -85,7 +85,7 @@ def test_one_equal_budget_beside_shares_is_a_share_too(tmp_path):
     assert all(budget.endswith(" %") for budget in group.budgets)
 
 
-def test_a_method_without_a_budget_has_a_column_of_its_own(tmp_path):
+def test_a_method_without_a_budget_has_a_separate_column(tmp_path):
     [group] = groups_of(tmp_path, four_prompts((1, 1, 1, 4), "exact", budget="") + four_prompts((1, 1, 9, 9)))
     header, cells = group_cells(group)
     assert header == ["method", "–", "B = 64"]
@@ -106,7 +106,7 @@ def test_prompts_whose_names_are_numbers_are_one_group(tmp_path):
     assert [(group.name, group.n_prompts) for group in groups] == [("all prompts", 2)]
 
 
-def test_seeds_are_answers_of_their_own_and_the_full_model_counts_once_a_prompt(tmp_path):
+def test_seeds_are_separate_answers_and_the_full_model_counts_once_per_prompt(tmp_path):
     rows = [answered(full, rank, prompt=f"p-{number}", seed=seed, method="balancekv")
             for number, full in enumerate((1, 5)) for seed, rank in ((0, 1), (1, 2))]  # fmt: skip
     [group] = groups_of(tmp_path, [*rows, answered(1, 1, prompt="p-0")])
@@ -115,7 +115,7 @@ def test_seeds_are_answers_of_their_own_and_the_full_model_counts_once_a_prompt(
     assert table["exact"]["balancekv"] == 0.5 and (table["exact_full"] == 0.5).all()
 
 
-def test_recorded_choices_alone_count_and_ranges_and_failures_do_not(tmp_path):
+def test_only_recorded_selections_count_and_not_ranges_or_failures(tmp_path):
     rows = [*four_prompts((1, 1, 9, 9)), *four_prompts((1, 1, 1, 1), selection="own")]
     rows.append(failed_confirm(prompt="lines-0020-000", method="tova"))
     [group] = groups_of(tmp_path, rows)
@@ -147,7 +147,7 @@ def test_an_answer_that_is_no_number_is_refused(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six methods on two prompts that ask for something."""
+    """Results of six methods on two prompts with answers."""
     planted(tmp_path, six_methods(), prompts=("lines-0020-000", "lines-0020-001"))
     frame = read_confirm_csv(tmp_path / "confirm.csv")
     text = (tmp_path / "confirm.csv").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Means, intervals and the summary table, with numbers small enough to check by hand."""
+"""Means, intervals and the summary table, with small numbers checked by hand."""
 
 import numpy as np
 import pandas as pd
@@ -45,13 +45,13 @@ def test_a_unit_is_one_prompt_layer_and_kv_head(tmp_path):
 
 
 def over_layers(*layers):
-    """A Series over units: a tuple of heads' values for each layer."""
+    """A Series over units, from one tuple of heads' values per layer."""
     units = [("t", "p0", i, h) for i, heads in enumerate(layers) for h in range(len(heads))]
     values = [value for heads in layers for value in heads]
     return pd.Series(values, pd.MultiIndex.from_tuples(units, names=UNIT), dtype=float)
 
 
-# Mean 3 and standard deviation sqrt(2.5): the error of the mean is sqrt(0.5), and t with 4 degrees 2.776.
+# Mean 3, standard deviation sqrt(2.5): standard error sqrt(0.5); t with 4 degrees of freedom is 2.776.
 FIVE = (1.0, 2.0, 3.0, 4.0, 5.0)
 FIVE_REACH = 2.776445 * np.sqrt(0.5)
 
@@ -59,18 +59,18 @@ FIVE_REACH = 2.776445 * np.sqrt(0.5)
 def test_the_interval_of_five_layers_is_students():
     expected = (3, 3 - FIVE_REACH, 3 + FIVE_REACH)
     assert mean_interval(over_layers(*([value] for value in FIVE))) == pytest.approx(expected)
-    assert mean_interval(FIVE) == pytest.approx(expected)  # values without an index are blocks of their own
+    assert mean_interval(FIVE) == pytest.approx(expected)  # each value without an index is a block
 
 
 def test_heads_of_one_layer_count_once():
     three_equal_heads = over_layers(*([value] * 3 for value in FIVE))
     assert mean_interval(three_equal_heads) == pytest.approx((3, 3 - FIVE_REACH, 3 + FIVE_REACH))
-    # What differs inside of layers alone leaves their means equal: nothing is left to be unsure of.
+    # Differences only inside layers leave the layers' means equal: the interval has width 0.
     inside = over_layers(*([1.0, 5.0] for _ in FIVE))
     assert mean_interval(inside) == pytest.approx((3, 3, 3))
 
 
-def test_layers_of_another_text_or_trace_are_blocks_of_their_own():
+def test_layers_of_another_text_or_trace_are_separate_blocks():
     index = pd.MultiIndex.from_tuples(
         [(t, p, layer, h) for t in "ab" for p in ("p0", "p1") for layer in (0, 7) for h in (0, 1)], names=UNIT
     )
@@ -83,7 +83,7 @@ def test_a_larger_layer_weighs_as_its_heads_and_costs_degrees_of_freedom():
     values = over_layers([3, 3], [1], [2], [4], [5])
     _, [error], freedom = block_errors(values.to_numpy()[:, None], blocks_of(values.index))
     assert error == pytest.approx(np.sqrt(5 / 4 * (4 + 1 + 1 + 4)) / 6)
-    # Of n² the sum is 8, of n⁴ 20: as much as 64/20 = 3.2 equal layers.
+    # Sum of n² is 8, sum of n⁴ is 20: the layers count as 64/20 = 3.2 equal ones.
     assert freedom == pytest.approx(2.2)
     mean, low, high = mean_interval(values)
     assert (high - mean) / error == pytest.approx(stats.t.ppf(0.975, 2.2))
@@ -115,8 +115,8 @@ def test_the_probability_of_a_mean_is_that_of_the_interval_that_ends_at_zero():
     assert np.isnan(two_sided_p(1.0, np.nan, np.nan))
 
 
-def test_holm_multiplies_by_what_is_left_and_never_falls():
-    # Ordered 0.01, 0.03, 0.04: times 3, 2 and 1 are 0.03, 0.06 and 0.04, which the one before it lifts.
+def test_holm_multiplies_by_the_remaining_count_and_is_monotone():
+    # Ordered 0.01, 0.03, 0.04: times 3, 2 and 1 gives 0.03, 0.06 and 0.04, which rises to the 0.06 before it.
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.01, np.nan, 0.04, 0.03]) == pytest.approx([0.03, np.nan, 0.06, 0.06], nan_ok=True)
     assert holm([0.6, 0.7]) == pytest.approx([1, 1])
@@ -131,7 +131,7 @@ def test_a_paired_difference_uses_only_the_units_that_both_have():
 
 def test_a_failed_cell_is_counted_and_never_averaged(tmp_path):
     rows = [fake_row(kv_head=0, rel_err=0.2), fake_row(kv_head=1, rel_err=0.4), failed_row(kv_head=2)]
-    # A failed cell may have left numbers behind.
+    # A failed cell may still contain numbers.
     rows[2]["rel_err_out_mean"] = 100
     row = only(tmp_path, rows)
     assert row["rel_err_out_mean"] == pytest.approx(0.3)
@@ -152,7 +152,7 @@ def test_a_measure_that_does_not_apply_stays_empty_without_touching_the_others(t
     assert row["n_rows"] == 2
 
 
-def test_methods_without_a_budget_are_a_group_of_their_own(tmp_path):
+def test_methods_without_a_budget_are_a_separate_group(tmp_path):
     table = summary(tmp_path, [fake_row("exact", budget=""), fake_row("h2o", budget=64)])
     assert table["budget_tokens"].isna().tolist() == [True, False]
 
@@ -189,7 +189,7 @@ def test_falling_error_is_not_noted(tmp_path):
 
 
 def noted(folder, notes):
-    """{(label, budget): notes} of window and h2o at two budgets, where results.meta.json holds these."""
+    """{(label, budget): notes} of window and h2o at two budgets, with these notes in results.meta.json."""
     places = [(name, b, head) for name in ("window", "h2o") for b in (64, 32) for head in (0, 1)]
     rows = [fake_row(name, budget=b, kv_head=head) for name, b, head in places]
     table = summarise(load(write_results(folder, rows, {"notes": notes})))
@@ -204,11 +204,11 @@ def a_note(**changes):
     return note | {"cells": 2, "heads": 2, "text": text} | changes
 
 
-def test_what_the_engine_notes_of_an_instance_stands_in_its_row_at_its_budgets(tmp_path):
+def test_the_engines_notes_on_an_instance_are_in_its_rows(tmp_path):
     assert noted(tmp_path, [a_note()]) == {("h2o", 32): "evicted nothing"}
 
 
-def test_notes_of_another_trace_another_instance_or_the_whole_table_stand_in_no_row(tmp_path):
+def test_notes_of_other_traces_instances_or_the_whole_table_are_in_no_row(tmp_path):
     other = {"method": "h2o", "given": {"sinks": 4}, "label": "h2o sinks=4", "brief": "evicted nothing"}
     notes = [a_note(traces=["other"]), a_note(instances=[other]), a_note(instances=[], budgets=[])]
     assert noted(tmp_path, notes) == {}

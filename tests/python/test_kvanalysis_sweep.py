@@ -1,4 +1,4 @@
-"""Adaptive sweeps: the rules by hand, the section's mistakes, and rounds driven with a made-up engine."""
+"""Adaptive sweeps: the rules by hand, mistakes in the section, and rounds with a fake engine."""
 
 import csv
 import io
@@ -18,18 +18,18 @@ import pandas as pd
 import pytest
 import yaml
 from caught_figures import caught_figures, pictures
-from fake_engine import calls, fake_engine, fake_engine_here
+from fake_engine import calls, fake_engine, in_process_engine
 from kvanalysis import load
 from kvanalysis.budgets.bends import bends, refinements, refining_budgets
 from kvanalysis.budgets.replayed import common_curves, log_spaced, midpoint, replayed
 from kvanalysis.budgets.search import COLUMNS as EPSILON_COLUMNS
 from kvanalysis.budgets.search import bracket, epsilon_table, open_searches, over_heads, probe
-from kvanalysis.cli import main
 from kvanalysis.errors import SweepError
 from kvanalysis.figures.alone import alone
 from kvanalysis.plots.budgets import budget_for_epsilon
 from kvanalysis.sweeps.config import read_sweep_config
-from kvreplay_cli import BINARY, ROOT, kvreplay, synth
+from kvreplay.program import main
+from kvreplay_cli import BINARY, ROOMS, ROOT, kvreplay, synth
 from test_kvanalysis_fake import COLUMNS, failed_row, fake_row, write_results
 
 MEASURE = "rel_err_out_mean"
@@ -62,17 +62,17 @@ def test_a_power_law_does_not_bend():
     assert bends(budgets, 3.0 * budgets**-0.7, 1e-9) == []
 
 
-def test_a_budget_bends_the_curve_if_it_lies_off_the_line_between_its_neighbours():
-    # ln(error) at ln(2), a quarter of the way from ln(1) to ln(16): the line stands at -1.
+def test_a_budget_is_a_bend_if_it_is_off_the_line_between_its_neighbours():
+    # ln(error) at ln(2), a quarter of the way from ln(1) to ln(16): the line is at -1.
     budgets, errors = [1, 2, 16], np.exp([0.0, -0.9, -4.0])
     assert bends(budgets, errors, 0.099) == [1]
     assert bends(budgets, errors, 0.101) == []
-    # Above the line or below it, and the ends of the curve are not judged.
+    # Deviations count above and below the line; the ends of the curve are not checked.
     assert bends([1, 2, 4, 8], np.exp([0.0, 0.2, 0.0, 5.0]), 0.15) == [1, 2]
 
 
 @pytest.mark.parametrize("errors", [[0.4, 0.0, 0.1], [0.0, 0.4, 0.1], [0.4, 0.1, 0.0], [0.4, NAN, 0.1]])
-def test_an_error_of_zero_has_no_logarithm_and_neither_it_nor_its_neighbours_are_judged(errors):
+def test_an_error_of_zero_and_its_neighbours_are_not_checked_for_bends(errors):
     assert bends([16, 32, 64], errors, 0.05) == []
 
 
@@ -89,7 +89,7 @@ def test_both_intervals_beside_a_bend_are_cut_and_an_interval_between_two_bends_
         ([40, 45, 180], [42, 90]),  # 42 / 40 is 1.05
     ],
 )
-def test_a_budget_comes_no_closer_than_a_twentieth_to_its_neighbours(budgets, middles):
+def test_budgets_differ_by_at_least_a_twentieth(budgets, middles):
     assert refining_budgets(budgets, [1, 0.1, 0.09], 0.05) == middles
 
 
@@ -97,9 +97,15 @@ def test_a_budget_comes_no_closer_than_a_twentieth_to_its_neighbours(budgets, mi
     ("errors", "epsilon", "meets", "misses", "smaller_meets"),
     [
         ([0.4, 0.2, 0.1, 0.05], 0.1, 2, 1, 0),
-        ([0.4, 0.2, 0.1, 0.05], 0.4, 0, None, 0),  # even the smallest meets
+        ([0.4, 0.2, 0.1, 0.05], 0.4, 0, None, 0),  # even the smallest budget meets epsilon
         ([0.4, 0.2, 0.1, 0.05], 0.01, None, 3, 0),  # none does
-        ([0.4, 0.05, 0.2, 0.05, 0.03], 0.1, 3, 2, 1),  # what a larger one undoes does not count
+        (
+            [0.4, 0.05, 0.2, 0.05, 0.03],
+            0.1,
+            3,
+            2,
+            1,
+        ),  # a larger budget misses again, so the smaller one does not count
         ([0.4, 0.05, 0.2, 0.05, 0.3], 0.1, None, 4, 2),  # the largest misses
         ([0.4, NAN, 0.05, 0.05], 0.1, 2, 1, 0),  # a failure misses
         ([0.4, 0.05, NAN], 0.1, None, 2, 1),
@@ -116,8 +122,13 @@ def test_the_bracket_is_the_last_crossing(errors, epsilon, meets, misses, smalle
     [
         ([64, 128, 256], [0.4, 0.05, 0.01], 1.05, 91),
         ([64, 128, 256], [0.4, 0.4, 0.05], 1.05, 181),
-        ([64, 128, 256], [0.05, 0.4, 0.05], 1.05, 181),  # the smallest meets, and a larger one does not
-        ([64, 128, 256], [0.05, 0.05, 0.05], 1.05, None),  # all do
+        (
+            [64, 128, 256],
+            [0.05, 0.4, 0.05],
+            1.05,
+            181,
+        ),  # the smallest budget meets epsilon, a larger one does not
+        ([64, 128, 256], [0.05, 0.05, 0.05], 1.05, None),  # all budgets meet epsilon
         ([64, 128, 256], [0.4, 0.05, 0.4], 1.05, None),  # the largest misses
         ([64, 128, 256], [0.4, 0.4, 0.4], 1.05, None),  # none does
         ([100, 105], [0.4, 0.05], 1.05, None),
@@ -158,7 +169,7 @@ def test_the_mean_curve_has_the_same_heads_at_every_budget(tmp_path):
     rows += [*curve_rows({16: 9.0}, 2), failed_row(kv_head=2, budget=64)]
     [(instance, curve)] = common_curves(table_of(tmp_path, rows)).items()
     assert instance == ("h2o", "{}")
-    # 128 was replayed at one head only; head 2 failed at 64.
+    # 128 was replayed for one head only; head 2 failed at 64.
     assert curve.round(9).to_dict() == {16: 0.3, 64: 0.15}
 
 
@@ -172,11 +183,11 @@ def test_every_instance_of_a_method_is_refined_by_its_own_curve(tmp_path):
     assert refinements(table_of(tmp_path, rows), 0.05) == {("h2o", '{"sinks": 0}'): [32, 128]}
 
 
-def test_every_head_and_epsilon_has_a_search_of_its_own(tmp_path):
+def test_every_head_and_epsilon_has_a_separate_search(tmp_path):
     rows = curve_rows({16: 0.4, 64: 0.2, 256: 0.1}, 0) + curve_rows({16: 0.2, 64: 0.1, 256: 0.05}, 1)
     found = open_searches(table_of(tmp_path, rows), (0.1, 0.2), 1.05)
     said = found[["kv_head", "epsilon", "budget_tokens"]].values.tolist()
-    assert said == [[0, 0.1, 128], [0, 0.2, 32], [1, 0.1, 32]]  # head 1 meets 0.2 at its smallest
+    assert said == [[0, 0.1, 128], [0, 0.2, 32], [1, 0.1, 32]]  # head 1 meets 0.2 at its smallest budget
 
 
 def answers(folder, rows, epsilons, *names):
@@ -184,7 +195,7 @@ def answers(folder, rows, epsilons, *names):
     return table[list(names)].astype(object).where(table[list(names)].notna(), None).values.tolist()
 
 
-def test_the_table_says_from_which_budget_on_all_larger_ones_meet(tmp_path):
+def test_the_table_has_the_budget_from_which_all_larger_ones_meet(tmp_path):
     names = ("status", "budget_tokens", "error", "budget_below", "error_below", "smaller_meets")
     rows = curve_rows({16: 0.4, 64: 0.1, 128: 0.3, 256: 0.05}, 0)
     assert answers(tmp_path, rows, [0.4, 0.1, 0.01], *names) == [
@@ -195,7 +206,7 @@ def test_the_table_says_from_which_budget_on_all_larger_ones_meet(tmp_path):
     assert answers(tmp_path, rows, [0.1], "share_of_prompt", "n_seeds") == [[256 / 768, 1]]
 
 
-def test_the_table_keeps_apart_what_has_no_budget_what_has_no_value_and_what_failed(tmp_path):
+def test_the_table_distinguishes_missing_budgets_missing_values_and_failures(tmp_path):
     rows = [fake_row("exact", budget="", rel_err=0.0), fake_row("topp", budget=64, **{MEASURE: ""})]
     rows += [fake_row("h2o", budget=64, rel_err=0.05), failed_row(method="h2o", budget=128)]
     names = ("method", "status", "budget_tokens", "error", "smaller_meets")
@@ -215,16 +226,16 @@ sweep:
   budgets: {first: 16, last: 512, count: 6}
 """
 SEARCH = CONFIG + "  refine: {tolerance: 0.05, rounds: 2}\n  epsilon: [0.1, 0.05]\n"
-# h2o has a step at 50 and takes twice the budget at head 1; two seeds of uniform average to 3.5 / b.
+# h2o has a step at 50, and head 1 needs twice the budget; two seeds of uniform average to 3.5 / b.
 FORMULAS = {"exact": 0, "h2o": "4 / b * (1 + head) + (0.5 if b < 50 else 0)", "uniform": "(3 + seed) / b"}
 
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """Stands an engine with FORMULAS in for the program and returns its folder."""
+    """Replaces the program by an engine with FORMULAS; returns its folder."""
 
     def made(formulas=FORMULAS, **rules):
-        fake_engine_here(monkeypatch, tmp_path / "engine", formulas, TABLE, **rules)
+        in_process_engine(monkeypatch, tmp_path / "engine", formulas, TABLE, **rules)
         return tmp_path / "engine"
 
     made()
@@ -233,7 +244,7 @@ def engine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """The same as a program that KVREPLAY names."""
+    """The fake engine as a separate program, named by KVREPLAY."""
 
     def made(**rules):
         monkeypatch.setenv("KVREPLAY", str(fake_engine(tmp_path / "engine", FORMULAS, TABLE, **rules)))
@@ -249,15 +260,15 @@ def written(folder, text=SEARCH):
 
 
 def sweep(folder, *words, text=SEARCH):
-    return main(["sweep", str(written(folder, text)), "-o", str(folder / "out"), *words])
+    return main(["refine", str(written(folder, text)), "-o", str(folder / "out"), *words])
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """(the folder of a finished sweep by SEARCH, its messages), which nobody changes."""
+    """(folder of a finished sweep by SEARCH, its messages); tests must not change it."""
     folder = tmp_path_factory.mktemp("swept")
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as said:
-        fake_engine_here(patch, folder / "engine", FORMULAS, TABLE)
+        in_process_engine(patch, folder / "engine", FORMULAS, TABLE)
         assert sweep(folder) == 0
     return folder / "out", said.getvalue()
 
@@ -270,7 +281,7 @@ def copy_of_swept(swept, tmp_path):
 def refusal(folder, text, overrides=()):
     with pytest.raises(SweepError) as caught:
         read_sweep_config(written(folder, text), overrides)
-    assert caught.value.code == 2
+    assert caught.value.exit_code == 2
     return str(caught.value)
 
 
@@ -282,28 +293,28 @@ def refusal(folder, text, overrides=()):
         ("  budgets: {first: 16, last: 64}", ":6:12: sweep.budgets.count: is missing: budgets: {first"),
         ("  budgets: {first: 0, last: 64, count: 3}", ":6:20: sweep.budgets.first: '0' is too few: write"),
         ("  budgets: {first: 64, last: 64, count: 3}", ":6:30: sweep.budgets.last: write more tokens"),
-        ("  budgets: {first: 16, last: 6.5, count: 3}", "sweep.budgets.last: '6.5' is no whole number: w"),
+        ("  budgets: {first: 16, last: 6.5, count: 3}", "sweep.budgets.last: '6.5' is not a whole number: w"),
         ("  budgets: {first: 16, last: 64, count: 1}", "sweep.budgets.count: '1' is too few: write a"),
         ("  budgets: {first: 16, last: 64, count: 1001}", "'1001' is too many: write a whole number of b"),
-        ("  budgets: {first: [16], last: 64, count: 3}", "first: a list or map is no whole number: write"),
+        ("  budgets: {first: [16], last: 64, count: 3}", "first: a list or map is not a whole number: write"),
         ("  budgets: {first: 16, last: 64, count: 3, step: 2}", "sweep.budgets.step: unknown key: remove"),
         ("  measure: rel_err_out", "sweep.measure: no measure 'rel_err_out' (did you mean rel_err_out_m"),
-        ("  measure: [a]", "sweep.measure: no measure '': take one that `kvreplay list metrics` names"),
+        ("  measure: [a]", "sweep.measure: no measure '': use one from `kvreplay list metrics`"),
         ("  measure: kept_mass_mean", "sweep.measure: kept_mass_mean is better the larger it is"),
         ("  refine: {tolerance: 0.05}", "sweep.refine.rounds: is missing: refine: {tolerance: 0.05, ro"),
         ("  refine: yes", "sweep.refine: write a map: refine: {tolerance: 0.05, rounds: 3}"),
         ("  refine: {tolerance: 0, rounds: 3}", "sweep.refine.tolerance: '0' is too small: write a number a"),
         ("  refine: {tolerance: 0.1, rounds: -1}", "sweep.refine.rounds: '-1' is too few: write a whole num"),
         ("  epsilon: []", "sweep.epsilon: is an empty list: write [0.05, 0.1], or remove it"),
-        ("  epsilon: [0.1, low]", "sweep.epsilon: 'low' is no number: write one above 0"),
-        ("  epsilon: [.nan]", "sweep.epsilon: '.nan' is no number: write one above 0"),
+        ("  epsilon: [0.1, low]", "sweep.epsilon: 'low' is not a number: write one above 0"),
+        ("  epsilon: [.nan]", "sweep.epsilon: '.nan' is not a number: write one above 0"),
         ("  epsilon: [0.1, 1e-1]", "sweep.epsilon: 0.1 is listed twice: keep one of them"),
         ("  resolution: 0.9", "sweep.resolution: '0.9' is too small: write a number from 1"),
-        ("  resolutoin: 1.1", "sweep.resolutoin: unknown key: remove it, or take one of budgets, me"),
-        ("  resolution: 1.1\n  resolution: 1.2", ":7:3: sweep.resolution: is given twice: keep one of them"),
+        ("  resolutoin: 1.1", "sweep.resolutoin: unknown key: remove it, or use one of budgets, me"),
+        ("  resolution: 1.1\n  resolution: 1.2", ":7:3: sweep.resolution: occurs twice: keep one of them"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_the_section_names_file_place_key_and_remedy(tmp_path, engine, section, says):
+def test_a_mistake_in_the_section_is_reported_with_file_place_key_and_remedy(tmp_path, engine, section, says):
     head = CONFIG.partition("  budgets")[0]
     budgets = "" if "budgets" in section or section[-3:] == "0.1" else "\n" + CONFIG.splitlines()[-1]
     said = refusal(tmp_path, head + section + budgets)
@@ -312,19 +323,19 @@ def test_a_mistake_in_the_section_names_file_place_key_and_remedy(tmp_path, engi
     assert "\n" not in said
 
 
-def test_all_mistakes_are_told_at_once_and_nothing_runs(tmp_path, engine, capsys):
+def test_all_mistakes_are_reported_together_and_nothing_runs(tmp_path, engine, capsys):
     text = CONFIG.replace("first: 16", "first: x") + "  epsilon: 0\nbudget: {tokens: [64]}\n"
     assert sweep(tmp_path, "-s", "sweep.resolution=0", text=text) == 2
     said = capsys.readouterr().err.splitlines()
     keys = [
-        "budget: sweep.budgets says",
+        "budget: sweep.budgets sets",
         "sweep.budgets.first: 'x'",
         "sweep.epsilon: '0'",
         "sweep.resolution: '0'",
     ]
     assert len(said) == len(keys)
     assert all(key in line for key, line in zip(keys, said, strict=True))
-    assert all(line.startswith("kvanalysis: error: ") for line in said)
+    assert all(line.startswith("kvreplay: error: ") for line in said)
     assert not (tmp_path / "out").exists()
 
 
@@ -393,14 +404,16 @@ def test_the_page_of_sweeps_names_the_columns_that_load_adds_and_averages_the_sa
     held = {"frame": frame}
     exec(example, held)
     n_heads = frame.groupby(["method", "budget_tokens"])["kv_head"].nunique()
-    assert n_heads["h2o", 181] == 1  # as tried by a search: this mean is of another head than its neighbours'
+    assert (
+        n_heads["h2o", 181] == 1
+    )  # only tried by a search: this mean covers other heads than its neighbours
     kept = [b for (method, b), n in n_heads.items() if method == "h2o" and n == 2]
     assert list(held["means"]["h2o"].index) == kept
     assert held["means"]["h2o"][64] == pytest.approx(6 / 64)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_configurations_of_the_repository_are_sound(path, tmp_path, monkeypatch):
+def test_the_configurations_of_the_repository_are_valid(path, tmp_path, monkeypatch):
     monkeypatch.setenv("KVREPLAY", str(BINARY))
     config = read_sweep_config(path)
     (tmp_path / "config.yaml").write_text(config.text(config.budgets.tokens()))
@@ -414,7 +427,7 @@ def test_the_configurations_of_the_repository_are_sound(path, tmp_path, monkeypa
     [
         ("seeds.count", "write KEY=VALUE"),
         ("seeds.count=[", "not valid YAML"),
-        ("methods.7.window=1", 'methods has 3 entries, numbered from 0, and none is "7"'),
+        ("methods.7.window=1", 'methods has 3 entries, numbered from 0; there is no "7"'),
         ("schema.x=1", 'schema is a single value and has no "x"'),
     ],
 )
@@ -434,7 +447,7 @@ def wanted_in(folder):
     ]
 
 
-def test_without_further_questions_one_round_replays_everything(tmp_path, program, capsys):
+def test_without_refinement_one_round_replays_everything(tmp_path, program, capsys):
     made = program()
     assert sweep(tmp_path, text=CONFIG) == 0
     out = tmp_path / "out"
@@ -445,15 +458,16 @@ def test_without_further_questions_one_round_replays_everything(tmp_path, progra
     assert said.out == f"{out / 'results.csv'}\n{out / 'results.meta.json'}\n"
     assert said.err.splitlines() == [
         "round 0: 6 budgets, 16, 32, 64, 128, 256, 512",
-        "done: 1 round, 38 cells",  # 2 of exact, 12 of h2o, 24 of uniform's two seeds
+        "done: 1 round, 38 cells",  # 2 cells of exact, 12 of h2o, 24 of uniform's two seeds
     ]
     assert (out / "results.csv").read_text() == (out / "round-0/results.csv").read_text()
 
 
-def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(swept):
+def test_each_round_replays_exactly_the_midpoints_of_bends_and_brackets(swept):
     out, said = swept
-    # h2o over heads is 6/b, with 0.5 more below 50: 32 and 64 bend it. 0.1 lies between 32 and 64 at head 0,
-    # between 64 and 128 at head 1; 0.05 one interval above. uniform's 3.5/b: 32 and 64; 64 and 128.
+    # h2o's mean over heads is 6/b, plus 0.5 below 50: it bends at 32 and 64. 0.1 is crossed between 32 and 64
+    # for head 0, between 64 and 128 for head 1; 0.05 one interval later. uniform's 3.5/b crosses between 32
+    # and 64, and between 64 and 128.
     bent = [("h2o", head, budget) for budget in (23, 45, 91) for head in (0, 1)]
     searched = [("h2o", 1, 181), *(("uniform", head, budget) for head in (0, 1) for budget in (45, 91))]
     assert sorted(wanted_in(out / "round-1")) == sorted(bent + searched)
@@ -463,7 +477,7 @@ def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(swept):
     config = yaml.safe_load((out / "round-1/config.yaml").read_text())
     assert config["budget"]["tokens"] == [23, 45, 91, 181]
     lines = said.splitlines()
-    # Seeds count: 7 of h2o, 4 of uniform twice.
+    # Cells include seeds: 7 of h2o, twice 4 of uniform.
     assert lines[1] == "round 1: 15 cells, 3 budgets of h2o refined, 8 searches open"
     assert "refined" in lines[2]
     assert all("refined" not in line for line in lines[3:])
@@ -471,12 +485,12 @@ def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(swept):
     assert lines[-1] == f"done: 8 searches met, 0 not met; {rounds} rounds, {cells} cells"
 
 
-def test_the_search_ends_at_the_resolution_and_finds_what_the_formula_says(swept):
+def test_the_search_ends_at_the_resolution_and_matches_the_formula(swept):
     answers = rows_of(swept[0] / "epsilon.csv")
     found = {
         (row["method"], row["kv_head"], row["epsilon"]): row for row in answers if row["status"] == "met"
     }
-    # The step of h2o at 50 tokens keeps head 0 above 0.1 until then, where 4 / 50 would do.
+    # The step at 50 tokens keeps head 0 of h2o above 0.1 up to 50, where the error drops to 4 / 50.
     needed = {("h2o", "0", "0.1"): 50, ("h2o", "0", "0.05"): 80, ("h2o", "1", "0.1"): 80,
               ("h2o", "1", "0.05"): 160, ("uniform", "0", "0.1"): 35, ("uniform", "0", "0.05"): 70,
               ("uniform", "1", "0.1"): 35, ("uniform", "1", "0.05"): 70}  # fmt: skip
@@ -500,7 +514,7 @@ def test_measures_of_the_table_have_six_digits_at_most_and_epsilons_all_of_their
     assert all(len(text.partition("e")[0].replace(".", "").lstrip("0")) <= 6 for text in measures)
 
 
-def test_what_the_engine_refuses_later_is_no_matter_of_the_first_budget(tmp_path, engine, capfd):
+def test_the_first_budget_is_not_blamed_for_other_refusals(tmp_path, engine, capfd):
     engine(codes={"round-1": 2})
     assert sweep(tmp_path) == 2
     assert "sweep.budgets.first" not in capfd.readouterr().err
@@ -535,7 +549,7 @@ def test_the_table_has_the_rows_of_all_rounds_as_they_stand_under_one_header(swe
     assert [path.name for path in out.rglob("*.tmp")] == []
 
 
-def test_running_again_comes_to_the_same_rounds(tmp_path, engine, copy_of_swept):
+def test_running_again_repeats_the_same_rounds(tmp_path, engine, copy_of_swept):
     files = [*sorted((tmp_path / "out").rglob("only.csv")), tmp_path / "out/epsilon.csv"]
     before = [file.read_bytes() for file in files]
     assert sweep(tmp_path) == 0
@@ -544,7 +558,7 @@ def test_running_again_comes_to_the_same_rounds(tmp_path, engine, copy_of_swept)
 
 
 @pytest.mark.parametrize("code", [130, 75])
-def test_a_stop_in_a_round_passes_its_code_on_and_running_again_continues(tmp_path, engine, code, capfd):
+def test_a_stop_in_a_round_returns_its_code_and_a_rerun_resumes(tmp_path, engine, code, capfd):
     engine(codes={"round-2": code})
     assert sweep(tmp_path) == code
     said = capfd.readouterr().err
@@ -556,14 +570,14 @@ def test_a_stop_in_a_round_passes_its_code_on_and_running_again_continues(tmp_pa
     assert (tmp_path / "out/epsilon.csv").is_file()
 
 
-def test_what_the_engine_refuses_ends_the_sweep_with_its_code_and_message(tmp_path, program, capfd):
+def test_a_refusal_by_the_engine_ends_the_sweep_with_its_code_and_message(tmp_path, program, capfd):
     program(codes={"round-0": 2})
     assert sweep(tmp_path) == 2
     said = capfd.readouterr().err
     assert "asked to stop" in said
     assert "round-0: not replayed, the engine ended with exit code 2" in said
     mend = said.splitlines()[-1]
-    assert mend.startswith(f"kvanalysis: error: {tmp_path / 'sweep.yaml'}: ")
+    assert mend.startswith(f"kvreplay: error: {tmp_path / 'sweep.yaml'}: ")
     assert mend.endswith("if a method needs more than 16 tokens, raise sweep.budgets.first")
     program()
     assert sweep(tmp_path, text=CONFIG.replace("first: 16", "first: 64")) == 0
@@ -579,12 +593,13 @@ def test_cells_that_fail_are_misses_and_the_sweep_ends_with_code_1_and_all_its_f
     assert said[-2].startswith("done: 4 searches met, 0 not met; ")
     assert "8 cells failed" in said[-1]
     [row, _] = [row for row in rows_of(tmp_path / "out/epsilon.csv") if row["method"] == "uniform"]
-    # 3.5 / 64 would meet; 91 is tried between 64 and 128, fails as well, and the search goes on above it.
+    # 3.5 / 64 would meet epsilon; 91, between 64 and 128, is tried and fails, too, and the search goes on
+    # above.
     assert (int(row["budget_tokens"]), row["error_below"]) == (95, "")
     assert row["smaller_meets"] == "0"
 
 
-def test_a_cell_that_fails_in_a_later_round_gives_code_1_as_well(tmp_path, engine, capsys):
+def test_a_cell_that_fails_in_a_later_round_gives_exit_code_1(tmp_path, engine, capsys):
     engine(fails=[("uniform", 45)])
     assert sweep(tmp_path, text=CONFIG + "  epsilon: [0.1]\n") == 1
     assert "4 cells failed" in capsys.readouterr().err
@@ -593,10 +608,10 @@ def test_a_cell_that_fails_in_a_later_round_gives_code_1_as_well(tmp_path, engin
 def test_a_wanted_cell_without_a_result_ends_the_sweep(tmp_path, engine, capsys):
     engine(loses=[("uniform", 45)])
     assert sweep(tmp_path) == 2
-    assert "round-1: 2 of 11 wanted combinations have no result" in capsys.readouterr().err
+    assert "round-1: 2 of 11 requested combinations have no result" in capsys.readouterr().err
 
 
-def test_a_measure_that_does_not_apply_is_told(tmp_path, engine, capsys):
+def test_a_measure_that_does_not_apply_is_reported(tmp_path, engine, capsys):
     text = CONFIG + "  measure: rel_err_prefix_mean\n  epsilon: 0.1\n"
     assert sweep(tmp_path, text=text) == 0
     assert "rel_err_prefix_mean has no value for exact, h2o, uniform" in capsys.readouterr().err
@@ -610,7 +625,7 @@ def test_a_curve_that_is_not_monotone_is_searched_at_its_last_crossing(tmp_path,
     for row in rows_of(tmp_path / "out/epsilon.csv"):
         if row["method"] == "h2o":
             (met if row["epsilon"] == "0.1" else never)[row["kv_head"]] = row
-    # It misses up to 299: 362 meets, 304 meets, 279 and 291 miss, and 304 / 291 is below 1.05. 64 meets.
+    # The curve misses up to 299: 362 and 304 meet, 279 and 291 miss, and 304 / 291 is below 1.05. 64 meets.
     assert {(row["budget_tokens"], row["budget_below"]) for row in met.values()} == {("304", "291")}
     assert {row["smaller_meets"] for row in met.values()} == {"1"}
     assert {(row["status"], row["budget_tokens"], row["budget_below"]) for row in never.values()} == {
@@ -643,31 +658,31 @@ def test_other_engines_plan_and_submit_each_round(tmp_path, engine):
     ("words", "says"),
     [(["--submit", "--jobs 2"], "add --engine local or slurm"), (["--submit='"], "No closing quotation")],
 )
-def test_words_that_no_command_takes_are_refused(tmp_path, engine, words, says, capsys):
+def test_unknown_arguments_are_refused(tmp_path, engine, words, says, capsys):
     assert sweep(tmp_path, *words) == 2
     assert says in capsys.readouterr().err
 
 
 def test_a_folder_of_another_sweep_of_a_run_or_in_use_is_refused(tmp_path, engine, capsys):
     assert sweep(tmp_path, text=CONFIG) == 0
-    # A trace that has moved is the same trace; the engine knows it by its content.
+    # A moved trace is still the same trace: the engine identifies it by its content.
     assert sweep(tmp_path, "--trace", "moved.h5", text=CONFIG) == 0
     assert sweep(tmp_path, text=SEARCH) == 2
     assert "holds a sweep of another configuration" in capsys.readouterr().err
     (tmp_path / "out/shards").mkdir()
     assert sweep(tmp_path, text=CONFIG) == 2
-    assert "holds a run of its own; choose another -o" in capsys.readouterr().err
+    assert "holds a plain run; choose another -o" in capsys.readouterr().err
     with alone(tmp_path / "out"):
         assert sweep(tmp_path, text=CONFIG) == 2
     assert "another process sweeps there" in capsys.readouterr().err
 
 
-def test_a_signal_is_the_engine_s_to_answer(tmp_path, monkeypatch):
+def test_a_signal_is_handled_by_the_engine(tmp_path, monkeypatch):
     program = tmp_path / "kvreplay"
     program.write_text(f"#!/bin/sh\ntrap 'exit 75' TERM\ntouch {tmp_path}/up\nwhile :; do sleep 0.05; done\n")
     program.chmod(0o755)
-    words = [sys.executable, "-m", "kvanalysis", "sweep", written(tmp_path, CONFIG), "-o", tmp_path / "out"]
-    environment = {**os.environ, "KVREPLAY": str(program), "PYTHONPATH": str(ROOT / "analysis")}
+    words = [sys.executable, "-m", "kvreplay", "refine", written(tmp_path, CONFIG), "-o", tmp_path / "out"]
+    environment = {**os.environ, "KVREPLAY": str(program), "PYTHONPATH": os.pathsep.join(ROOMS)}
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as running:
         until = time.monotonic() + 30
         while not (tmp_path / "up").exists() and time.monotonic() < until:
@@ -677,17 +692,17 @@ def test_a_signal_is_the_engine_s_to_answer(tmp_path, monkeypatch):
     assert running.returncode == 75
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+def test_a_missing_program_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KVREPLAY", str(tmp_path / "absent"))
     assert sweep(tmp_path, text=CONFIG) == 2
-    assert "absent: cannot be run (No such file or directory); is KVREPLAY right?" in capsys.readouterr().err
+    assert "absent cannot be run: name the engine's program in KVREPLAY" in capsys.readouterr().err
 
 
-def test_epsilon_of_any_results_is_the_table_that_a_sweep_writes(copy_of_swept):
+def test_the_epsilon_table_of_any_results_equals_the_sweeps(copy_of_swept):
     out = copy_of_swept
     swept = (out / "epsilon.csv").read_bytes()
     (out / "epsilon.csv").unlink()
-    assert main(["epsilon", str(out), "--epsilon", "0.1,0.05"]) == 0
+    assert main(["export", str(out), "--epsilon", "0.1,0.05"]) == 0
     assert (out / "epsilon.csv").read_bytes() == swept
 
 
@@ -715,7 +730,7 @@ def test_the_page_of_a_sweep_draws_what_its_epsilons_need_and_means_of_the_same_
     out = copy_of_swept
     assert main(["table", str(out)]) == 0
     budgets = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("h2o")}
-    # 181 was tried at head 1 alone.
+    # 181 was tried for head 1 only.
     assert {"16", "45", "91", "512"} <= budgets
     assert "181" not in budgets
     frame = load(out)
@@ -769,11 +784,11 @@ def test_a_real_search_finds_what_replaying_every_budget_finds(tmp_path, monkeyp
     [
         (["--epsilon", "low"], "--epsilon low: write numbers above 0"),
         (["--epsilon", "0.1,0"], "write numbers above 0"),
-        (["--epsilon", "0.1", "--measure", "bogus"], "bogus is no measure of the table"),
-        (["--epsilon", "0.1", "--measure", "model"], "model is no measure of the table"),
+        (["--epsilon", "0.1", "--measure", "bogus"], "bogus is not a measure of the table"),
+        (["--epsilon", "0.1", "--measure", "model"], "model is not a measure of the table"),
     ],
 )
-def test_an_epsilon_or_a_measure_that_is_none_is_refused(tmp_path, words, says, capsys):
+def test_an_invalid_epsilon_or_measure_is_refused(tmp_path, words, says, capsys):
     write_results(tmp_path, [fake_row()], columns=TABLE)
-    assert main(["epsilon", str(tmp_path), *words]) == 2
+    assert main(["export", str(tmp_path), *words]) == 2
     assert says in capsys.readouterr().err

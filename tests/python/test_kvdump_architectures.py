@@ -1,4 +1,4 @@
-"""What the dumper records of each architecture, against values worked out by hand."""
+"""The recording of each architecture, against values worked out by hand."""
 
 import json
 from types import SimpleNamespace
@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
-from kvdump.attention import exact_attention, mean_relative_deviation  # noqa: E402
-from kvdump.hook import AttentionHook, own_attention, own_implementation  # noqa: E402
-from kvdump.verify import attend_stored, verify  # noqa: E402
+import kvrecord  # noqa: E402
+from kvrecord.attention import exact_attention, mean_relative_deviation  # noqa: E402
+from kvrecord.hook import AttentionHook, base_attention, base_implementation  # noqa: E402
+from kvrecord.verify import attend_stored, verify  # noqa: E402
 from tiny_models import (  # noqa: E402
     ARCHITECTURES,
     GENERATED,
@@ -25,13 +25,13 @@ from tiny_models import (  # noqa: E402
 pytestmark = pytest.mark.torch
 
 FLOAT32_DEVIATION = 1e-5  # float32, sums in another order
-MATTERS = 0.01  # a feature that is left out moves the output at least this far
+MATTERS = 0.01  # smallest change of the output when a feature is left out
 ROWS = PROMPT.shape[1] + GENERATED - 1
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """recorded(name): the model, its tokens, and open traces of a generation and of one full prefill."""
+    """recorded(name): a model, its tokens, and open traces of a generation and of one full prefill."""
     folder = tmp_path_factory.mktemp("traces")
     made = {}
 
@@ -48,13 +48,13 @@ def recorded(tmp_path_factory):
 
 def _record(architecture, stem):
     model = architecture.build()
-    with own_attention(model):
+    with base_attention(model):
         plain = generate(model), logits(model)
     paths = [stem.with_suffix(kind) for kind in (".generated.h5", ".prefilled.h5")]
     out_layers = tuple(architecture.layers)
-    with kvdump.record(model, paths[0], out_layers=out_layers):
+    with kvrecord.record(model, paths[0], out_layers=out_layers):
         tokens = generate(model)
-    with kvdump.record(model, paths[1], out_layers=out_layers):
+    with kvrecord.record(model, paths[1], out_layers=out_layers):
         logits(model, tokens[:, :-1])
     generated, prefilled = map(h5py.File, paths)
     return SimpleNamespace(
@@ -69,7 +69,7 @@ def _record(architecture, stem):
 
 
 def layers_of(one, trace):
-    """(layer, what is expected of it, its group) of every layer that the table lists."""
+    """(layer, expected values, group of the trace) of every layer in the table."""
     for layer, expected in one.layers.items():
         yield layer, expected, trace[f"prompts/0/layers/{layer:03d}"]
 
@@ -85,10 +85,12 @@ def test_the_hook_changes_neither_tokens_nor_logits(recorded, name):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_hook_hands_on_to_what_the_model_chose_unless_that_leaves_something_out(recorded, name):
+def test_the_hook_calls_the_models_implementation_unless_it_omits_a_feature(recorded, name):
     one = recorded(name)
     incomplete = any(layer.softcap or layer.sinks for layer in one.layers.values())
-    assert own_implementation(one.model) == ("eager" if incomplete else one.model.config._attn_implementation)
+    assert base_implementation(one.model) == (
+        "eager" if incomplete else one.model.config._attn_implementation
+    )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -105,7 +107,7 @@ def test_rows_of_a_generation_are_those_of_one_full_prefill(recorded, name):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_attention_recomputed_from_the_trace_is_the_layers_own_output(recorded, name):
+def test_attention_recomputed_from_the_trace_equals_the_layers_output(recorded, name):
     one = recorded(name)
     for trace in (one.generated, one.prefilled):
         for _, expected, group in layers_of(one, trace):
@@ -134,7 +136,7 @@ def _features(expected, group):
 
 
 def _left_out(expected, group):
-    """{feature: arguments of exact_attention without it} of the features that a layer has."""
+    """{feature: arguments of exact_attention without it} for the features of a layer."""
     q, k, v = (group[x][...] for x in "qkv")
     usual = expected.heads[2] ** -0.5
     causal = np.roll(v, 1, axis=1)
@@ -199,14 +201,14 @@ def test_recorded_keys_and_queries_are_the_projections_turned_by_the_recorded_ta
             assert mean_relative_deviation(turned(projected, rope), stored) < FLOAT32_DEVIATION
             assert mean_relative_deviation(projected, stored) > MATTERS
             other = "interleaved" if rope["layout"] == "half_split" else "half_split"
-            if rope["rotary_dims"] > 2:  # with one pair both layouts are the same
+            if rope["rotary_dims"] > 2:  # with one pair both layouts are equal
                 assert mean_relative_deviation(turned(projected, rope | {"layout": other}), stored) > MATTERS
 
 
 def unturned(model, ids):
-    """{layer: {"q": ..., "k": ...}} as each attention module makes them when nothing is rotated.
+    """{layer: {"q": ..., "k": ...}} as made by each attention module without rotation.
 
-    Every module gets the input that it had in one prefill, with cosines 1 and sines 0.
+    Every module receives its input from one prefill, with cosines 1 and sines 0.
     """
     inputs, found = [], {}
     attention = [m for m in model.modules() if isinstance(getattr(m, "layer_idx", None), int)]
@@ -217,14 +219,14 @@ def unturned(model, ids):
         )
         for module in attention
     ]
-    with own_attention(model):
+    with base_attention(model):
         logits(model, ids)
     for tap in taps:
         tap.remove()
     with AttentionHook(model, lambda call: found.update({call.layer: call})), torch.no_grad():
         for module, args, kwargs in inputs:
             if kwargs.get("position_embeddings") is not None:
-                # Cosines and sines, or sines and cosines: the sines of position 0 are 0.
+                # Either order of cosines and sines is possible: the sines of position 0 are 0.
                 kwargs["position_embeddings"] = [
                     torch.full_like(x, float(x[:, 0].all())) for x in kwargs["position_embeddings"]
                 ]
@@ -233,7 +235,7 @@ def unturned(model, ids):
 
 
 def turned(x, rope):
-    """x [heads, T, D] turned by a rope_json, pair by pair as complex numbers."""
+    """x [heads, T, D] rotated by a rope_json, pair by pair as complex numbers."""
     dims = rope["rotary_dims"]
     order = np.arange(dims)
     first, second = np.split(order, 2) if rope["layout"] == "half_split" else (order[::2], order[1::2])

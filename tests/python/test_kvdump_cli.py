@@ -1,4 +1,4 @@
-"""The dumper's command line on tiny models in folders."""
+"""The recorder's command line on tiny models in folders."""
 
 import json
 
@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvdump import __version__, cli  # noqa: E402
-from kvdump.dtypes import stored_dtype  # noqa: E402
-from kvdump.hook import AttentionHook  # noqa: E402
+from front_door import record as cli  # noqa: E402
+from kvrecord import __version__  # noqa: E402
+from kvrecord.hook import AttentionHook  # noqa: E402
+from kvtrace.dtypes import stored_dtype  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved  # noqa: E402
 from tiny_models import SILENT, silent  # noqa: E402
 
@@ -38,7 +39,7 @@ def prompts(tmp_path):
 
 @pytest.fixture
 def dump(capsys):
-    """dump(model, prompts, output, options...): exit code and what was said; never a traceback."""
+    """dump(model, prompts, output, options...): exit code and messages; checks that there is no traceback."""
 
     def run(model, prompts, output, *options):
         words = ["--model", model, "--prompts", prompts, "-o", output, *options]
@@ -95,8 +96,8 @@ def test_layers_are_chosen_on_the_command_line(gemma, prompts, tmp_path, dump, l
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--layers", "3"], USAGE, "the model has layers 0..2"),
-        (["--layers", "1-2"], USAGE, "expected all, a list such as 0,7,15, or every:4"),
+        (["--layers", "3"], USAGE, "there are layers 0-2"),
+        (["--layers", "2-1"], USAGE, "write all, 7, 15-29, a list such as 0,7,15-29, or every:4"),
         (["--layers", "0", "--out-layers", "1"], USAGE, "--out-layers [1] are not among --layers"),
         (
             ["--max-bytes", "1k"],
@@ -108,7 +109,9 @@ def test_layers_are_chosen_on_the_command_line(gemma, prompts, tmp_path, dump, l
         (["--device", "nowhere"], USAGE, "--device nowhere"),
     ],
 )
-def test_a_request_that_cannot_be_met_says_what_to_do(gemma, prompts, tmp_path, dump, options, code, says):
+def test_an_impossible_request_is_refused_with_the_remedy(
+    gemma, prompts, tmp_path, dump, options, code, says
+):
     found, said = dump(gemma, prompts, tmp_path / "t.h5", *options)
     assert (found, says in said) == (code, True), said
     assert not list(tmp_path.glob("t.h5*"))
@@ -145,7 +148,7 @@ def test_a_plan_counts_only_layers_with_attention(tmp_path, dump):
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [(torch.bfloat16, "bf16"), (torch.float16, "f16")])
-def test_a_model_of_16_bits_is_recorded_in_its_own_type(tmp_path, dump, dtype, stored):
+def test_a_16_bit_model_is_recorded_in_its_type(tmp_path, dump, dtype, stored):
     model = saved(tmp_path / "model", "gemma 2, softcap and own scale", dtype)
     prompts = jsonl(tmp_path / "p.jsonl", TEXT)
     options = ["--generate", 4, "--ignore-eos", "--with-output", "--verify"]
@@ -201,12 +204,12 @@ def test_a_damaged_model_folder_ends_the_program_with_a_message(tmp_path, dump, 
 
 
 def provenance(attributes, command):
-    """What every file has to say of its origin."""
+    """The attributes of origin that every file must have."""
     from importlib import metadata
 
     assert attributes["kvreplay_schema"] == 1
     assert attributes["complete"] == 1
-    assert attributes["dumper"] == f"kvdump {__version__}"
+    assert attributes["dumper"] == f"kvreplay record {__version__}"
     for package in ("torch", "transformers", "h5py"):
         assert attributes[f"{package}_version"] == metadata.version(package)
     assert attributes["created_utc"].endswith("Z")
@@ -216,12 +219,12 @@ def provenance(attributes, command):
     assert "64 tokens" in attributes["tokenizer"]
 
 
-def test_every_file_says_where_it_comes_from(tmp_path, dump):
+def test_every_file_names_its_origin(tmp_path, dump):
     model = saved(tmp_path / "my model")
     prompts = jsonl(tmp_path / "p.jsonl", TEXT)
     for output in (tmp_path / "t.h5", tmp_path / "dir"):
         assert dump(model, prompts, output)[0] == OK
-        command = f"kvdump --model '{model}' --prompts {prompts} -o {output}"
+        command = f"kvreplay record --model '{model}' --prompts {prompts} -o {output}"
         files = [output] if output.is_file() else sorted(output.rglob("*.h5"))
         assert len(files) == (1 if output.is_file() else 3)
         for file in files:
@@ -230,7 +233,7 @@ def test_every_file_says_where_it_comes_from(tmp_path, dump):
 
 
 def test_the_commit_of_a_model_of_the_hub_is_its_revision(llama, prompts, tmp_path, dump, monkeypatch):
-    from kvdump import model
+    from kvrecord import model
 
     plain = model.load_config
 

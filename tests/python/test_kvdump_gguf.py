@@ -1,4 +1,4 @@
-"""A GGUF file is read once for all that is loaded of it, and gives what transformers gives alone."""
+"""A GGUF file is read once for everything loaded from it, with the results of plain transformers."""
 
 import os
 
@@ -9,14 +9,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
-from kvdump import gguf_file  # noqa: E402
-from kvdump.model import load_config, load_model, load_tokenizer, resolve  # noqa: E402
+from kvrecord import gguf_file  # noqa: E402
+from kvrecord.model import load_config, load_model, load_tokenizer, resolve  # noqa: E402
 from transformers import modeling_gguf_pytorch_utils as loader  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 HIDDEN, FEED, HEADS, LAYERS = 32, 64, 4, 2
-LETTERS = [chr(code) for code in range(0x21, 0x7F)] + ["\u0120"]  # a byte's letter, as GPT-2 writes it
+LETTERS = [chr(code) for code in range(0x21, 0x7F)] + ["\u0120"]  # letters that stand for bytes, as in GPT-2
 MERGES = [f"{a} {b}" for a in LETTERS for b in LETTERS[:15]]  # more than gguf_file.LONG
 TOKENS = ["<s>", "</s>", *LETTERS, *(merge.replace(" ", "") for merge in MERGES)]
 PATCHED = [
@@ -74,7 +74,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The files that are parsed from here on."""
+    """A list of the files parsed from here on."""
     seen = []
 
     class Counted(gguf.GGUFReader):
@@ -97,7 +97,7 @@ def as_values(config, tokenizer, model):
     return config.to_dict(), model.config.to_dict(), words, weights
 
 
-def test_what_is_loaded_is_bit_for_bit_what_transformers_loads_alone(source):
+def test_loaded_models_equal_those_of_plain_transformers_bit_for_bit(source):
     where = {"pretrained_model_name_or_path": source.location, "gguf_file": source.gguf_file}
     alone = as_values(
         transformers.AutoConfig.from_pretrained(**where),
@@ -108,7 +108,7 @@ def test_what_is_loaded_is_bit_for_bit_what_transformers_loads_alone(source):
     assert as_values(*load_all(source)) == alone
 
 
-def test_the_vocabulary_reads_as_transformers_reads_it_alone(tmp_path):
+def test_the_vocabulary_equals_that_of_plain_transformers(tmp_path):
     assert len(MERGES) > gguf_file.LONG
     path = write(tmp_path / "small.gguf")
     alone = loader.load_gguf_checkpoint(path)
@@ -118,16 +118,16 @@ def test_the_vocabulary_reads_as_transformers_reads_it_alone(tmp_path):
     gguf_file.forget()
 
 
-def test_a_file_is_parsed_once_for_all_three_and_let_go(source, opened, capfd):
+def test_a_file_is_parsed_once_for_all_three_and_released(source, opened, capfd):
     own = [getattr(module, name) for module, name in PATCHED]
     load_all(source)
     assert len(opened) == 1
     assert gguf_file._kept == {}
     assert [getattr(module, name) for module, name in PATCHED] == own
-    assert "GGUF tensors" not in capfd.readouterr().err  # no bar where nobody looks
+    assert "GGUF tensors" not in capfd.readouterr().err  # no progress bar off a terminal
 
 
-def test_a_file_that_was_written_anew_is_read_anew(tmp_path, opened):
+def test_a_rewritten_file_is_read_again(tmp_path, opened):
     path = tmp_path / "small.gguf"
     first = load_all(resolve(None, str(write(path))))
     load_config(resolve(None, str(path)))
@@ -138,7 +138,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path, opened):
     assert len(opened) == 3
 
 
-def test_a_release_without_these_names_is_left_alone(monkeypatch):
+def test_a_release_without_these_names_is_not_patched(monkeypatch):
     for module, name in PATCHED:
         monkeypatch.delattr(module, name)
     with gguf_file.read_once():

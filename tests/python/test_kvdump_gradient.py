@@ -1,4 +1,4 @@
-"""The gradient of a log-likelihood at every attention output, as the dumper records it."""
+"""The recorded gradient of a log-likelihood at every attention output."""
 
 import h5py
 import numpy as np
@@ -7,25 +7,25 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
-from kvdump import gradient, masked_runs  # noqa: E402
-from kvdump.attention import exact_attention  # noqa: E402
-from kvdump.blocks import LiveOutputs  # noqa: E402
-from kvdump.dtypes import read_floats  # noqa: E402
-from kvdump.labels import draw, uniforms  # noqa: E402
-from kvdump.masked_runs import Mask, shown_tokens  # noqa: E402
+import kvrecord  # noqa: E402
+from kvrecord import gradient, masked_runs  # noqa: E402
+from kvrecord.attention import exact_attention  # noqa: E402
+from kvrecord.blocks import LiveOutputs  # noqa: E402
+from kvrecord.labels import draw, uniforms  # noqa: E402
+from kvrecord.masked_runs import Mask, shown_tokens  # noqa: E402
+from kvtrace.dtypes import read_floats  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, build, every_architecture, generate, logits  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-BFLOAT16 = 2.0**-8  # of a number that is rounded to 8 bits: how far it is off at most
+BFLOAT16 = 2.0**-8  # largest relative error of rounding to 8 bits
 T = PROMPT.shape[1]
 SAMPLES = 3
 
 
 def recorded(model, path, run=logits, gradient=SAMPLES, **options):
-    with kvdump.record(model, path, gradient=gradient, **options):
+    with kvrecord.record(model, path, gradient=gradient, **options):
         run(model)
     return path
 
@@ -35,8 +35,9 @@ def read(path, layer, name):
         return read_floats(trace[f"prompts/0/layers/{layer:03d}/{name}"])
 
 
-def of_whole_graph(model, ids, start, labels):
-    """{layer: [losses, Hq, rows, Dv]} by one graph of the whole model, for labels [losses, rows]."""
+def gradients_of_whole_graph(model, ids, start, labels):
+    """{layer: [losses, Hq, rows, Dv]}: gradients from one graph of the whole model, for labels [losses,
+    rows]."""
     live = LiveOutputs(model)
     with live, torch.enable_grad():
         log_probs = model(input_ids=ids, use_cache=False).logits[0, start:-1].log_softmax(-1)
@@ -49,7 +50,7 @@ def of_whole_graph(model, ids, start, labels):
 
 
 def drawn(model, ids, start, samples=SAMPLES, seed=0):
-    """[samples, rows] the labels that a recording of prompt "0" draws."""
+    """[samples, rows] labels drawn in a recording of prompt "0"."""
     log_probs = logits(model, ids)[0, start:-1].log_softmax(-1)
     return draw(log_probs, uniforms(seed, "0", samples, range(start, ids.shape[1] - 1)))
 
@@ -59,15 +60,15 @@ def test_the_recorded_gradient_is_that_of_the_whole_models_graph(tmp_path, name)
     model = ARCHITECTURES[name].build()
     path = recorded(model, tmp_path / "t.h5")
     labels = torch.cat([drawn(model, PROMPT, T // 2), PROMPT[:, T // 2 + 1 :]])
-    expected = of_whole_graph(model, PROMPT, T // 2, labels)
+    expected = gradients_of_whole_graph(model, PROMPT, T // 2, labels)
     assert sorted(expected) == sorted(ARCHITECTURES[name].layers)
     for layer, g in expected.items():
         stored = np.concatenate([read(path, layer, "g"), read(path, layer, "g_recorded")[None]])
-        # The float32 sums of two orders of the same terms stand beside the rounding.
+        # Besides the rounding, both float32 sums have different orders.
         assert np.all(np.abs(stored - g) <= BFLOAT16 * np.abs(g) + 1e-5 * np.abs(g).max())
 
 
-def test_the_trace_says_which_rows_and_how_well_each_was_predicted(tmp_path):
+def test_the_trace_records_the_rows_and_how_well_each_was_predicted(tmp_path):
     model = build("Llama", num_key_value_heads=2)
     path = recorded(model, tmp_path / "t.h5", gradient_seed=5)
     log_probs = logits(model)[0, T // 2 : -1].log_softmax(-1)
@@ -82,7 +83,7 @@ def test_the_trace_says_which_rows_and_how_well_each_was_predicted(tmp_path):
         assert np.allclose(trace["prompts/0/g_logprob"], of_next, rtol=1e-5)
 
 
-def test_labels_stand_where_the_summed_probability_passes_the_number():
+def test_labels_are_where_the_cumulative_probability_passes_the_number():
     log_probs = torch.tensor([[0.5, 0.0, 0.25, 0.25]]).log()
     numbers = np.array([[0.0], [0.49], [0.51], [0.74], [0.76], [0.9999]])
     assert draw(log_probs, numbers)[:, 0].tolist() == [0, 0, 2, 2, 3, 3]
@@ -97,12 +98,12 @@ def test_a_number_depends_on_seed_prompt_sample_and_row_and_on_nothing_else():
     assert not any(np.isclose(all_of_them, other).any() for other in others)
     many = uniforms(0, "a", 8, range(4000))
     assert many.min() >= 0 and many.max() < 1 and len(np.unique(many)) == many.size
-    # Of 32,000 uniform numbers the mean has a standard deviation of 0.0016.
+    # The mean of 32,000 uniform numbers has a standard deviation of 0.0016.
     assert abs(many.mean() - 0.5) < 0.008 and abs(np.corrcoef(many)[np.triu_indices(8, 1)]).max() < 0.08
 
 
 def test_over_all_labels_weighted_by_their_probability_the_gradient_is_zero():
-    """One scored row: the mean of the score over the model's own prediction vanishes."""
+    """One scored row: the expected gradient under the model's prediction is zero."""
     model, ids = build("Llama", num_hidden_layers=1, num_key_value_heads=2), PROMPT[:, :6]
     probs = logits(model, ids)[0, 4].softmax(-1)
     blocks = gradient.Blocks(list(model.model.layers), all_rows=False)
@@ -131,7 +132,7 @@ def test_more_samples_hold_the_fewer_ones(tmp_path):
     assert np.array_equal(read(few, 0, "g"), read(many, 0, "g")[:2])
 
 
-def test_of_recorded_labels_the_one_sample_is_that_of_the_recorded_tokens(tmp_path):
+def test_recorded_labels_have_one_sample_from_the_recorded_tokens(tmp_path):
     path = recorded(build("Llama"), tmp_path / "t.h5", gradient=1, gradient_labels="recorded")
     assert np.array_equal(read(path, 1, "g")[0], read(path, 1, "g_recorded"))
 
@@ -146,9 +147,9 @@ def test_strided_queries_have_the_gradients_of_their_rows(tmp_path):
     assert np.array_equal(read(strided, 0, "g"), read(whole, 0, "g")[:, :, 3::5])
 
 
-def test_a_generation_is_scored_behind_its_prompt_and_gives_what_a_prefill_gives(tmp_path):
+def test_a_generation_is_scored_after_its_prompt_and_equals_a_prefill(tmp_path):
     model = build("Llama", num_key_value_heads=2)
-    with kvdump.record(model, tmp_path / "g.h5", gradient=SAMPLES):
+    with kvrecord.record(model, tmp_path / "g.h5", gradient=SAMPLES):
         tokens = generate(model)[:, :-1]
     path = recorded(model, tmp_path / "p.h5", lambda m: logits(m, tokens), gradient_from=T)
     with h5py.File(tmp_path / "g.h5") as trace:
@@ -177,7 +178,7 @@ def test_a_recording_inside_inference_mode_has_its_gradient(tmp_path):
     assert np.array_equal(read(path, 0, "g"), read(recorded(model, tmp_path / "t.h5"), 0, "g"))
 
 
-def test_nothing_is_left_behind_in_the_model(tmp_path):
+def test_the_model_is_unchanged_after_a_recording(tmp_path):
     model = build("Llama")
     model.lm_head.weight.requires_grad_(False)
     asking = [p.requires_grad for p in model.parameters()]
@@ -187,7 +188,7 @@ def test_nothing_is_left_behind_in_the_model(tmp_path):
     assert not any("forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_bfloat16_gives_the_gradient_of_float32_roughly(tmp_path):
+def test_bfloat16_approximates_the_gradient_of_float32(tmp_path):
     exact = recorded(build("Llama", num_key_value_heads=2), tmp_path / "f.h5")
     model = build("Llama", num_key_value_heads=2).to(torch.bfloat16)
     rough, g = (read(path, 0, "g_recorded") for path in (recorded(model, tmp_path / "b.h5"), exact))
@@ -195,7 +196,7 @@ def test_bfloat16_gives_the_gradient_of_float32_roughly(tmp_path):
 
 
 class Remembers(torch.nn.Module):
-    """A block that also hands on what the block before it attended to, past the stream."""
+    """A block that also passes its predecessor's update on, bypassing the residual stream."""
 
     memory = None
 
@@ -235,7 +236,7 @@ def scatter(model):
 
 
 class Sequence(torch.nn.Module):
-    """Blocks that stand in no list."""
+    """Blocks that are not in a list."""
 
     def __init__(self, *blocks):
         super().__init__()
@@ -251,12 +252,12 @@ class Sequence(torch.nn.Module):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (remember, "LlamaForCausalLM hands on more than its blocks give each other"),
+        (remember, "LlamaForCausalLM passes on more than the outputs of its blocks"),
         (lose, "LlamaForCausalLM: no gradient: no derivative of packed weights: leave"),
-        (scatter, "LlamaForCausalLM keeps its blocks in no list that kvdump can find"),
+        (scatter, "LlamaForCausalLM does not keep its blocks in a list that the recorder finds"),
     ],
 )
-def test_a_model_whose_gradient_cannot_be_taken_back_is_refused(tmp_path, change, says):
+def test_a_model_without_a_usable_gradient_is_refused(tmp_path, change, says):
     model = build("Llama", num_key_value_heads=2)
     change(model)
     message = refusal(model, tmp_path, gradient=1)
@@ -280,7 +281,7 @@ def test_a_gradient_that_overflows_is_refused(tmp_path):
 
 
 class Overflows(torch.autograd.Function):
-    """What float16 makes of a large gradient, once the sequence is longer than the probe's."""
+    """Overflows like a large gradient in float16, but only for sequences longer than the probe."""
 
     @staticmethod
     def forward(ctx, x):
@@ -306,8 +307,8 @@ def test_a_mask_that_hides_nothing_costs_nothing_and_one_that_hides_more_costs_m
     assert distances[0].max() < 1e-10 and 0 < distances[1].mean() < distances[2].mean()
 
 
-def test_products_of_a_mask_are_those_of_attention_over_what_it_shows(tmp_path, monkeypatch):
-    monkeypatch.setattr(masked_runs, "MASKS", (Mask(0.0, 0, 0),))  # rows see what stands behind the prompt
+def test_products_of_a_mask_are_those_of_attention_over_visible_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(masked_runs, "MASKS", (Mask(0.0, 0, 0),))  # rows see only tokens after the prompt
     model, start = build("Llama", num_key_value_heads=2), T // 2
     path = recorded(model, tmp_path / "t.h5")
     expected = 0
@@ -331,13 +332,13 @@ def test_a_shared_mask_hides_the_same_tokens_from_every_head_and_layer():
     assert not bool((apart == apart[0]).all())
 
 
-def test_only_rows_that_are_scored_run_again_unless_rows_meet_otherwise_than_in_attention():
+def test_only_scored_rows_run_again_unless_rows_interact_outside_attention():
     assert not gradient.check_chain(build("Llama", num_key_value_heads=2), [0, 1]).all_rows
     model = ARCHITECTURES["qwen3-next, one attention layer of four"].build()
     assert gradient.check_chain(model, [3]).all_rows
 
 
-def test_a_larger_share_shows_what_a_smaller_one_does_and_sinks_and_recent_tokens_always():
+def test_a_larger_share_shows_all_tokens_of_a_smaller_one_and_always_sinks_and_recents():
     scored = gradient.Scored(8, 11, 1, "model", 0, "p")
     few, many = (shown_tokens(scored, Mask(share, 1, 2), 3, 4, 12) for share in (0.2, 0.7))
     assert bool((many | ~few).all())

@@ -1,19 +1,20 @@
-"""`--with-gradient` on the command line of the dumper: what it makes, refuses, resumes and verifies."""
+"""`--with-gradient` on the command line: recording, refusals, resuming and verification."""
 
 import json
 
 import h5py
 import numpy as np
 import pytest
+from kvbase.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
+import kvrecord  # noqa: E402
 from dumper_runs import contents  # noqa: E402
-from kvdump import cli  # noqa: E402
-from kvdump.dtypes import bf16_bits, bf16_file_type, read_floats  # noqa: E402
-from kvdump.verify_gradient import verify_gradient  # noqa: E402
+from front_door import record as cli  # noqa: E402
+from kvrecord.verify_gradient import verify_gradient  # noqa: E402
+from kvtrace.dtypes import bf16_bits, bf16_file_type, read_floats  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 from tiny_models import PROMPT, build, logits  # noqa: E402
 
@@ -49,7 +50,7 @@ def rows_of(path, prompt="p0"):
         (("2", "--generate", "5", "--ignore-eos"), 2, TOKENS),
     ],
 )
-def test_samples_and_rows_are_as_many_as_asked_for(words, tmp_path, options, samples, first):
+def test_the_requested_numbers_of_samples_and_rows_are_recorded(words, tmp_path, options, samples, first):
     out = tmp_path / "t.h5"
     assert cli.main(words(out, "--with-gradient", *options)) == OK
     rows = TOKENS + (4 if "--generate" in options else 0)
@@ -63,8 +64,8 @@ def test_samples_and_rows_are_as_many_as_asked_for(words, tmp_path, options, sam
     ("options", "says"),
     [
         (("--with-gradient", "2", "--labels", "recorded"), "the recorded tokens are one sample"),
-        (("--labels", "recorded"), "say more of --with-gradient: add it"),
-        (("--gradient-from", "3"), "say more of --with-gradient: add it"),
+        (("--labels", "recorded"), "need --with-gradient: add it"),
+        (("--gradient-from", "3"), "need --with-gradient: add it"),
         (
             ("--with-gradient", "--gradient-from", "9"),
             "prompt p1: no row from 9 on predicts one of its 9 tokens",
@@ -73,14 +74,14 @@ def test_samples_and_rows_are_as_many_as_asked_for(words, tmp_path, options, sam
         (("--with-gradient", "--max-bytes", "20k"), "more than --max-bytes"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_the_model_runs(words, tmp_path, capsys, options, says):
+def test_invalid_options_are_refused_before_the_model_runs(words, tmp_path, capsys, options, says):
     assert cli.main(words(tmp_path / "t.h5", *options)) == USAGE
     assert says in capsys.readouterr().err
     assert not (tmp_path / "t.h5").exists()
 
 
 @pytest.mark.parametrize("share", ["-1", "1.5", "half"])
-def test_what_is_neither_a_row_nor_a_share_is_refused(words, tmp_path, capsys, share):
+def test_a_value_that_is_neither_a_row_nor_a_share_is_refused(words, tmp_path, capsys, share):
     with pytest.raises(SystemExit):
         cli.main(words(tmp_path / "t.h5", "--with-gradient", f"--gradient-from={share}"))
     assert "is not a row, or a share of the rows from 0 to 1" in capsys.readouterr().err
@@ -92,7 +93,7 @@ def test_the_plan_counts_what_a_gradient_adds_to_the_trace_and_to_memory(words, 
         return json.loads(capsys.readouterr().out)
 
     without, plan = planned(), planned("--with-gradient", "3")
-    # 9 and 4 rows of two prompts, 4 losses, 2 layers, 8 heads of dimension 4, 2 bytes.
+    # 9 and 4 rows of two prompts, 4 losses, 2 layers, 8 heads of dimension 4, 2 bytes per number.
     scored = (TOKENS - 1 - TOKENS // 2) + (9 - 1 - 4)
     assert plan["bytes"] - without["bytes"] == pytest.approx(1.01 * scored * 4 * 2 * 8 * 4 * 2, abs=2)
     assert "gradient_memory_bytes" not in without and plan["gradient_memory_bytes"] > 0
@@ -113,7 +114,7 @@ def test_a_resumed_recording_holds_the_same_bytes(words, tmp_path):
     assert contents(tmp_path / "one.h5") == whole
 
 
-def test_another_gradient_is_no_continuation_and_none_is_that_of_an_older_trace(words, tmp_path, capsys):
+def test_resume_refuses_another_gradient_and_plain_traces_have_no_gradient_fields(words, tmp_path, capsys):
     out = tmp_path / "d"
     assert cli.main(words(out, "--with-gradient", "2")) == OK
     for other in (("3",), ("2", "--gradient-seed", "1"), ("2", "--gradient-from", "3")):
@@ -124,7 +125,7 @@ def test_another_gradient_is_no_continuation_and_none_is_that_of_an_older_trace(
         assert "gradient" not in trace.attrs["dump_json"] and "g_samples" not in trace.attrs
 
 
-def test_verify_holds_the_gradient_against_finite_differences(words, tmp_path, capsys):
+def test_verify_compares_the_gradient_with_finite_differences(words, tmp_path, capsys):
     assert cli.main(words(tmp_path / "t.h5", "--with-gradient", "2", "--query-stride", "2", "--verify")) == OK
     said = capsys.readouterr().err
     assert said.count("gradient, all layers, against finite differences") == 2
@@ -151,7 +152,7 @@ def forget_a_head(g):
 @pytest.mark.parametrize("spoil", [scale, swap_heads, shift_rows, forget_a_head])
 def test_verify_finds_a_wrong_gradient(tmp_path, spoil, name):
     model, path = build("Llama", num_key_value_heads=2), tmp_path / "t.h5"
-    with kvdump.record(model, path, gradient=2):
+    with kvrecord.record(model, path, gradient=2):
         logits(model)
     assert all(check.ok for check in verify_gradient(model, path))
     with h5py.File(path, "r+") as trace:
@@ -165,17 +166,17 @@ def test_verify_finds_a_wrong_gradient(tmp_path, spoil, name):
 
 def test_a_model_in_16_bits_is_recorded_but_its_gradient_is_not_verified(tmp_path):
     model, path = build("Llama").to(torch.bfloat16), tmp_path / "t.h5"
-    with kvdump.record(model, path, gradient=1):
+    with kvrecord.record(model, path, gradient=1):
         logits(model)
     assert verify_gradient(model, path) == []
 
 
 def test_record_texts_takes_a_number_of_samples(tmp_path):
     model = build("Llama")
-    path = kvdump.record_texts(
+    path = kvrecord.record_texts(
         model, PROMPT.tolist(), tmp_path / "t.h5", gradient=2, progress=False, verify=True
     )
     with h5py.File(path) as trace:
         assert trace["prompts/0/layers/000/g"].shape == (2, 4, 11, 8)
-    with pytest.raises(kvdump.UsageError, match="gradient = -1 is not an integer of at least 0"):
-        kvdump.record_texts(model, PROMPT.tolist(), tmp_path / "u.h5", gradient=-1)
+    with pytest.raises(ConfigError, match="gradient = -1 is not an integer of at least 0"):
+        kvrecord.record_texts(model, PROMPT.tolist(), tmp_path / "u.h5", gradient=-1)

@@ -1,4 +1,4 @@
-"""`--with-input`: the norm of the vector that a layer projects to queries."""
+"""`--with-input`: the norm of the vector from which a layer projects its queries."""
 
 import h5py
 import numpy as np
@@ -7,20 +7,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
-from kvdump.verify import verify  # noqa: E402
+import kvrecord  # noqa: E402
+from kvrecord.verify import verify  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, build, every_architecture, generate, logits  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 FLOAT32_DEVIATION = 1e-5  # float32, sums in another order
-# Of the projection that makes the queries, in each kind of attention module.
+# Names of the query projection in each kind of attention module.
 QUERIES = ("q_proj", "qkv_proj", "query_key_value", "c_attn")
 
 
 def projections(model):
-    """{layer: the module that makes its queries}."""
+    """{layer: its query projection}."""
     found = {}
     for module in model.modules():
         for name in QUERIES:
@@ -32,7 +32,7 @@ def projections(model):
 @pytest.mark.parametrize("name", every_architecture())
 def test_the_recorded_norm_is_that_of_the_vector_that_enters_the_projection_of_queries(tmp_path, name):
     model, seen = ARCHITECTURES[name].build(), {}
-    with kvdump.record(model, tmp_path / "t.h5", with_input=True):
+    with kvrecord.record(model, tmp_path / "t.h5", with_input=True):
         taps = [
             module.register_forward_pre_hook(lambda _, args, layer=layer: seen.update({layer: args[0]}))
             for layer, module in projections(model).items()
@@ -50,7 +50,7 @@ def test_the_recorded_norm_is_that_of_the_vector_that_enters_the_projection_of_q
 
 def test_a_generation_has_a_norm_for_each_row_and_verify_compares_them(tmp_path):
     model, path = build("Llama", num_key_value_heads=2), tmp_path / "t.h5"
-    with kvdump.record(model, path, with_input=True, layers=(1,)):
+    with kvrecord.record(model, path, with_input=True, layers=(1,)):
         generate(model)
     with h5py.File(path) as trace:
         layer = trace["prompts/0/layers/001"]
@@ -66,13 +66,13 @@ def test_a_generation_has_a_norm_for_each_row_and_verify_compares_them(tmp_path)
     ]
 
 
-def test_a_module_that_projects_something_else_than_it_is_given_is_refused(tmp_path):
+def test_a_module_that_changes_its_input_before_projecting_is_refused(tmp_path):
     model = build("Llama", num_key_value_heads=2)
     attention = model.model.layers[1].self_attn
     plain = attention.forward
     attention.forward = lambda hidden_states, *words, **more: plain(2 * hidden_states, *words, **more)
     assert refusal(model, tmp_path, with_input=True) == (
-        "layer 1: LlamaAttention projects something else than what it is given, so the norm of its input is "
+        "layer 1: LlamaAttention does not project its own input, so the norm of what it projects is "
         "not known: leave --with-input and --repeat out"
     )
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What the dumper's command line leaves behind when it is cut short, and how it goes on."""
+"""Interrupted recordings: the files that stay behind, and how to resume."""
 
 import os
 import shutil
@@ -11,16 +11,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from dumper_runs import KVDUMP, contents  # noqa: E402
-from kvdump import cli, job  # noqa: E402
+from front_door import record as cli  # noqa: E402
+from kvrecord import job  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 OK, USAGE, TROUBLE = 0, 2, 3
-# The program, which says when the first layer's file has its name, and then waits to be killed.
+# Prints a line when the first layer's file has its final name, then waits to be killed.
 WAITS = """
 import sys, time
-from kvdump import cli, sinks
+from front_door import record as cli  # noqa: E402
+from kvrecord import sinks
 link = sinks.DirectorySink.link
 def link_and_wait(self, *words):
     link(self, *words)
@@ -45,8 +47,8 @@ def words(llama, tmp_path):
 
 
 @pytest.fixture
-def kill_when_it_waits(dumpers, tmp_path):
-    """kill_when_it_waits(source, words): runs and kills."""
+def kill_while_waiting(dumpers, tmp_path):
+    """kill_while_waiting(source, words): runs the program and kills it once it waits."""
 
     def run(source, words):
         with dumpers.run(tmp_path, source, *words) as process:
@@ -68,7 +70,7 @@ def names(folder, suffix=""):
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """The number of prompts that ran through the model."""
+    """A list with one entry for each prompt that ran through the model."""
     ran = []
     plain = job.Job._generate
 
@@ -134,7 +136,7 @@ def test_a_dump_that_was_killed_after_its_last_file_leaves_nothing_when_it_is_re
         assert not stale.exists()
 
 
-def test_what_is_there_is_neither_overwritten_nor_continued_with_other_settings(words, tmp_path, capsys):
+def test_existing_dumps_are_neither_overwritten_nor_resumed_with_other_settings(words, tmp_path, capsys):
     out = tmp_path / "d"
     assert cli.main(words(out)) == OK
     before = contents(out / "index.h5")
@@ -150,9 +152,9 @@ def test_what_is_there_is_neither_overwritten_nor_continued_with_other_settings(
     assert contents(out / "index.h5") != before
 
 
-def test_a_killed_directory_dump_leaves_finished_layers_and_goes_on(words, kill_when_it_waits, tmp_path):
+def test_a_killed_directory_dump_keeps_finished_layers_and_resumes(words, kill_while_waiting, tmp_path):
     out = tmp_path / "d"
-    kill_when_it_waits(WAITS, words(out))
+    kill_while_waiting(WAITS, words(out))
     assert names(out) == ["index.h5.part", "p0/000.h5"]
     assert (tmp_path / "d.spool").is_dir()
     kept = (out / "p0/000.h5").stat().st_mtime_ns
@@ -164,15 +166,16 @@ def test_a_killed_directory_dump_leaves_finished_layers_and_goes_on(words, kill_
 
 
 @pytest.fixture
-def cut_short(words, kill_when_it_waits, tmp_path):
-    """A folder with a finished dump of f32 that --force was to replace by f16, killed after one layer."""
+def cut_short(words, kill_while_waiting, tmp_path):
+    """A folder with a finished f32 recording; a --force run that replaces it with f16 was killed after one
+    layer."""
     out = tmp_path / "d"
     assert cli.main(words(out)) == OK
-    kill_when_it_waits(WAITS, words(out, "--force", "--dtype", "f16"))
+    kill_while_waiting(WAITS, words(out, "--force", "--dtype", "f16"))
     return out
 
 
-def test_a_killed_force_goes_on_with_its_own_settings(words, cut_short):
+def test_a_killed_force_resumes_with_its_settings(words, cut_short):
     kept = (cut_short / "p0/000.h5").stat().st_mtime_ns
     assert cli.main(words(cut_short, "--resume", "--dtype", "f16", "--verify")) == OK
     assert (cut_short / "p0/000.h5").stat().st_mtime_ns == kept
@@ -180,24 +183,24 @@ def test_a_killed_force_goes_on_with_its_own_settings(words, cut_short):
 
 
 def half_sizes(folder):
-    """Bytes of the datasets of a dump, if each number takes two."""
+    """Bytes of a recording's datasets at two bytes per number."""
     with h5py.File(folder / "index.h5") as index:
         groups = [group for prompt in index["prompts"].values() for group in prompt["layers"].values()]
         return {2 * data.size for group in groups for data in group.values()}
 
 
-def test_a_killed_force_is_not_taken_for_the_dump_that_it_was_to_replace(words, cut_short, capsys):
+def test_a_killed_force_is_not_mistaken_for_the_dump_it_replaces(words, cut_short, capsys):
     assert names(cut_short, ".h5") == ["p0/000.h5"]
     assert cli.main(words(cut_short, "--resume")) == USAGE
     assert "p0/000.h5: made with other settings; use --force" in capsys.readouterr().err
     assert not (cut_short / "index.h5").exists()
 
 
-def test_a_force_over_a_dump_without_an_index_goes_on_too(words, kill_when_it_waits, tmp_path):
+def test_a_killed_force_over_a_dump_without_an_index_resumes_too(words, kill_while_waiting, tmp_path):
     out = tmp_path / "d"
     assert cli.main(words(out)) == OK
     (out / "index.h5").unlink()
-    kill_when_it_waits(WAITS, words(out, "--force", "--dtype", "f16"))
+    kill_while_waiting(WAITS, words(out, "--force", "--dtype", "f16"))
     assert cli.main(words(out, "--resume", "--dtype", "f16")) == OK
 
 
@@ -225,9 +228,9 @@ def test_an_index_that_links_to_rows_of_another_kind_is_not_finished(words, tmp_
 
 @pytest.mark.parametrize("options", [[], ["--resume"], ["--force"]])
 def test_a_killed_dump_into_a_file_leaves_no_trace_and_the_next_one_cleans_up(
-    words, kill_when_it_waits, tmp_path, options
+    words, kill_while_waiting, tmp_path, options
 ):
-    kill_when_it_waits(WAITS_IN_A_FILE, words(tmp_path / "t.h5"))
+    kill_while_waiting(WAITS_IN_A_FILE, words(tmp_path / "t.h5"))
     assert names(tmp_path, ".h5") == []
     assert (tmp_path / "t.h5.part").exists()
     assert list((tmp_path / "t.h5.spool").iterdir())
@@ -245,7 +248,7 @@ def test_a_full_disk_ends_in_a_message_and_nothing_under_a_final_name(
         said = process.printed.read()
     assert process.returncode == TROUBLE, said
     last = said.strip().splitlines()[-1]
-    assert last.startswith(f"kvdump: error: {tmp_path}/{output}"), said
+    assert last.startswith(f"kvreplay: error: {tmp_path}/{output}"), said
     assert "Traceback" not in said
     assert names(tmp_path, ".h5") == []
     assert not (tmp_path / f"{output}.spool").exists()
@@ -264,7 +267,7 @@ def test_an_output_folder_that_vanishes_ends_in_a_message(words, tmp_path, monke
     for target in (out / "t.h5", f"{out}/"):
         assert cli.main(words(target)) == TROUBLE
         last = capsys.readouterr().err.strip().splitlines()[-1]
-        assert last.startswith("kvdump: error: "), last
+        assert last.startswith("kvreplay: error: "), last
         assert not {"away/t.h5", "away/index.h5"} & set(names(tmp_path))
         shutil.rmtree(out, ignore_errors=True)
 

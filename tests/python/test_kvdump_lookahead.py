@@ -1,21 +1,23 @@
-"""`--lookahead`: what rows ask of a prompt that are generated once SnapKV has cut its cache."""
+"""`--lookahead`: the queries of rows generated after SnapKV has cut the prompt's cache."""
 
 import json
 
 import h5py
 import numpy as np
 import pytest
+from kvbase.errors import KvreplayError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
+import kvrecord  # noqa: E402
 from dumper_runs import contents  # noqa: E402
-from kvdump import cli, lookahead  # noqa: E402
-from kvdump.attention import mean_relative_deviation  # noqa: E402
-from kvdump.hook import AttentionHook  # noqa: E402
-from kvdump.snapkv_cut import Cut, kept_tokens  # noqa: E402
-from kvdump.verify_lookahead import verify_lookahead  # noqa: E402
+from front_door import record as cli  # noqa: E402
+from kvrecord import lookahead  # noqa: E402
+from kvrecord.attention import mean_relative_deviation  # noqa: E402
+from kvrecord.hook import AttentionHook  # noqa: E402
+from kvrecord.snapkv_cut import Cut, kept_tokens  # noqa: E402
+from kvrecord.verify_lookahead import verify_lookahead  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, build, every_architecture, generate, logits  # noqa: E402
@@ -35,15 +37,15 @@ def llama(**changes):
 
 
 def recorded(path, model=None, run=logits, **options):
-    """A trace of a model and ROWS rows behind its prompt, cut to BUDGET tokens a kv head."""
+    """Records a trace with ROWS rows after the prompt, which is cut to BUDGET tokens per kv head."""
     options = {"lookahead": ROWS, "lookahead_budget": BUDGET} | options
     model = model or llama()
-    with kvdump.record(model, path, **options):
+    with kvrecord.record(model, path, **options):
         run(model)
     return path
 
 
-def ahead_of(path, prompt="0"):
+def lookahead_of(path, prompt="0"):
     """(attributes, tokens) of a prompt's group `lookahead`."""
     with h5py.File(path) as trace:
         group = trace[f"prompts/{prompt}/lookahead"]
@@ -65,7 +67,7 @@ def in_one_pass(model, tokens, positions=None):
 
 
 @pytest.mark.parametrize("name", every_architecture())
-def test_the_rows_are_those_behind_a_mask_or_the_model_is_refused(tmp_path, name):
+def test_the_rows_equal_those_under_a_mask_or_the_model_is_refused(tmp_path, name):
     architecture = ARCHITECTURES[name]
     model = architecture.build()
     layers = model.config.get_text_config().num_hidden_layers
@@ -87,38 +89,38 @@ def test_the_rows_are_those_behind_a_mask_or_the_model_is_refused(tmp_path, name
 def test_where_nothing_is_cut_the_rows_and_tokens_are_those_of_one_pass(tmp_path):
     for budget in (T, T + 30):
         path, model = recorded(tmp_path / "t.h5", lookahead_budget=budget), llama()
-        tokens = ahead_of(path)[1]
+        tokens = lookahead_of(path)[1]
         calls, found = in_one_pass(model, PROMPT[0].tolist() + tokens)
         assert found[T - 1 : -1].argmax(-1).tolist() == tokens
         for layer, call in calls.items():
             assert mean_relative_deviation(rows_of(path, layer), call.q[:, T:].numpy()) < FLOAT32_DEVIATION
 
 
-def test_a_cut_changes_every_layers_rows_but_the_first_token_is_that_of_the_whole_prompt(tmp_path):
+def test_a_cut_changes_every_layers_rows_but_not_the_first_token(tmp_path):
     whole, cut = recorded(tmp_path / "w.h5", lookahead_budget=T), recorded(tmp_path / "c.h5")
-    assert ahead_of(whole)[1][0] == ahead_of(cut)[1][0] == int(logits(llama())[0, -1].argmax())
-    # Of the first token the first layer's query is the same; the second layer's has gone through the cut.
+    assert lookahead_of(whole)[1][0] == lookahead_of(cut)[1][0] == int(logits(llama())[0, -1].argmax())
+    # The first token's query is equal in the first layer; in the second layer it depends on the cut.
     first, second = (
         [mean_relative_deviation(rows_of(cut, n)[:, :1], rows_of(whole, n)[:, :1])] for n in (0, 1)
     )
     assert first[0] < FLOAT32_DEVIATION and second[0] > MATTERS
 
 
-def test_all_layers_are_cut_whichever_are_recorded(tmp_path):
+def test_all_layers_are_cut_even_if_few_are_recorded(tmp_path):
     whole = recorded(tmp_path / "w.h5")
     few = recorded(tmp_path / "f.h5", layers=(1,), query_stride=5)
-    assert np.array_equal(rows_of(few, 1), rows_of(whole, 1)) and ahead_of(few) == ahead_of(whole)
+    assert np.array_equal(rows_of(few, 1), rows_of(whole, 1)) and lookahead_of(few) == lookahead_of(whole)
     with h5py.File(few) as trace:
         assert list(trace["prompts/0/layers"]) == ["001"]
 
 
-def test_the_trace_says_how_the_prompt_was_cut_and_holds_the_first_pass_as_it_is_without(tmp_path):
+def test_the_trace_records_the_cut_and_an_unchanged_first_pass(tmp_path):
     model = llama()
     before = logits(model)
-    with kvdump.record(model, tmp_path / "plain.h5"):
+    with kvrecord.record(model, tmp_path / "plain.h5"):
         generate(model)
     path = recorded(tmp_path / "t.h5", model, generate, dtype="source")
-    assert ahead_of(path)[0] == {"context_tokens": T, "budget": BUDGET, "window": 32, "kernel": 7}
+    assert lookahead_of(path)[0] == {"context_tokens": T, "budget": BUDGET, "window": 32, "kernel": 7}
     assert torch.equal(logits(model), before)
     with h5py.File(path) as trace, h5py.File(tmp_path / "plain.h5") as plain:
         assert trace["prompts/0/lookahead/tokens"].dtype == np.int32
@@ -133,7 +135,7 @@ def test_the_trace_says_how_the_prompt_was_cut_and_holds_the_first_pass_as_it_is
     assert all(check.ok for check in verify_lookahead(model, narrow))
 
 
-def test_positions_that_do_not_count_from_0_go_on_behind_the_context(tmp_path):
+def test_positions_that_do_not_start_at_0_continue_after_the_context(tmp_path):
     model, positions = llama(), list(range(100, 100 + T))
 
     def run(model):
@@ -141,7 +143,9 @@ def test_positions_that_do_not_count_from_0_go_on_behind_the_context(tmp_path):
             model(input_ids=PROMPT, position_ids=torch.tensor([positions]))
 
     path = recorded(tmp_path / "t.h5", model, run, lookahead_budget=T)
-    calls, _ = in_one_pass(model, PROMPT[0].tolist() + ahead_of(path)[1], list(range(100, 100 + T + ROWS)))
+    calls, _ = in_one_pass(
+        model, PROMPT[0].tolist() + lookahead_of(path)[1], list(range(100, 100 + T + ROWS))
+    )
     assert mean_relative_deviation(rows_of(path, 1), calls[1].q[:, T:].numpy()) < FLOAT32_DEVIATION
     moved = recorded(tmp_path / "m.h5", model, run)
     assert all(check.ok for check in verify_lookahead(model, moved))
@@ -165,7 +169,7 @@ def test_a_kv_head_keeps_the_window_and_what_it_votes_for(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "what"), [("lookahead_q", "layer 1: lookahead rows"), ("tokens", "tokens")])
-def test_verify_finds_rows_and_tokens_that_the_model_does_not_give(tmp_path, name, what):
+def test_verify_finds_wrong_rows_and_tokens(tmp_path, name, what):
     model, path = llama(), recorded(tmp_path / "t.h5")
     assert [check.ok for check in verify_lookahead(model, path)] == [True] * 3
     with h5py.File(path, "r+") as trace:
@@ -177,13 +181,13 @@ def test_verify_finds_rows_and_tokens_that_the_model_does_not_give(tmp_path, nam
     assert len(failed) == 1 or name == "tokens"
 
 
-def test_a_model_that_forgets_where_its_rows_stand_is_refused(tmp_path, monkeypatch):
+def test_a_model_that_ignores_positions_is_refused(tmp_path, monkeypatch):
     run = lookahead.run_cached
     monkeypatch.setattr(
         lookahead, "run_cached", lambda model, ids, positions=None, **cache: run(model, ids, **cache)
     )
     assert refusal(llama(), tmp_path, lookahead=ROWS) == (
-        "layer 0: LlamaAttention gives other rows behind a cut cache than behind a mask that hides the same "
+        "layer 0: LlamaAttention computes other rows after a cut cache than under a mask that hides the same "
         "tokens: leave --lookahead out"
     )
 
@@ -203,7 +207,7 @@ def test_a_context_that_is_another_one_the_second_time_is_refused(tmp_path):
         with torch.no_grad():
             model.model.layers[0].self_attn.k_proj.weight.mul_(1.01)
 
-    with pytest.raises(kvdump.DumpError, match=r"run once more, are not .*: leave --lookahead out"):
+    with pytest.raises(KvreplayError, match=r"run once more, differ .*: leave --lookahead out"):
         recorded(tmp_path / "t.h5", model, run)
 
 
@@ -222,40 +226,40 @@ def test_the_command_line_records_verifies_and_resumes(words, tmp_path, capsys):
     options = ("--lookahead", "3", "--lookahead-budget", "7", "--generate", "3", "--ignore-eos")
     assert cli.main(words(tmp_path / "d", *options, "--verify")) == OK
     said = capsys.readouterr().err
-    assert "lookahead: 3 rows behind each prompt, cut to 7 tokens a kv head" in said
-    assert said.count("lookahead rows against one pass behind the masked prompt") == 4
-    whole, index = contents(tmp_path / "d/index.h5"), ahead_of(tmp_path / "d/index.h5", "p0")
+    assert "lookahead: 3 rows after each prompt, cut to 7 tokens per kv head" in said
+    assert said.count("lookahead rows against one pass after the masked prompt") == 4
+    whole, index = contents(tmp_path / "d/index.h5"), lookahead_of(tmp_path / "d/index.h5", "p0")
     assert index[0] == {"context_tokens": TOKENS, "budget": 7, "window": 32, "kernel": 7}
     for lost in ("p0/001.h5", "index.h5"):
         (tmp_path / "d" / lost).unlink()
     assert cli.main(words(tmp_path / "d", *options, "--resume")) == OK
     assert contents(tmp_path / "d/index.h5") == whole
-    assert ahead_of(tmp_path / "d/index.h5", "p0") == index
+    assert lookahead_of(tmp_path / "d/index.h5", "p0") == index
     for other in ((), ("--lookahead", "4", *options[2:4]), ("--lookahead", "3")):
         assert cli.main(words(tmp_path / "d", *other, *options[4:], "--resume")) == USAGE
         assert "made with other settings" in capsys.readouterr().err
 
 
-def test_the_context_is_as_long_as_asked_for_and_8_rows_behind_256_tokens_are_usual(words, tmp_path):
+def test_the_context_has_the_requested_length_and_the_default_is_8_rows_after_256_tokens(words, tmp_path):
     assert cli.main(words(tmp_path / "t.h5", "--lookahead", "--context-tokens", "6", "--verify")) == OK
-    attributes, tokens = ahead_of(tmp_path / "t.h5", "p0")
+    attributes, tokens = lookahead_of(tmp_path / "t.h5", "p0")
     assert (attributes["context_tokens"], attributes["budget"], len(tokens)) == (6, 256, 8)
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--lookahead-budget", "9"), "--lookahead-budget says more of --lookahead: add it"),
-        (("--context-tokens", "9"), "--context-tokens says more of --repeat or --lookahead: add one"),
+        (("--lookahead-budget", "9"), "--lookahead-budget needs --lookahead: add it"),
+        (("--context-tokens", "9"), "--context-tokens needs --repeat or --lookahead: add one"),
         (("--lookahead", "--context-tokens", "12"), "p.jsonl:2: --context-tokens 12: the prompt has"),
         (
             ("--lookahead", "250"),
-            f"p.jsonl:1: --lookahead: {TOKENS} tokens and 250 behind them make {TOKENS + 250}, the model has "
+            f"p.jsonl:1: --lookahead: {TOKENS} tokens and 250 after them make {TOKENS + 250}, the model has "
             "256 positions: use a smaller --lookahead",
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_the_model_runs(words, tmp_path, capsys, options, says):
+def test_invalid_options_are_refused_before_the_model_runs(words, tmp_path, capsys, options, says):
     assert cli.main(words(tmp_path / "t.h5", *options)) == USAGE
     assert says in capsys.readouterr().err
     assert not (tmp_path / "t.h5").exists()
@@ -268,5 +272,5 @@ def test_the_plan_counts_the_rows(words, tmp_path, capsys):
 
     without, plan = planned(), planned("--lookahead", "5")
     assert plan["lookahead_rows"] == 5 and "lookahead_rows" not in without
-    # 2 prompts of 2 layers; 8 query heads of dimension 4, 4 bytes.
+    # 2 prompts, 2 layers, 8 query heads of dimension 4, 4 bytes per number.
     assert plan["bytes"] - without["bytes"] == pytest.approx(1.01 * 5 * 2 * 2 * 8 * 4 * 4, abs=2)

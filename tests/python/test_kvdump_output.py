@@ -1,4 +1,4 @@
-"""`with_output`: what the attention adds to the residual stream, for every layout of blocks."""
+"""`with_output`: the attention's contribution to the residual stream, for every layout of blocks."""
 
 import functools
 import re
@@ -6,13 +6,14 @@ import re
 import h5py
 import numpy as np
 import pytest
+from kvbase.errors import KvreplayError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
-from kvdump.attention import mean_relative_deviation  # noqa: E402
-from kvdump.residual import attention_of, blocks_of  # noqa: E402
+import kvrecord  # noqa: E402
+from kvrecord.attention import mean_relative_deviation  # noqa: E402
+from kvrecord.residual import attention_of, blocks_of  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, build, every_architecture, generate, logits  # noqa: E402
 
@@ -22,7 +23,7 @@ FLOAT32_DEVIATION = 1e-5  # float32, sums in another order
 MATTERS = 0.01
 GATED = [name for name, architecture in ARCHITECTURES.items() if architecture.gated]
 ENDS_WITH_A_NORM = "opt, norms after the sums"
-# What each block adds of its attention's output a, written by hand; everything else adds a itself.
+# Contribution of the attention output a in each block, written by hand; all other blocks add a itself.
 ADDED = {
     "gemma 2, softcap and own scale": lambda block, a: block.post_attention_layernorm(a),
     "gemma 3, two thetas": lambda block, a: block.post_attention_layernorm(a),
@@ -35,19 +36,19 @@ PARALLEL = [name for name in ARCHITECTURES if "parallel" in name]
 
 
 def loud(model):
-    """The model in bf16, with embeddings so large that a sum rounds away much of what is added."""
+    """The model in bf16, with embeddings so large that sums round away much of each contribution."""
     model.get_input_embeddings().weight.data *= 300
     return model.to(torch.bfloat16)
 
 
 def recorded_with_output(name, path, change=lambda model: model):
-    """{layer: (block, block's input, attention's output)} of a prefill whose trace lies at `path`."""
+    """Records a prefill to `path`; returns {layer: (block, block's input, attention's output)}."""
     model, seen = change(ARCHITECTURES[name].build()), {}
 
     def on_block(layer, block, args, kwargs):
         seen[layer] = [block, args[0] if args else kwargs["hidden_states"]]
 
-    with kvdump.record(model, path, with_output=True):
+    with kvrecord.record(model, path, with_output=True):
         taps = []
         for layer, block in blocks_of(model, ARCHITECTURES[name].layers):
             taps += [
@@ -67,7 +68,7 @@ def recorded_with_output(name, path, change=lambda model: model):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """recorded(name): what was seen of an architecture, and its trace; each is recorded once."""
+    """recorded(name): (inputs and outputs by layer, trace) of an architecture, recorded once each."""
 
     @functools.cache
     def of(name):
@@ -118,10 +119,10 @@ def test_a_large_stream_in_16_bits_hides_no_layout(tmp_path, name):
 
 @pytest.mark.parametrize("name", every_architecture(*GATED, ENDS_WITH_A_NORM))
 def test_every_block_hands_on_the_stream_that_was_recorded(tmp_path, name):
-    """In a sequential block the feed-forward part is added to the recorded stream, in a parallel one to the
-    same: so the block's output less its feed-forward part has the recorded norm, whatever its layout."""
+    """Sequential and parallel blocks both add the feed-forward part to the recorded stream. A block's output
+    minus its feed-forward part therefore has the recorded norm, in every layout."""
     model, ends = ARCHITECTURES[name].build(), {}
-    with kvdump.record(model, tmp_path / "t.h5", with_output=True):
+    with kvrecord.record(model, tmp_path / "t.h5", with_output=True):
         for layer, block in blocks_of(model, ARCHITECTURES[name].layers):
             ends[layer] = {}
             last = feed_forward_end(block)
@@ -137,7 +138,7 @@ def test_every_block_hands_on_the_stream_that_was_recorded(tmp_path, name):
 
 
 def feed_forward_end(block):
-    """The module whose output a block adds as its feed-forward part."""
+    """The module whose output is the block's feed-forward part."""
     names = ("post_feedforward_layernorm", "mlp", "fc2")
     return next(getattr(block, name) for name in names if hasattr(block, name))
 
@@ -145,9 +146,9 @@ def feed_forward_end(block):
 @pytest.mark.parametrize("name", every_architecture(*GATED))
 def test_a_generation_gives_the_norms_of_a_prefill(tmp_path, name):
     model = ARCHITECTURES[name].build()
-    with kvdump.record(model, tmp_path / "g.h5", with_output=True):
+    with kvrecord.record(model, tmp_path / "g.h5", with_output=True):
         tokens = generate(model)
-    with kvdump.record(model, tmp_path / "p.h5", with_output=True):
+    with kvrecord.record(model, tmp_path / "p.h5", with_output=True):
         logits(model, tokens[:, :-1])
     with h5py.File(tmp_path / "g.h5") as generated, h5py.File(tmp_path / "p.h5") as prefilled:
         for layer in ARCHITECTURES[name].layers:
@@ -156,10 +157,10 @@ def test_a_generation_gives_the_norms_of_a_prefill(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", GATED)
-def test_a_gate_between_output_and_projection_is_refused_and_out_alone_is_not(tmp_path, name):
+def test_a_gated_projection_is_refused_but_recording_out_alone_is_not(tmp_path, name):
     model = ARCHITECTURES[name].build()
     assert "layer 3: Qwen3NextAttention changes its output" in refused_output(model, tmp_path)
-    with kvdump.record(model, tmp_path / "t.h5", out_layers=(3,)):
+    with kvrecord.record(model, tmp_path / "t.h5", out_layers=(3,)):
         logits(model)
 
 
@@ -175,10 +176,10 @@ def claim_a_factor(block):
     ("change", "says"),
     [
         (halve_the_projection, "LlamaAttention changes its output"),
-        (claim_a_factor, "layer 1: kvdump does not know the layout of LlamaDecoderLayer"),
+        (claim_a_factor, "layer 1: the layout of LlamaDecoderLayer is unknown to the recorder"),
     ],
 )
-def test_a_block_that_does_not_add_what_its_names_say_is_refused(tmp_path, change, says):
+def test_a_block_whose_sum_contradicts_its_names_is_refused(tmp_path, change, says):
     model = build("Llama", num_key_value_heads=2)
     change(model.model.layers[1])
     assert says in refused_output(model, tmp_path)
@@ -188,9 +189,9 @@ def test_a_block_that_does_not_add_what_its_names_say_is_refused(tmp_path, chang
     "name", [*PARALLEL, "llama", "granite, multipliers", "olmo 2, norm behind the attention"]
 )
 def test_a_wrong_layout_is_refused_however_large_the_stream(tmp_path, monkeypatch, name):
-    """Half the sum is claimed where rounding the stream would hide the other half."""
-    monkeypatch.setattr("kvdump.residual.joining", lambda block: lambda out: out * 0.5)
-    assert "does not know the layout" in refused_output(loud(ARCHITECTURES[name].build()), tmp_path)
+    """Claims half of the sum, where rounding of the stream would hide the other half."""
+    monkeypatch.setattr("kvrecord.residual.joining", lambda block: lambda out: out * 0.5)
+    assert "is unknown to the recorder" in refused_output(loud(ARCHITECTURES[name].build()), tmp_path)
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -202,7 +203,7 @@ def test_a_gate_is_refused_however_large_the_stream(tmp_path, name):
 def test_an_attention_that_adds_nothing_is_recorded(tmp_path, dtype):
     model = build("Llama", num_key_value_heads=2)
     model.model.layers[1].self_attn.o_proj.weight.data.zero_()
-    with kvdump.record(model.to(dtype), tmp_path / "t.h5", with_output=True):
+    with kvrecord.record(model.to(dtype), tmp_path / "t.h5", with_output=True):
         logits(model)
 
 
@@ -216,22 +217,22 @@ def test_a_check_that_fails_on_its_way_leaves_no_listener(tmp_path, monkeypatch)
     def second_fails(block):
         made.append(block)
         if len(made) == 2:
-            raise kvdump.DumpError("no")
+            raise KvreplayError("no")
         return lambda out: out
 
-    monkeypatch.setattr("kvdump.residual.joining", second_fails)
-    with pytest.raises(kvdump.DumpError), kvdump.record(model, tmp_path / "t.h5", with_output=True):
+    monkeypatch.setattr("kvrecord.residual.joining", second_fails)
+    with pytest.raises(KvreplayError), kvrecord.record(model, tmp_path / "t.h5", with_output=True):
         pass
     assert hooks(model) == 0
 
 
 @pytest.mark.parametrize("result", [None, {}, [], [None]])
-def test_a_part_may_return_what_is_no_tensor(tmp_path, result):
+def test_a_part_may_return_something_other_than_a_tensor(tmp_path, result):
     model = build("Llama", num_key_value_heads=2)
     block = model.model.layers[0]
     block.extra = Gives(result)
     block.self_attn.register_forward_hook(lambda module, args, output: [block.extra(output), None][1])
-    with kvdump.record(model, tmp_path / "t.h5", with_output=True):
+    with kvrecord.record(model, tmp_path / "t.h5", with_output=True):
         logits(model)
 
 
@@ -242,23 +243,23 @@ def test_quantised_weights_of_a_projection_are_refused(tmp_path, weight):
     model = build("Llama", num_key_value_heads=2)
     attention = model.model.layers[1].self_attn
     attention.o_proj = Packed(attention.o_proj, weight)
-    assert "Packed does not keep its weights" in refused_output(model, tmp_path)
+    assert "Packed does not store its weights" in refused_output(model, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ("PROJECTION_NAMES", "LlamaAttention has no output projection that kvdump knows"),
-        ("ATTENTION_NAMES", "layer 0: kvdump does not know the layout of LlamaForCausalLM"),
+        ("PROJECTION_NAMES", "LlamaAttention has no output projection that the recorder knows"),
+        ("ATTENTION_NAMES", "layer 0: the layout of LlamaForCausalLM is unknown to the recorder"),
     ],
 )
 def test_parts_with_unknown_names_are_refused(tmp_path, monkeypatch, names, says):
-    monkeypatch.setattr(f"kvdump.residual.{names}", ())
+    monkeypatch.setattr(f"kvrecord.residual.{names}", ())
     assert says in refused_output(build("Llama", num_key_value_heads=2), tmp_path)
 
 
 def refused_output(model, folder):
-    """What `with_output` says against a model; nothing is written."""
+    """The message with which `with_output` refuses a model; nothing is written."""
     says = refusal(model, folder, with_output=True)
     assert re.fullmatch(r"--with-output: .*use --out-layers", says)
     assert list(folder.iterdir()) == []
@@ -266,7 +267,7 @@ def refused_output(model, folder):
 
 
 class Halved(torch.nn.Module):
-    """Half of what the wrapped module gives."""
+    """Returns half of the wrapped module's output."""
 
     def __init__(self, inner):
         super().__init__()
@@ -278,7 +279,7 @@ class Halved(torch.nn.Module):
 
 
 class Packed(torch.nn.Module):
-    """The wrapped module, with weights as a quantised one keeps them."""
+    """The wrapped module with weights as in a quantised module."""
 
     def __init__(self, inner, weight):
         super().__init__()
@@ -290,7 +291,7 @@ class Packed(torch.nn.Module):
 
 
 class Gives(torch.nn.Module):
-    """Gives the same whatever it gets."""
+    """Returns a fixed output for any input."""
 
     def __init__(self, result):
         super().__init__()

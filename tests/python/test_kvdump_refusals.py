@@ -1,14 +1,15 @@
-"""What the dumper refuses to record, because a trace would not tell the truth about it."""
+"""Models that the recorder refuses because a trace would misrepresent them."""
 
 import h5py
 import numpy as np
 import pytest
+from kvbase.errors import KvreplayError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
-from kvdump import facts  # noqa: E402
+import kvrecord  # noqa: E402
+from kvrecord import facts  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, SILENT, build, generate, logits, silent  # noqa: E402
 
@@ -39,10 +40,10 @@ def test_a_static_cache_is_refused(tmp_path, name):
     )
 
 
-def test_a_static_cache_of_windows_alone_holds_no_padding_once_it_is_full(tmp_path):
+def test_a_full_static_cache_of_windows_holds_no_padding(tmp_path):
     model = ARCHITECTURES["mistral, windows"].build()
     for file, cache in (("static.h5", "static"), ("dynamic.h5", "dynamic")):
-        with kvdump.record(model, tmp_path / file):
+        with kvrecord.record(model, tmp_path / file):
             generate(model, cache_implementation=cache)
     with h5py.File(tmp_path / "static.h5") as static, h5py.File(tmp_path / "dynamic.h5") as dynamic:
         for name in ("000/q", "000/k", "001/v"):
@@ -76,19 +77,19 @@ def test_a_left_padded_batch_is_refused_with_its_reason(tmp_path):
 )
 def test_dropout_at_work_is_refused(tmp_path, prefix, changes):
     model = build(prefix, **changes).train()
-    with pytest.raises(kvdump.DumpError) as refused, kvdump.record(model, tmp_path / "t.h5"):
+    with pytest.raises(KvreplayError) as refused, kvrecord.record(model, tmp_path / "t.h5"):
         logits(model)
     assert "is in training mode, so dropout would change what is recorded: call model.eval()" in str(
         refused.value
     )
     assert list(tmp_path.iterdir()) == []
-    with kvdump.record(model.eval(), tmp_path / "t.h5"):
+    with kvrecord.record(model.eval(), tmp_path / "t.h5"):
         logits(model)
 
 
 def test_a_model_in_training_mode_that_drops_nothing_is_recorded(tmp_path):
     model = build("GPT2", attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0).train()
-    with kvdump.record(model, tmp_path / "t.h5"):
+    with kvrecord.record(model, tmp_path / "t.h5"):
         logits(model)
 
 
@@ -104,26 +105,26 @@ def test_keys_that_are_turned_by_no_known_table_are_refused(tmp_path, dtype):
     rotary = model.model.rotary_emb
     rotary.inv_freq = rotary._buffers.pop("inv_freq").clone()
     says = refusal(model.to(dtype), tmp_path, logits)
-    assert says.startswith("layer 0: LlamaAttention turns keys by their position, but keeps no table")
+    assert says.startswith("layer 0: LlamaAttention turns keys by their position, but has no known table")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_positions_that_a_model_adds_to_its_tokens_turn_no_keys(tmp_path):
     for name in ("gpt-2, no rotation", "opt, queries scaled before"):
-        facts.check_unturned(ARCHITECTURES[name].build().to(torch.bfloat16))
+        facts.check_keys_not_rotated(ARCHITECTURES[name].build().to(torch.bfloat16))
 
 
-def looking_ahead():
-    """A model whose queries see keys that lie ahead; skips where the release has none."""
+def model_with_later_keys():
+    """A model whose queries see later keys; skips if the release has none."""
     if not hasattr(transformers.Gemma3TextConfig(), "use_bidirectional_attention"):
-        pytest.skip("Gemma3Text looks ahead from 4.57 on")
+        pytest.skip("Gemma3Text sees later keys only from 4.57 on")
     sizes = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64}
     return build("Gemma3Text", use_bidirectional_attention=True, **sizes)
 
 
 def test_attention_that_a_trace_cannot_describe_is_refused(tmp_path):
-    """Keys ahead of the query: the rows are recorded, but attention over them is another."""
-    assert "does more than a trace can say" in refusal(looking_ahead(), tmp_path, logits)
+    """With keys after the query, the rows are recorded correctly, but causal attention over them differs."""
+    assert "does more than a trace can record" in refusal(model_with_later_keys(), tmp_path, logits)
 
 
 def test_chunked_attention_is_refused_beyond_a_chunk_and_recorded_within_one(tmp_path):
@@ -136,13 +137,13 @@ def test_chunked_attention_is_refused_beyond_a_chunk_and_recorded_within_one(tmp
     chunks = {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]}
     model = build("Llama4Text", num_key_value_heads=2, **sizes, **chunks)
     says = refusal(model, tmp_path, logits)
-    assert says.startswith("layer 0: Llama4TextAttention does more than a trace can say (chunks")
-    with kvdump.record(model, tmp_path / "short.h5"):
+    assert says.startswith("layer 0: Llama4TextAttention does more than a trace can record (chunks")
+    with kvrecord.record(model, tmp_path / "short.h5"):
         logits(model, PROMPT[:, :8])
 
 
-def with_large_logits(implementation, size, seed):
-    """A sound bf16 Qwen2 whose query and key biases make large logits, which eager attention rounds."""
+def model_with_large_logits(implementation, size, seed):
+    """A valid bf16 Qwen2 whose query and key biases make large logits, which eager attention rounds."""
     model = build("Qwen2", num_key_value_heads=2)
     model.set_attn_implementation(implementation)
     generator = torch.Generator().manual_seed(seed)
@@ -156,15 +157,15 @@ def with_large_logits(implementation, size, seed):
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("size", "seed"), [(30, 5), (60, 5), (200, 1), (200, 4)])
 def test_large_logits_that_are_rounded_to_16_bits_are_recorded(tmp_path, implementation, size, seed):
-    model = with_large_logits(implementation, size, seed)
-    with kvdump.record(model, tmp_path / "t.h5"):
+    model = model_with_large_logits(implementation, size, seed)
+    with kvrecord.record(model, tmp_path / "t.h5"):
         logits(model)
 
 
 @pytest.mark.parametrize("size", [1, 30])
 def test_a_mask_that_a_trace_cannot_describe_is_refused_in_16_bits_too(tmp_path, size):
-    """Chunks of 8, of which the call says nothing."""
-    model = with_large_logits("eager", size, seed=5)
+    """Chunks of 8 that the attention call does not mention."""
+    model = model_with_large_logits("eager", size, seed=5)
     plain = model.model.layers[0].self_attn.forward
 
     def chunked(*args, attention_mask=None, **kwargs):
@@ -175,12 +176,12 @@ def test_a_mask_that_a_trace_cannot_describe_is_refused_in_16_bits_too(tmp_path,
         return plain(*args, attention_mask=hidden[None, None], **kwargs)
 
     model.model.layers[0].self_attn.forward = chunked
-    assert "does more than a trace can say" in refusal(model, tmp_path, logits)
+    assert "does more than a trace can record" in refusal(model, tmp_path, logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_keys_ahead_are_refused_in_16_bits_too(tmp_path, dtype):
-    assert "does more than a trace can say" in refusal(looking_ahead().to(dtype), tmp_path, logits)
+    assert "does more than a trace can record" in refusal(model_with_later_keys().to(dtype), tmp_path, logits)
 
 
 def test_latent_attention_which_rotates_the_last_dims_is_refused(tmp_path):
@@ -211,6 +212,6 @@ def test_a_refused_recording_with_output_leaves_no_listener_on_the_model(tmp_pat
     for run in (lambda m: None, lambda m: generate(m, use_cache=False)):
         refusal(model, tmp_path, run, with_output=True)
         assert hooks() == before
-    with pytest.raises(kvdump.DumpError), kvdump.record(model, tmp_path / "t.h5", with_output=True):
+    with pytest.raises(KvreplayError), kvrecord.record(model, tmp_path / "t.h5", with_output=True):
         generate(model, use_cache=False)
     assert hooks() == before

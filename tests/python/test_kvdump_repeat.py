@@ -1,21 +1,22 @@
-"""`--repeat`: what KVzip's second pass asks of the context, for every architecture."""
+"""`--repeat`: the queries of KVzip's second pass over the context, for every architecture."""
 
 from itertools import pairwise
 
 import h5py
 import numpy as np
 import pytest
+from kvbase.errors import ConfigError, KvreplayError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
-from kvdump import repeat  # noqa: E402
-from kvdump.attention import mean_relative_deviation  # noqa: E402
-from kvdump.dtypes import read_floats  # noqa: E402
-from kvdump.hook import AttentionHook  # noqa: E402
-from kvdump.repeat_rows import PROMPT_FIRST, PROMPT_NEXT, Wording, repeat_rows, suffix_of  # noqa: E402
-from kvdump.verify_repeat import verify_repeat  # noqa: E402
+import kvrecord  # noqa: E402
+from kvrecord import repeat  # noqa: E402
+from kvrecord.attention import mean_relative_deviation  # noqa: E402
+from kvrecord.hook import AttentionHook  # noqa: E402
+from kvrecord.repeat_rows import PROMPT_FIRST, PROMPT_NEXT, Wording, repeat_rows, suffix_of  # noqa: E402
+from kvrecord.verify_repeat import verify_repeat  # noqa: E402
+from kvtrace.dtypes import read_floats  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_model_folder import tokenizer  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, build, every_architecture, generate, logits  # noqa: E402
@@ -23,7 +24,7 @@ from tiny_models import ARCHITECTURES, PROMPT, build, every_architecture, genera
 pytestmark = pytest.mark.torch
 
 FLOAT32_DEVIATION = 1e-5  # float32, sums in another order
-RECURRENT_DEVIATION = 1e-4  # a recurrent state is carried on in another order of sums, too
+RECURRENT_DEVIATION = 1e-4  # a recurrent state also changes the order of sums
 MATTERS = 0.01
 CHUNK = 10
 T = PROMPT.shape[1]
@@ -31,15 +32,15 @@ WORDING = Wording([40, 41, 42], [50, 51], [60], "\n")
 
 
 def recorded(path, model=None, run=logits, **options):
-    """A trace of a model whose context is repeated in chunks of CHUNK tokens."""
+    """Records a trace whose context is repeated in chunks of CHUNK tokens."""
     model = model or build("Llama", num_key_value_heads=2)
-    with kvdump.record(model, path, tokenizer=tokenizer(), **{"repeat": CHUNK, **options}):
+    with kvrecord.record(model, path, tokenizer=tokenizer(), **{"repeat": CHUNK, **options}):
         run(model)
     return path
 
 
-def behind_the_context(model, context, rows):
-    """{layer: (q, k, input norm)} of rows behind a context, in one pass without a cache."""
+def rows_after_context(model, context, rows):
+    """{layer: (q, k, input norm)} of rows after a context, in one pass without a cache."""
     seen, norms = {}, {}
 
     def on_input(layer, args, kwargs):
@@ -76,7 +77,7 @@ def test_the_rows_of_a_chunk_are_an_instruction_the_suffix_and_the_chunk():
     assert plan.longest == 21
 
 
-def test_a_chunk_of_fewer_tokens_than_are_said_again_says_all_of_them_again():
+def test_a_chunk_shorter_than_the_overlap_is_repeated_completely():
     assert repeat_rows(list(range(1, 9)), WORDING, 3).chunks() == [
         [40, 41, 42, 60, 1, 2, 3],
         [50, 51, 1, 2, 3, 60, 4, 5, 6],
@@ -85,7 +86,7 @@ def test_a_chunk_of_fewer_tokens_than_are_said_again_says_all_of_them_again():
     assert repeat_rows([1, 2, 3], WORDING, 3).ctx == [0, 3]
 
 
-def test_the_suffix_is_what_the_chat_template_puts_before_the_answer_of_a_prompt_that_went_through_it():
+def test_the_suffix_is_the_chat_templates_text_before_an_answer():
     words = tokenizer()
     words.chat_template = (
         "<s>{{ messages[0].content }}</s>{% if add_generation_prompt %}{{ ' w9' }}"
@@ -101,14 +102,14 @@ def test_the_suffix_is_what_the_chat_template_puts_before_the_answer_of_a_prompt
 def test_a_chat_template_that_changes_words_is_refused_before_anything_runs(tmp_path):
     words = tokenizer()
     words.chat_template = "{{ messages[0].content | upper | replace('#', '') }}"
-    with pytest.raises(kvdump.DumpError, match=r"changes a user's words .*: leave --repeat out"):
+    with pytest.raises(KvreplayError, match=r"changes the user's text .*: leave --repeat out"):
         suffix_of(words)
-    assert "changes a user's words" in refusal(build("Llama"), tmp_path, repeat=CHUNK, tokenizer=words)
+    assert "changes the user's text" in refusal(build("Llama"), tmp_path, repeat=CHUNK, tokenizer=words)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", every_architecture())
-def test_the_rows_are_those_of_a_model_that_has_read_the_context_and_is_told_to_repeat_it(tmp_path, name):
+def test_the_rows_equal_one_pass_over_context_instruction_and_chunk(tmp_path, name):
     model = ARCHITECTURES[name].build()
     path = recorded(tmp_path / "t.h5", model)
     tolerance = RECURRENT_DEVIATION if ARCHITECTURES[name].gated else FLOAT32_DEVIATION
@@ -118,7 +119,7 @@ def test_the_rows_are_those_of_a_model_that_has_read_the_context_and_is_told_to_
         assert group["ctx"][...].tolist() == [0, 10, 20, T]
         assert rows[-1] == len(tokens)
         for begin, end in pairwise(rows):
-            found = behind_the_context(model, PROMPT[0].tolist(), tokens[begin:end].tolist())
+            found = rows_after_context(model, PROMPT[0].tolist(), tokens[begin:end].tolist())
             assert found.keys() == ARCHITECTURES[name].layers.keys()
             for layer, (q, k, norm) in found.items():
                 stored = trace[f"prompts/0/layers/{layer:03d}"]
@@ -129,7 +130,7 @@ def test_the_rows_are_those_of_a_model_that_has_read_the_context_and_is_told_to_
                 assert np.allclose(stored["repeat_in_norm"][begin:end], norm, rtol=10 * tolerance)
 
 
-def test_the_trace_says_what_the_model_was_told(tmp_path):
+def test_the_trace_records_the_instruction(tmp_path):
     with h5py.File(recorded(tmp_path / "t.h5")) as trace:
         told = dict(trace["prompts/0/repeat"].attrs)
         assert {name: trace[f"prompts/0/repeat/{name}"].dtype for name in ("tokens", "rows", "ctx")} == (
@@ -144,7 +145,7 @@ def test_the_trace_says_what_the_model_was_told(tmp_path):
     }
 
 
-def test_the_context_is_the_prompt_unless_another_length_is_asked_for(tmp_path):
+def test_the_context_is_the_prompt_by_default(tmp_path):
     for options, length in (({}, T), ({"context_tokens": 15}, 15), ({"context_tokens": T + 3}, T + 3)):
         path = recorded(tmp_path / "t.h5", run=generate, **options)
         with h5py.File(path) as trace:
@@ -173,7 +174,7 @@ def test_strided_queries_and_chosen_layers_leave_the_repeated_rows_whole(tmp_pat
             assert np.array_equal(few[f"prompts/0/layers/001/{name}"], one[f"prompts/0/layers/001/{name}"])
 
 
-def test_positions_that_do_not_count_from_0_go_on_behind_the_context(tmp_path):
+def test_positions_that_do_not_start_at_0_continue_after_the_context(tmp_path):
     model = build("Llama", num_key_value_heads=2)
     positions = torch.arange(100, 100 + T)[None]
 
@@ -185,7 +186,7 @@ def test_positions_that_do_not_count_from_0_go_on_behind_the_context(tmp_path):
     assert all(check.ok for check in verify_repeat(model, path))
     with h5py.File(path) as moved, h5py.File(recorded(tmp_path / "z.h5", model)) as from_zero:
         found, other = (trace["prompts/0/layers/000/repeat_q"][...] for trace in (moved, from_zero))
-        # The first layer's queries are turned by 100 positions more, and that is all.
+        # The only change in the first layer: queries are rotated by 100 more positions.
         assert mean_relative_deviation(found, other) > MATTERS
         assert np.allclose(np.linalg.norm(found, axis=-1), np.linalg.norm(other, axis=-1), rtol=1e-5)
 
@@ -193,7 +194,7 @@ def test_positions_that_do_not_count_from_0_go_on_behind_the_context(tmp_path):
 def test_a_recording_leaves_model_and_first_pass_as_they_are_without_it(tmp_path):
     model = build("Llama", num_key_value_heads=2)
     before = logits(model)
-    with kvdump.record(model, tmp_path / "plain.h5"):
+    with kvrecord.record(model, tmp_path / "plain.h5"):
         generate(model)
     path = recorded(tmp_path / "t.h5", model, generate)
     assert torch.equal(logits(model), before)
@@ -208,7 +209,7 @@ def shift_rows(values):
 
 
 @pytest.mark.parametrize("name", ["repeat_q", "repeat_k", "repeat_in_norm"])
-def test_verify_finds_rows_that_the_model_does_not_give(tmp_path, name):
+def test_verify_finds_wrong_rows(tmp_path, name):
     model = build("Llama", num_key_value_heads=2)
     path = recorded(tmp_path / "t.h5", model)
     assert [check.ok for check in verify_repeat(model, path)] == [True] * 5
@@ -234,7 +235,7 @@ def test_verify_finds_keys_of_a_context_that_are_off_by_one_bit(tmp_path):
     assert failed[0].bound == 0
 
 
-def test_verify_finds_a_text_that_is_not_the_contexts(tmp_path):
+def test_verify_finds_a_text_other_than_the_contexts(tmp_path):
     model = build("Llama", num_key_value_heads=2)
     path = recorded(tmp_path / "t.h5", model)
     with h5py.File(path, "r+") as trace:
@@ -251,14 +252,14 @@ def test_a_trace_without_repeated_rows_has_none_to_verify(tmp_path):
         assert "repeat" not in trace["prompts/0"] and "repeat" not in trace.attrs["dump_json"]
 
 
-def test_a_model_that_answers_otherwise_with_a_cache_is_refused(tmp_path, monkeypatch):
+def test_a_model_with_other_results_with_a_cache_is_refused(tmp_path, monkeypatch):
     def forgets(model, ids, positions=None, **cache):
         return repeat._run(model, ids, positions, use_cache=True)
 
     monkeypatch.setattr(repeat, "run_cached", forgets)
     says = refusal(build("Llama"), tmp_path, repeat=CHUNK, tokenizer=tokenizer())
     assert says == (
-        "layer 0: LlamaAttention gives other rows with the context in a cache than in one pass: "
+        "layer 0: LlamaAttention computes other rows with the context in a cache than in one pass: "
         "leave --repeat out"
     )
     assert list(tmp_path.iterdir()) == []
@@ -272,13 +273,13 @@ def test_a_context_that_is_another_one_the_second_time_is_refused(tmp_path):
         with torch.no_grad():
             model.model.layers[0].self_attn.k_proj.weight.mul_(1.01)
 
-    with pytest.raises(kvdump.DumpError, match="layer 0: the keys of the context, run once more, are not"):
+    with pytest.raises(KvreplayError, match="layer 0: the keys of the context, run once more, differ"):
         recorded(tmp_path / "t.h5", model, run)
     assert [path.name for path in tmp_path.iterdir()] == ["t.h5.part"]
 
 
-def test_the_rows_need_a_tokenizer_and_room_behind_the_context(tmp_path):
-    with pytest.raises(kvdump.DumpError, match="repeat needs the tokenizer"):
-        kvdump.record(build("Llama"), tmp_path / "t.h5", repeat=CHUNK)
-    with pytest.raises(kvdump.UsageError, match=r"the model has 30 positions: use a smaller CHUNK"):
+def test_the_rows_need_a_tokenizer_and_free_positions_after_the_context(tmp_path):
+    with pytest.raises(KvreplayError, match="repeat needs the tokenizer"):
+        kvrecord.record(build("Llama"), tmp_path / "t.h5", repeat=CHUNK)
+    with pytest.raises(ConfigError, match=r"the model has 30 positions: use a smaller CHUNK"):
         recorded(tmp_path / "t.h5", build("Llama", max_position_embeddings=30))

@@ -1,4 +1,4 @@
-"""`--repeat` and `--with-input` on the command line: what they make, refuse, resume and verify."""
+"""`--repeat` and `--with-input` on the command line: recording, refusals, resuming and verification."""
 
 import json
 import os
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from dumper_runs import contents  # noqa: E402
-from kvdump import cli  # noqa: E402
+from front_door import record as cli  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -19,13 +19,14 @@ pytestmark = pytest.mark.torch
 OK, USAGE, TROUBLE = 0, 2, 3
 TOKENS = len(TEXT.split())
 SHORT = len(TEXT[:30].split())
-# The tiny model's tokenizer splits at whitespace and marks: what is said before the first chunk, and before a
-# later one and 8 tokens of the chunk before; the suffix "\n" is no token.
+# Tokens of the instruction before the first chunk, and before a later chunk without the 8 repeated tokens.
+# The tiny model's tokenizer splits at whitespace and punctuation; the suffix "\n" is not a token.
 FIRST, LATER = 6, 11
-# Says when the first chunk's rows are there, and then waits to be killed.
+# Prints a line when the first chunk's rows are captured, then waits to be killed.
 WAITS = """
 import sys, time
-from kvdump import cli, prompt_capture
+from front_door import record as cli
+from kvrecord import prompt_capture
 keep = prompt_capture.PromptCapture.keep
 def keep_and_wait(self, layer, name, rows):
     keep(self, layer, name, rows)
@@ -49,7 +50,7 @@ def words(llama, tmp_path):
 
 
 def group_of(path, prompt="p0"):
-    """(attributes, {name: list}) of a prompt's group `repeat`."""
+    """(attributes, {dataset: list}) of a prompt's group `repeat`."""
     with h5py.File(path) as trace:
         group = trace[f"prompts/{prompt}/repeat"]
         return dict(group.attrs), {name: dataset[...].tolist() for name, dataset in group.items()}
@@ -66,7 +67,7 @@ def group_of(path, prompt="p0"):
         (("--generate", "3", "--ignore-eos", "--context-tokens", str(SHORT + 2)), [0, SHORT + 2]),
     ],
 )
-def test_chunks_and_context_are_as_long_as_asked_for(words, tmp_path, options, ctx):
+def test_chunks_and_context_have_the_requested_lengths(words, tmp_path, options, ctx):
     out = tmp_path / "t.h5"
     assert cli.main(words(out, "--repeat", *options, "--verify")) == OK
     attributes, found = group_of(out)
@@ -80,27 +81,27 @@ def test_chunks_and_context_are_as_long_as_asked_for(words, tmp_path, options, c
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--context-tokens", "3"), "--context-tokens says more of --repeat or --lookahead: add one"),
+        (("--context-tokens", "3"), "--context-tokens needs --repeat or --lookahead: add one"),
         (
             ("--repeat", "--context-tokens", "12"),
-            f"p.jsonl:2: --context-tokens 12: the prompt has {SHORT} rows: give at most as many",
+            f"p.jsonl:2: --context-tokens 12: the prompt has {SHORT} rows: give a number up to that",
         ),
         (("--repeat", "--max-bytes", "21k"), "more than --max-bytes"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_the_model_runs(words, tmp_path, capsys, options, says):
+def test_invalid_options_are_refused_before_the_model_runs(words, tmp_path, capsys, options, says):
     assert cli.main(words(tmp_path / "t.h5", *options)) == USAGE
     assert says in capsys.readouterr().err
     assert not (tmp_path / "t.h5").exists()
 
 
-def test_a_chunk_that_does_not_fit_behind_its_context_is_refused_with_what_helps(tmp_path, capsys):
+def test_a_chunk_that_does_not_fit_after_its_context_is_refused_with_a_remedy(tmp_path, capsys):
     model = saved(tmp_path / "m", "Llama", max_position_embeddings=TOKENS + 12)
     words = words_for(model, jsonl(tmp_path / "p.jsonl", TEXT))
     assert cli.main(words(tmp_path / "t.h5", "--repeat")) == USAGE
     rows = FIRST + TOKENS
     assert (
-        f"p.jsonl:1: --repeat: {TOKENS} tokens and a chunk of {rows} rows behind them make {TOKENS + rows}, "
+        f"p.jsonl:1: --repeat: {TOKENS} tokens and a chunk of {rows} rows after them make {TOKENS + rows}, "
         f"the model has {TOKENS + 12} positions: use a smaller CHUNK" in capsys.readouterr().err
     )
     assert cli.main(words(tmp_path / "t.h5", "--repeat", "2", "--context-tokens", "5", "--dry-run")) == OK
@@ -117,7 +118,7 @@ def test_the_plan_counts_repeated_rows_and_norms(words, tmp_path, capsys):
     repeated = [FIRST + 12 + LATER + 8 + TOKENS - 12, FIRST + SHORT]
     assert plan["repeat_rows"] == repeated
     assert f"repeat: {sum(repeated)} rows in 3 chunks" in said
-    # 2 layers; 8 query heads and a kv head of dimension 4, 4 bytes; a norm.
+    # 2 layers, 8 query heads and one kv head of dimension 4, 4 bytes per number; one norm.
     assert plan["bytes"] - without["bytes"] == pytest.approx(
         1.01 * sum(repeated) * 2 * (9 * 4 * 4 + 4), abs=2
     )
@@ -145,7 +146,7 @@ def test_a_resumed_directory_holds_the_same_bytes_and_words_as_one_file(words, t
         assert linked.attrs["trace_id"] == one.attrs["trace_id"]
 
 
-def test_other_chunks_are_no_continuation(words, tmp_path, capsys):
+def test_resume_refuses_other_chunks(words, tmp_path, capsys):
     out = tmp_path / "t.h5"
     assert cli.main(words(out, "--repeat", "8")) == OK
     for other in (
@@ -160,18 +161,18 @@ def test_other_chunks_are_no_continuation(words, tmp_path, capsys):
     assert group_of(out)[1]["ctx"] == [0, TOKENS]
 
 
-def test_text_that_is_given_behind_a_prompt_is_not_repeated(llama, tmp_path, capsys):
+def test_text_after_a_prompt_is_not_repeated(llama, tmp_path, capsys):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(json.dumps({"id": "p0", "text": TEXT, "answer": "w5 w6"}) + "\n")
     words = words_for(llama, prompts)
     assert cli.main(words(tmp_path / "t.h5", "--repeat", "--verify")) == OK
     assert group_of(tmp_path / "t.h5")[0]["context_tokens"] == TOKENS
-    # The pass that was recorded went over the answer as well: sums may be rounded in another order.
+    # The recorded pass included the answer: its sums may be rounded differently.
     line = next(line for line in capsys.readouterr().err.splitlines() if "keys of the repeated" in line)
     assert line.endswith("(<= 1e-04) ok")
 
 
-def test_verify_says_that_the_keys_of_the_context_are_the_same_to_the_last_bit(words, tmp_path, capsys):
+def test_verify_reports_bitwise_equal_keys_of_the_context(words, tmp_path, capsys):
     options = ("--repeat", "9", "--with-input", "--dtype", "bf16", "--generate", "3", "--ignore-eos")
     assert cli.main(words(tmp_path / "t.h5", *options, "--verify")) == OK
     said = capsys.readouterr().err
@@ -194,7 +195,7 @@ def test_a_dump_that_is_killed_while_it_repeats_leaves_no_trace_and_starts_anew(
     assert list(tmp_path.glob("*.spool")) == []
 
 
-def test_smollm2_is_told_to_repeat_as_its_prompt_was_told_to_answer(smollm2, tmp_path):
+def test_the_repeat_instruction_of_smollm2_uses_its_chat_template(smollm2, tmp_path):
     ferry = "The ferry leaves at nine."
     prompts = tmp_path / "p.jsonl"
     chat = {"id": "chat", "messages": [{"role": "user", "content": ferry}]}
@@ -202,7 +203,7 @@ def test_smollm2_is_told_to_repeat_as_its_prompt_was_told_to_answer(smollm2, tmp
     words = words_for(smollm2, prompts)
     assert cli.main(words(tmp_path / "t.h5", "--layers", "3", "--repeat", "50", "--verify")) == OK
     attributes, found = group_of(tmp_path / "t.h5", "plain")
-    # 8 tokens of "\n\nRepeat the previous context exactly." and one of "\n".
+    # 8 tokens for "\n\nRepeat the previous context exactly." and one for "\n".
     assert attributes["suffix"] == "\n" and len(found["tokens"]) == 9 + attributes["context_tokens"]
     attributes, _ = group_of(tmp_path / "t.h5", "chat")
     assert attributes["suffix"] == "<|im_end|>\n<|im_start|>assistant\n"

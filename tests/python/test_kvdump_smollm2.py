@@ -1,4 +1,4 @@
-"""The command line on the real SmolLM2-135M, where torch and its package are installed."""
+"""The command line on the real SmolLM2-135M, if torch and its package are installed."""
 
 import json
 
@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
-from kvdump import cli
+from front_door import record as cli
 
 pytestmark = pytest.mark.torch
 
@@ -60,7 +60,7 @@ def test_smollm2_dry_run_prints_the_size_and_writes_nothing(smol_prompt, tmp_pat
         (300, ["--with-text", "--with-output", "--with-gradient", 1, "--gradient-from", 0.9]),
     ],
 )
-def test_the_file_is_as_large_as_the_dry_run_says(smollm2, tmp_path, capsys, longest, more):
+def test_the_file_has_the_size_of_the_dry_run(smollm2, tmp_path, capsys, longest, more):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("".join(json.dumps({"tokens": [7] * rows}) + "\n" for rows in (longest, 40, 60)))
     options = ["-o", tmp_path / "t.h5", "--layers", 0, *more]

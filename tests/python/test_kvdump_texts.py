@@ -1,19 +1,20 @@
-"""Recording texts with a loaded model: the same trace as the command line's, and what is asked wrongly."""
+"""Recording texts with a loaded model: equal to the command line's trace; wrong requests are refused."""
 
 import inspect
 
 import h5py
 import numpy as np
 import pytest
+from kvbase.errors import ConfigError, KvreplayError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
+import kvrecord  # noqa: E402
 from dumper_runs import contents  # noqa: E402
-from kvdump import cli  # noqa: E402
-from kvdump.dtypes import stored_dtype  # noqa: E402
-from kvdump.verify import Check, verify  # noqa: E402
+from front_door import record as cli  # noqa: E402
+from kvrecord.verify import Check, verify  # noqa: E402
+from kvtrace.dtypes import stored_dtype  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved  # noqa: E402
 from tiny_models import PROMPT, build, generate, logits  # noqa: E402
 
@@ -40,7 +41,7 @@ def llama():
 
 
 def attributes(path):
-    """Attributes of the root and of every group, without what differs from run to run."""
+    """Attributes of the root and of every group, except those that differ between runs."""
     found = {}
     with h5py.File(path) as trace:
         found["/"] = dict(trace.attrs)
@@ -56,7 +57,7 @@ def test_texts_of_a_loaded_model_give_the_trace_of_the_command_line(folder, load
     words = ["--model", folder, "--prompts", prompts, "-o", tmp_path / "cli.h5", "--generate", generated]
     assert cli.main([str(word) for word in [*words, "--layers", "0,2", "--with-text"]]) == 0
     options = {"layers": [0, 2], "generate": generated, "with_text": True}
-    path = kvdump.record_texts(loaded, TEXTS, tmp_path / "api.h5", **options)
+    path = kvrecord.record_texts(loaded, TEXTS, tmp_path / "api.h5", **options)
     assert path == tmp_path / "api.h5"
     ours, theirs = contents(path), contents(tmp_path / "cli.h5")
     assert ours == {(prompt.removeprefix("p"), *rest): data for (prompt, *rest), data in theirs.items()}
@@ -64,15 +65,15 @@ def test_texts_of_a_loaded_model_give_the_trace_of_the_command_line(folder, load
     for name, expected in theirs.items():
         found = ours[name.replace("prompts/p", "prompts/")]
         assert found.keys() == expected.keys()
-        # Names and places of prompts apart, all is the same.
+        # Apart from names and sources of prompts, everything is equal.
         assert {k: v for k, v in found.items() if k != "source"} == {
             k: v for k, v in expected.items() if k != "source"
         }
 
 
 def test_token_ids_give_the_rows_of_a_plain_recording(llama, tmp_path):
-    path = kvdump.record_texts(llama, [IDS], tmp_path / "texts.h5", generate=5)
-    with kvdump.record(llama, tmp_path / "plain.h5"):
+    path = kvrecord.record_texts(llama, [IDS], tmp_path / "texts.h5", generate=5)
+    with kvrecord.record(llama, tmp_path / "plain.h5"):
         tokens = generate(llama, 5)
     assert contents(path) == contents(tmp_path / "plain.h5")
     with h5py.File(path) as trace:
@@ -84,15 +85,15 @@ def test_token_ids_give_the_rows_of_a_plain_recording(llama, tmp_path):
     "texts",
     [[IDS], [tuple(IDS)], PROMPT, PROMPT.numpy(), [PROMPT[0]], [np.array(IDS)], [list(PROMPT.numpy()[0])]],
 )
-def test_ids_may_stand_in_lists_arrays_or_tensors(llama, tmp_path, texts):
-    with h5py.File(kvdump.record_texts(llama, texts, tmp_path / "t.h5", progress=False)) as trace:
+def test_ids_may_be_lists_arrays_or_tensors(llama, tmp_path, texts):
+    with h5py.File(kvrecord.record_texts(llama, texts, tmp_path / "t.h5", progress=False)) as trace:
         assert list(trace["prompts"]) == ["0"]
         assert trace["prompts/0/tokens"][...].tolist() == IDS
 
 
 def test_one_text_is_one_prompt_and_a_list_may_mix_texts_and_ids(loaded, tmp_path):
     for texts, lengths in ((TEXT, [TOKENS]), ([TEXT, [5, 6, 7]], [TOKENS, 3])):
-        path = kvdump.record_texts(loaded, texts, str(tmp_path / "t.h5"), overwrite=True)
+        path = kvrecord.record_texts(loaded, texts, str(tmp_path / "t.h5"), overwrite=True)
         with h5py.File(path) as trace:
             assert [prompt["tokens"].shape[0] for prompt in trace["prompts"].values()] == lengths
 
@@ -102,13 +103,13 @@ def test_one_text_is_one_prompt_and_a_list_may_mix_texts_and_ids(loaded, tmp_pat
     [("all", [0, 1, 2]), ("every:2", [0, 2]), ([2, 0], [0, 2]), ("1", [1]), (range(2), [0, 1]), ((2,), [2])],
 )
 def test_layers_are_chosen_by_word_or_number(loaded, tmp_path, layers, recorded):
-    with h5py.File(kvdump.record_texts(loaded, TEXT, tmp_path / "t.h5", layers=layers)) as trace:
+    with h5py.File(kvrecord.record_texts(loaded, TEXT, tmp_path / "t.h5", layers=layers)) as trace:
         assert list(trace["prompts/0/layers"]) == [f"{layer:03d}" for layer in recorded]
 
 
-def test_prompts_are_cut_queries_strided_and_rows_stored_as_asked(loaded, tmp_path):
+def test_prompts_are_cut_queries_strided_and_rows_stored_as_requested(loaded, tmp_path):
     options = {"max_tokens": 9, "query_stride": 4, "dtype": "bf16", "verify": True}
-    with h5py.File(kvdump.record_texts(loaded, TEXT, tmp_path / "t.h5", **options)) as trace:
+    with h5py.File(kvrecord.record_texts(loaded, TEXT, tmp_path / "t.h5", **options)) as trace:
         layer = trace["prompts/0/layers/001"]
         assert layer["k"].shape == (2, 9, 8)
         assert layer["q_pos"][...].tolist() == [0, 4, 8]
@@ -116,32 +117,33 @@ def test_prompts_are_cut_queries_strided_and_rows_stored_as_asked(loaded, tmp_pa
 
 
 def test_a_name_without_suffix_gets_a_file_a_layer_and_the_path_of_its_index(loaded, tmp_path):
-    path = kvdump.record_texts(loaded, TEXT, tmp_path / "dumps", layers="every:2")
+    path = kvrecord.record_texts(loaded, TEXT, tmp_path / "dumps", layers="every:2")
     assert path == tmp_path / "dumps/index.h5"
     assert sorted(p.name for p in (tmp_path / "dumps/0").iterdir()) == ["000.h5", "002.h5"]
     assert all(check.ok for check in verify(loaded, path))
 
 
-def test_the_given_tokenizer_comes_before_the_models_own(folder, llama, tmp_path):
+def test_an_explicit_tokenizer_overrides_the_models(folder, llama, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    path = kvdump.record_texts(llama, "w9 w8", tmp_path / "t.h5", tokenizer=tokenizer)
+    path = kvrecord.record_texts(llama, "w9 w8", tmp_path / "t.h5", tokenizer=tokenizer)
     with h5py.File(path) as trace:
         assert trace["prompts/0/tokens"][...].tolist() == [9, 8]
         assert "64 tokens" in trace.attrs["tokenizer"]
 
 
-def test_a_trace_names_the_model_as_it_was_loaded_or_as_it_is_asked_to(folder, loaded, tmp_path):
+def test_a_trace_names_the_model_as_loaded_or_as_requested(folder, loaded, tmp_path):
     for options, name in (({}, folder.name), ({"name": "mine"}, "mine")):
-        path = kvdump.record_texts(loaded, "w9 w8", tmp_path / "t.h5", overwrite=True, **options)
+        path = kvrecord.record_texts(loaded, "w9 w8", tmp_path / "t.h5", overwrite=True, **options)
         with h5py.File(path) as trace:
             assert trace.attrs["model"] == name
 
 
-def refused(model, folder, texts=(IDS,), kind=kvdump.UsageError, **options):
-    """The one line with which a request is refused; no trace is left, and the model is as it was."""
+def refused(model, folder, texts=(IDS,), kind=ConfigError, **options):
+    """The message (one line) of a refused request; checks that no trace is left and the model is
+    unchanged."""
     before = logits(model)
-    with pytest.raises(kvdump.DumpError) as error:
-        kvdump.record_texts(model, texts, folder / "t.h5", **options)
+    with pytest.raises(KvreplayError) as error:
+        kvrecord.record_texts(model, texts, folder / "t.h5", **options)
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert not (folder / "t.h5").exists()
@@ -152,7 +154,7 @@ def refused(model, folder, texts=(IDS,), kind=kvdump.UsageError, **options):
 def test_a_text_for_a_model_without_tokenizer_is_refused_with_both_remedies(llama, tmp_path):
     says = refused(llama, tmp_path, TEXT)
     assert says == (
-        "llama: the model was made here, so its tokenizer is not known: pass tokenizer=, or lists of token "
+        "llama: the model was built here, not loaded: no tokenizer: pass tokenizer=, or lists of token "
         "ids in place of texts"
     )
     llama.save_pretrained(tmp_path / "bare")
@@ -161,7 +163,7 @@ def test_a_text_for_a_model_without_tokenizer_is_refused_with_both_remedies(llam
     assert says.startswith("bare: no tokenizer: cannot load bare: ")
     assert says.endswith(": pass tokenizer=, or lists of token ids in place of texts")
     assert "with_text" not in refused(bare, tmp_path, [IDS], with_text=True)
-    kvdump.record_texts(bare, [IDS], tmp_path / "t.h5")
+    kvrecord.record_texts(bare, [IDS], tmp_path / "t.h5")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_a_text_for_a_model_without_tokenizer_is_refused_with_both_remedies(llam
         (3, "texts: int: give a str, or a list of str or of lists of token ids"),
         (None, "texts: NoneType: give a str"),
         ({"a": "b"}, "texts: dict: give a str"),
-        ([3, 4, 5], "texts: token ids of one prompt stand in a list of their own: [[1, 2, 3]]"),
+        ([3, 4, 5], "texts: put the token ids of a prompt in a list of their own: [[1, 2, 3]]"),
         ([IDS, 4], "texts[1]: int: give a str"),
         ([IDS, []], "texts[1]: no tokens"),
         ([IDS, ""], "texts[1]: no text"),
@@ -184,7 +186,7 @@ def test_a_text_for_a_model_without_tokenizer_is_refused_with_both_remedies(llam
         ([[3] * 257], "texts[0]: 257 tokens, the model has 256 positions: use --max-tokens"),
     ],
 )
-def test_texts_that_are_none_are_refused_by_their_place(llama, tmp_path, texts, says):
+def test_invalid_texts_are_refused_with_their_place(llama, tmp_path, texts, says):
     found = refused(llama, tmp_path, texts)
     assert found.startswith(says.partition("[7, ")[0])
     assert says == "texts[0]: [7, " or says in found
@@ -193,11 +195,11 @@ def test_texts_that_are_none_are_refused_by_their_place(llama, tmp_path, texts, 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"layers": [0, 2]}, "layers [0, 2]: the model has layers 0..1"),
-        ({"layers": []}, "the model has layers 0..1"),
+        ({"layers": [0, 2]}, "layers 0,2: there are layers 0-1"),
+        ({"layers": []}, "there are layers 0-1"),
         ({"layers": [0.5]}, "layers = [0.5]: give 'all', 'every:4' or a list of integers"),
         ({"layers": 1}, "layers = 1: give 'all'"),
-        ({"layers": "some"}, "layers 'some': expected all, a list such as 0,7,15, or every:4"),
+        ({"layers": "some"}, "layers some: write all, 7, 15-29, a list such as 0,7,15-29, or every:4"),
         ({"max_tokens": 0}, "max_tokens = 0 is not an integer of at least 1"),
         ({"max_tokens": True}, "max_tokens = True is not an integer"),
         ({"generate": -1}, "generate = -1 is not an integer of at least 0"),
@@ -212,13 +214,13 @@ def test_a_wrong_option_is_refused_by_its_name_and_value(llama, tmp_path, option
 
 def test_a_trace_that_is_there_stays_unless_it_may_be_overwritten(llama, tmp_path):
     for out, file in (("t.h5", "t.h5"), ("dumps", "dumps/index.h5")):
-        kvdump.record_texts(llama, [IDS], tmp_path / out)
+        kvrecord.record_texts(llama, [IDS], tmp_path / out)
         before = (tmp_path / file).read_bytes()
-        with pytest.raises(kvdump.UsageError) as error:
-            kvdump.record_texts(llama, [IDS[:5]], tmp_path / out)
+        with pytest.raises(ConfigError) as error:
+            kvrecord.record_texts(llama, [IDS[:5]], tmp_path / out)
         assert str(error.value) == f"{tmp_path / file} exists: pass overwrite=True, or another name"
         assert (tmp_path / file).read_bytes() == before
-        path = kvdump.record_texts(llama, [IDS[:5]], tmp_path / out, overwrite=True)
+        path = kvrecord.record_texts(llama, [IDS[:5]], tmp_path / out, overwrite=True)
         with h5py.File(path) as trace:
             assert trace["prompts/0/tokens"].shape == (5,)
             assert trace["prompts/0/layers/001/k"].shape[1] == 5
@@ -226,38 +228,38 @@ def test_a_trace_that_is_there_stays_unless_it_may_be_overwritten(llama, tmp_pat
 
 def test_a_model_that_drops_at_random_is_refused_as_elsewhere(tmp_path):
     model = build("GPT2", resid_pdrop=0.5).train()
-    with pytest.raises(kvdump.DumpError, match=r"call model\.eval\(\)"):
-        kvdump.record_texts(model, [IDS], tmp_path / "t.h5")
+    with pytest.raises(KvreplayError, match=r"call model\.eval\(\)"):
+        kvrecord.record_texts(model, [IDS], tmp_path / "t.h5")
 
 
 def test_progress_goes_to_stderr_and_may_be_left_out(llama, tmp_path, capsys):
-    kvdump.record_texts(llama, [IDS], tmp_path / "loud.h5", verify=True)
+    kvrecord.record_texts(llama, [IDS], tmp_path / "loud.h5", verify=True)
     said = capsys.readouterr()
     assert said.out == ""
     assert "1 prompt, 24 rows, 2 of 2 layers, f32" in said.err
     assert "prompt 0: 4/4" in said.err
     assert said.err.count("verify: ") == 5
-    kvdump.record_texts(llama, [IDS], tmp_path / "quiet.h5", verify=True, progress=False)
+    kvrecord.record_texts(llama, [IDS], tmp_path / "quiet.h5", verify=True, progress=False)
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_trace_that_does_not_agree_with_the_model_is_an_error(llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvdump.job.verify", lambda model, path: [Check("0", "rows", 1.0, 0.5)])
-    with pytest.raises(kvdump.DumpError, match=r"t\.h5: the trace does not agree with the model"):
-        kvdump.record_texts(llama, [IDS], tmp_path / "t.h5", verify=True)
+    monkeypatch.setattr("kvrecord.job.verify", lambda model, path: [Check("0", "rows", 1.0, 0.5)])
+    with pytest.raises(KvreplayError, match=r"t\.h5: the trace does not agree with the model"):
+        kvrecord.record_texts(llama, [IDS], tmp_path / "t.h5", verify=True)
     assert (tmp_path / "t.h5").exists()
 
 
 def test_the_model_attends_as_before(loaded, tmp_path):
     implementation, before = loaded.config._attn_implementation, logits(loaded)
-    kvdump.record_texts(loaded, TEXTS, tmp_path / "t.h5", generate=2)
+    kvrecord.record_texts(loaded, TEXTS, tmp_path / "t.h5", generate=2)
     assert loaded.config._attn_implementation == implementation
     assert torch.equal(logits(loaded), before)
 
 
 def test_every_parameter_is_annotated_and_described():
-    signature = inspect.signature(kvdump.record_texts)
+    signature = inspect.signature(kvrecord.record_texts)
     for name, parameter in signature.parameters.items():
         assert parameter.annotation is not parameter.empty, name
-        assert f"\n    {name}: " in kvdump.record_texts.__doc__, name
-    assert "record_texts" in dir(kvdump)
+        assert f"\n    {name}: " in kvrecord.record_texts.__doc__, name
+    assert "record_texts" in dir(kvrecord)

@@ -1,11 +1,10 @@
-"""The leaderboard: who is ranked with whom, at which size, and what the page says of the others."""
+"""The leaderboard: which methods are ranked together, at which size, and the page's text about the others."""
 
 from functools import partial
 
 import pandas as pd
 import pytest
 from fake_figure import draw, make_context
-from kvanalysis.cli import main
 from kvanalysis.drawing.saving import save
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
@@ -13,6 +12,7 @@ from kvanalysis.figures.make import result_of
 from kvanalysis.figures.steps import RunOptions
 from kvanalysis.page.leaderboard import make_leaderboard, render
 from kvanalysis.plots.run import leaderboard
+from kvreplay.program import main
 from kvreplay_cli import ROOT
 from test_kvanalysis_fake import COLUMNS, ROW_BYTES, TOKENS, fake_row, write_results
 
@@ -21,7 +21,7 @@ FULL = TOKENS * ROW_BYTES
 
 
 def heads(method, error, share=0.5, budget=64, asked="", **changes):
-    """A method's cells of six layers."""
+    """A method's cells in six layers."""
     changes = {"total_bytes": share * FULL, "budget_share": asked, "read_bytes_per_step": FULL / 8} | changes
     return [
         fake_row(method, budget=budget, layer=layer, rel_err=error + layer / 1000, **changes)
@@ -50,7 +50,7 @@ def ranked(folder, **steps):
     return leaderboard.data(make_context(folder, "leaderboard", steps=tuple(steps)))
 
 
-def test_a_step_is_ranked_at_the_shares_it_was_asked_for_ceilings_without_a_say(tmp_path):
+def test_a_step_is_ranked_at_its_requested_shares_and_ceilings_do_not_count(tmp_path):
     table = ranked(tmp_path, stream=STREAM)
     assert set(table["size"]) == {"10 % of the full cache’s bytes"}
     assert table["label"].tolist() == ["tova", "h2o", "topk_oracle"]
@@ -59,7 +59,7 @@ def test_a_step_is_ranked_at_the_shares_it_was_asked_for_ceilings_without_a_say(
     assert table["stored"].tolist() == pytest.approx([0.1, 0.099, 0.1])
 
 
-def test_methods_that_store_everything_are_ranked_at_equal_reads_whatever_their_index_takes(tmp_path):
+def test_methods_that_store_everything_are_ranked_at_equal_reads(tmp_path):
     table = ranked(tmp_path, reads=READS)
     assert table["size"].unique().tolist() == ["64 tokens read in a step", "128 tokens read in a step"]
     assert table["label"].tolist() == ["pqcache", "quest"] * 2
@@ -68,22 +68,22 @@ def test_methods_that_store_everything_are_ranked_at_equal_reads_whatever_their_
     assert set(table["how"]) == {""}
 
 
-def test_methods_without_a_budget_are_listed_with_their_sizes_and_nobody_loses_for_sure(tmp_path):
+def test_methods_without_a_budget_are_listed_with_sizes_and_without_tests(tmp_path):
     table = ranked(tmp_path, own=OWN)
     assert table["label"].tolist() == ["qjl", "duo_attention"]
     assert table["stored"].tolist() == pytest.approx([0.2, 0.6])
     assert table["decided"].isna().all()
 
 
-def test_a_method_that_cannot_go_so_low_stands_last_with_the_reason(tmp_path):
+def test_a_method_that_cannot_get_that_small_is_last_with_the_reason(tmp_path):
     rows = [*STREAM, *heads("buzz", 0.01, 0.14, asked="0.2"), *heads("h2o", 0.15, 0.2, 128, asked="0.2")]
     table = ranked(tmp_path, stream=rows)
     last = table[(table["label"] == "buzz") & table["size"].str.startswith("10 %")].iloc[0]
     assert pd.isna(last["error"])
-    assert last["how"] == "its least here is 14.0% of the full cache"
+    assert last["how"] == "its smallest size here is 14.0% of the full cache"
 
 
-def test_methods_with_equal_numbers_share_a_row_and_every_row_says_what_it_was_given(tmp_path):
+def test_methods_with_equal_numbers_share_a_row_with_their_parameters(tmp_path):
     same = heads("snapkv", 0.1, asked="0.5", given={"window": 32}), heads("pyramidkv", 0.1, asked="0.5")
     table = ranked(tmp_path, oneshot=[row for rows in same for row in rows])
     assert table["name"].tolist() == ["snapkv window=32 = pyramidkv"]
@@ -95,7 +95,7 @@ def test_the_pictures_show_each_step_at_both_widths(tmp_path):
     assert [picture.title for picture in made.figures] == ["stream", "Reads", "own"]
 
 
-def test_the_page_holds_every_table_and_what_has_no_row(tmp_path, monkeypatch):
+def test_the_page_holds_every_table_and_the_absent_methods(tmp_path, monkeypatch):
     monkeypatch.setattr("kvanalysis.figures.make.save", partial(save, pdf=False))
     table = ranked(tmp_path, stream=STREAM, reads=READS)
     options = {"titles": {"stream": "Streaming"}, "absent": {"KVzap": "Its scores are <trained>."}}
@@ -114,7 +114,7 @@ def test_another_kind_of_configuration_is_refused(tmp_path, capsys):
     assert "a leaderboard has kind: leaderboard" in capsys.readouterr().err
 
 
-def test_the_page_of_the_documentation_names_what_the_configuration_says_is_absent():
+def test_the_documentation_names_the_absent_methods_of_the_configuration():
     absent = read_figure_config(ROOT / "configs/leaderboard.yaml").options["absent"]
     page = (ROOT / "docs/leaderboard.md").read_text()
     assert [name for name in absent if f"| {name} |" not in page] == []

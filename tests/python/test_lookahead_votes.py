@@ -1,4 +1,4 @@
-"""LAQ by generated rows of a tiny model's dump beside the numpy definition; its cut beside the engine's."""
+"""LAQ with generated rows of a tiny model, against the numpy definition; its cut against the engine's."""
 
 import json
 
@@ -16,11 +16,11 @@ from token_lists import ragged
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import kvdump  # noqa: E402
+import kvrecord  # noqa: E402
 from engine_runs import compare  # noqa: E402
 from kvanalysis.data.load import load  # noqa: E402
-from kvdump.attention import mean_relative_deviation  # noqa: E402
-from kvdump.lookahead import _CutByMask, run_cached  # noqa: E402
+from kvrecord.attention import mean_relative_deviation  # noqa: E402
+from kvrecord.lookahead import _CutByMask, run_cached  # noqa: E402
 from tiny_models import build, generate  # noqa: E402
 
 pytestmark = [
@@ -51,7 +51,7 @@ def prompt():
 
 
 def config(folder, *entries, budgets=(CUT,), **replay):
-    """A configuration of the dump in a folder."""
+    """Writes a configuration for the recording in a folder."""
     file = folder / "run.yaml"
     given = {
         "schema": 1,
@@ -68,10 +68,11 @@ def config(folder, *entries, budgets=(CUT,), **replay):
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """The folder of a dump of all layers, and of a run of ENTRIES at the budget of its cut and another."""
+    """The folder of a recording of all layers, and of a run of ENTRIES at its cut's budget and another
+    one."""
     folder = tmp_path_factory.mktemp("ahead")
     recorded = model()
-    with kvdump.record(recorded, folder / "t.h5", lookahead=ROWS, lookahead_budget=BUDGET):
+    with kvrecord.record(recorded, folder / "t.h5", lookahead=ROWS, lookahead_budget=BUDGET):
         generate(recorded, LATER + 1, prompt())
     done = kvreplay("run", config(folder, *ENTRIES.values(), budgets=(BUDGET, CUT)), "--progress", "none")
     assert done.returncode == 0, done.stderr
@@ -79,7 +80,7 @@ def dump(tmp_path_factory):
 
 
 def cells(folder, name, budget=CUT):
-    """The results of an entry at a budget, one a kv head of each layer."""
+    """The results of an entry at a budget, one per kv head of each layer."""
     asked = {key: value for key, value in ENTRIES[name].items() if key not in ("name", "gqa")}
     asked |= {f"gqa.{key}": value for key, value in ENTRIES[name].get("gqa", {}).items()}
     rows = pd.read_csv(folder / "out/results.csv")
@@ -90,7 +91,7 @@ def cells(folder, name, budget=CUT):
 
 
 def heads(folder):
-    """{(layer, kv head): (Head, queries that were generated)} of the dump."""
+    """{(layer, kv head): (Head, generated queries)} of the recording."""
     with h5py.File(folder / "t.h5") as trace:
         turns = np.array(json.loads(trace.attrs["rope_json"])["inv_freq"])
         found = {}
@@ -105,7 +106,7 @@ def heads(folder):
         return found
 
 
-def test_the_cut_keeps_what_the_engines_snapkv_keeps_and_the_rows_are_those_behind_it(dump):
+def test_the_cut_equals_the_engines_snapkv_and_the_rows_follow_it(dump):
     kept = {}
     with h5py.File(dump / "out/kept.h5") as file:
         for row in cells(dump, "snapkv", BUDGET):
@@ -127,7 +128,7 @@ def test_the_cut_keeps_what_the_engines_snapkv_keeps_and_the_rows_are_those_behi
 
 @pytest.mark.parametrize(("name", "options"), [("usual", {}), ("few", {"kernel": 3, "pool": "avg"})])
 @pytest.mark.parametrize("budget", [BUDGET, CUT])
-def test_generated_rows_vote_as_the_definition_says_and_every_row_is_measured(dump, name, options, budget):
+def test_generated_rows_vote_as_defined_and_every_row_is_measured(dump, name, options, budget):
     rows = ENTRIES[name]["lookahead"]
     for row in cells(dump, name, budget):
         head, ahead = heads(dump)[row.layer, row.kv_head]
@@ -136,7 +137,7 @@ def test_generated_rows_vote_as_the_definition_says_and_every_row_is_measured(du
         assert "sees_future" not in str(row.extras)
 
 
-def test_a_query_head_on_its_own_votes_with_its_own_rows_and_a_layer_with_all(dump):
+def test_a_query_head_votes_with_its_rows_and_a_layer_with_all(dump):
     everything = heads(dump)
     votes = {
         at: window_votes.softmax(head.scale * window_votes.dots(ahead, head.k[:P])).sum(axis=1)
@@ -155,7 +156,7 @@ def test_a_query_head_on_its_own_votes_with_its_own_rows_and_a_layer_with_all(du
         compare(dump / "out", row.key, oneshot(head, top(shared, CUT)), TOLERANCE)
 
 
-def test_the_tables_say_oracle_of_the_traces_own_rows_alone(dump):
+def test_only_laq_on_the_traces_rows_is_marked_as_an_oracle(dump):
     frame = load(dump / "out")
     told = {
         (method, bool(params.get("generated")), oracle)
@@ -169,14 +170,14 @@ REFUSED = [
     (
         GENERATED | {"lookahead": ROWS + 1},
         {},
-        f"laq: lookahead {ROWS + 1}: the trace holds {ROWS} generated rows (layer 0): give lookahead {ROWS}, "
-        f"or record it with kvdump --lookahead {ROWS + 1}",
+        f"laq needs {ROWS + 1} rows generated after a cut (lookahead), but t.h5 holds {ROWS} (layers 0, 1): "
+        f"give lookahead {ROWS}, or record more with `kvreplay record --lookahead {ROWS + 1}`",
     ),
     (
         GENERATED | {"lookahead": ROWS},
         {"prefill": P - 10},
         f"rows are generated behind its first {P} tokens, and the prompt that is replayed has {P - 10}: give "
-        f"replay.prefill {P}, or record it with kvdump --lookahead at that length",
+        f"prefill {P}, or record it with `kvreplay record --lookahead` at that length",
     ),
 ]
 
@@ -187,7 +188,7 @@ def test_rows_that_are_too_few_or_of_another_prompt_are_refused_with_the_remedy(
 ):
     (tmp_path / "t.h5").write_bytes((dump / "t.h5").read_bytes())
     done = kvreplay("run", config(tmp_path, entry, **replay), "--progress", "none")
-    assert done.returncode != 0 and says in done.stderr
+    assert done.returncode != 0 and says in done.stderr.replace(f"{tmp_path}/", "")
 
 
 def test_a_trace_without_generated_rows_is_refused_with_the_flag_that_records_them(dump, tmp_path):
@@ -197,8 +198,8 @@ def test_a_trace_without_generated_rows_is_refused_with_the_flag_that_records_th
     done = kvreplay("validate", config(tmp_path, GENERATED | {"lookahead": ROWS}))
     assert done.returncode == 2
     assert (
-        "laq looks at queries that were generated behind a cut prompt, which the trace lacks (layer 1): "
-        "record it with kvdump --lookahead" in done.stderr
+        f"laq needs rows generated after a cut, which {tmp_path / 't.h5'} lacks (layer 1): "
+        "record it with `kvreplay record --lookahead`" in done.stderr
     )
 
 

@@ -1,7 +1,7 @@
-"""Every measure of a replayed cell, computed again in float64 from the trace and the published sets.
+"""Recomputes every measure of a replayed cell in float64 from the trace and the published sets.
 
-Nothing here is taken from the engine but what a method kept (kept.h5) and put out (outputs.h5): exact
-attention, normalisers, masses, errors and bytes follow from the formulas of docs/measures.md.
+Only the kept sets (kept.h5) and outputs (outputs.h5) come from the engine. Exact attention, normalisers,
+masses, errors and bytes follow from the formulas in docs/measures.md.
 """
 
 import json
@@ -40,10 +40,10 @@ METHODS = [
     {"name": "scissorhands", "hist": 24},
 ]
 BUDGET = 41
-# What is no measure of a replay alone, or says what another column says in another place.
+# Columns that are not a measure of the replay, or repeat another column.
 NOT_RECOMPUTED = {"bound_log10_tokens"}
-# The columns of memory need the method's own account, which for this one is not in its kept lists.
-LISTS_SAY_TOO_LITTLE = {"balancekv_stream"}
+# The memory columns need the method's account, which kept lists of these methods do not contain.
+WITHOUT_MEMORY_COLUMNS = {"balancekv_stream"}
 
 
 @dataclass
@@ -57,12 +57,12 @@ class Head:
     prompt: int
     rope: Rope
     stored: int  # bytes of one number
-    g: np.ndarray | None  # [S, G, n - prompt - 1, dv], of every row from which somebody predicts
+    g: np.ndarray | None  # [S, G, n - prompt - 1, dv], for every row with a target
     counted: dict = field(default_factory=dict)
 
     @cached_property
     def logits(self):
-        """[G, n, n], -inf where a row does not see a token."""
+        """[G, n, n]; -inf where a row does not see a token."""
         n = len(self.k)
         seen = np.tril(np.ones((n, n), bool))
         return np.where(seen, self.scale * self.q @ self.k.T, -np.inf)
@@ -83,14 +83,14 @@ class Head:
 
 @dataclass(eq=False)
 class Cell:
-    """What one cell of the results kept. Row r is token `head.prompt + r`."""
+    """Kept sets and outputs of one cell. Row r is token `head.prompt + r`."""
 
     head: Head
     row: dict
     params: dict
     z: np.ndarray  # [G, R, dv]
     resident: list  # [R + 1] (tokens, num, den) after the prompt and after each step
-    attended: list = field(default_factory=list)  # of query-time methods
+    attended: list = field(default_factory=list)  # for query-time methods only
 
     @property
     def method(self):
@@ -109,7 +109,7 @@ class Cell:
         t = self.head.prompt + r
         if self.attended:
             return self.attended[r], *np.ones((2, len(self.attended[r])))
-        if self.method in ("subgen_stream", "balancekv_stream"):  # a token joins before the step attends
+        if self.method in ("subgen_stream", "balancekv_stream"):  # a token is added before its step attends
             return self.resident[r + 1]
         tokens, num, den = self.resident[0 if self.oneshot else r]
         new = np.arange(self.head.prompt if self.oneshot else t, t + 1)
@@ -134,7 +134,7 @@ def load_heads(trace, layer):
 
 
 def add_gradient(trace, layer):
-    """Three samples whose numbers are exact in bfloat16."""
+    """Adds gradients of three samples, with numbers that are exact in bfloat16."""
     with h5py.File(trace, "r+") as f:
         prompt = next(iter(f["prompts"].values()))
         group = prompt[f"layers/{layer:03d}"]
@@ -173,7 +173,7 @@ def load_cells(out, heads):
 
 
 def row_logits(cell, t, tokens):
-    """[G, |C|]: the method's own logits of row t."""
+    """[G, |C|]: the method's logits of row t."""
     head = cell.head
     if cell.params["positions"] == "cache":
         shift = (t - tokens) - (len(tokens) - 1 - np.arange(len(tokens)))
@@ -225,7 +225,7 @@ def make_row(cell, r):
 
 
 def prefix_errors(cell, t):
-    """[G]: only tokens of the prompt, in the cache and in exact attention."""
+    """[G]: errors over prompt tokens only, both in the cache and in exact attention."""
     head = cell.head
     tokens, num, den = cell.resident[0]
     values = quantise_rows(head.v[tokens], 64, CODES) if cell.coded else head.v[tokens]
@@ -245,7 +245,7 @@ def norm(x):
 
 
 def error_columns(cell, rows):
-    """Over [R, G]."""
+    """The error columns, computed over [R, G]."""
     o, z = (np.array([getattr(row, name) for row in rows]) for name in "oz")
     e, size = norm(z - o), norm(o)
     rel = e / size
@@ -284,7 +284,7 @@ def error_columns(cell, rows):
 
 
 def promise_of(cell):
-    """(column of the measured form, epsilon, probability, capped) or None."""
+    """(column of the measured value, epsilon, probability, capped) or None."""
     p, head = cell.params, cell.head
     n, d = len(head.k), head.k.shape[1]
     if cell.method == "subgen_stream" and isinstance(p["epsilon"], float):
@@ -386,12 +386,12 @@ class Ledger:
 
     keys: int
     values: int
-    bytes: int  # of both
+    bytes: int  # bytes of keys and values together
     weights: int = 0
     scores: int = 0
     sketches: int = 0
     positions: int = 0
-    marks: int = 0  # what decisions read and attention does not
+    marks: int = 0  # data that decisions read and attention does not
 
     @property
     def cache(self):
@@ -403,7 +403,7 @@ class Ledger:
 
 
 def ledger(cell, t, tokens, num, den, newest_exact):
-    """C_t (its newest row exact) or S_t."""
+    """The Ledger of C_t (its newest row exact) or S_t."""
     head, stored = cell.head, cell.head.stored
     n, d, dv = len(tokens), head.k.shape[1], head.v.shape[1]
     if cell.method == "subgen_stream":
@@ -415,13 +415,13 @@ def ledger(cell, t, tokens, num, den, newest_exact):
         keys, values = (slots + m * (samples + 1)) * d, slots * dv
         return Ledger(keys, values, (keys + values) * stored, weights=m + 1)
     coded = (n - newest_exact) if cell.coded else 0
-    codes = coded * (math.ceil(d / 2) + math.ceil(dv / 2))  # int4, each part of a row to whole bytes
+    codes = coded * (math.ceil(d / 2) + math.ceil(dv / 2))  # int4, each part of a row in whole bytes
     numbers = (n - coded) * (d + dv) * stored + codes
     result = Ledger(n * d, n * dv, numbers)
     result.sketches = coded * 4 * (math.ceil(d / 64) + math.ceil(dv / 64))
     result.scores = 8 * n if cell.method in ("h2o", "scissorhands") else 0
     result.positions = 0 if cell.method in ("streaming_llm", "topk_oracle") else 4 * n
-    if cell.method == "scissorhands":  # a mark for each of the last rows
+    if cell.method == "scissorhands":  # one mark for each of the last rows
         result.marks = (n * cell.params["hist"] + 7) // 8
     if cell.method == "uniform":
         result.weights = 1
@@ -431,7 +431,7 @@ def ledger(cell, t, tokens, num, den, newest_exact):
 
 
 def memory_columns(cell, rows):
-    if cell.method in LISTS_SAY_TOO_LITTLE:
+    if cell.method in WITHOUT_MEMORY_COLUMNS:
         return {}
     head, n_rows = cell.head, cell.z.shape[1]
     d, dv = head.k.shape[1], head.v.shape[1]
@@ -485,14 +485,14 @@ def memory_columns(cell, rows):
     }
     if cell.coded:
         found["n_quantised"] = len(set(np.concatenate([s[0] for s in resident])))
-    if cell.method == "subgen_stream":  # what streamed through the prompt left before the first list
+    if cell.method == "subgen_stream":  # the peak while the prompt streams in, before the first list
         del found["median_evicted_age_tokens"]
     return found
 
 
 @cache
 def recomputed(cell):
-    """All columns of a cell; numbers, or None for an empty field."""
+    """Recomputes all columns of a cell: numbers, or None for an empty field."""
     rows = [make_row(cell, r) for r in range(cell.z.shape[1])]
     found = error_columns(cell, rows) | epsilon_columns(cell, rows) | set_columns(cell, rows)
     return found | memory_columns(cell, rows)
@@ -501,7 +501,7 @@ def recomputed(cell):
 # --- Tests -----------------------------------------------------------------------------------------------
 
 TRACES = {
-    "sample": {"layer": 7, "kv_heads": [1], "replay": {"tokens": 816}},
+    "sample": {"layer": 7, "kv_heads": [1], "replay": {"tokens": 688}},
     "synth": {"layer": 0, "kv_heads": [0, 1], "replay": {}},
 }
 SYNTH = {
@@ -520,11 +520,11 @@ SYNTH = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(trace, precision) -> the cells of METHODS."""
+    """runs(trace, precision): the cells of METHODS."""
 
     @cache
     def heads_of(name):
-        """(trace, its heads), whose exact attention is worked out once."""
+        """heads_of(name): (trace, its heads); their exact attention is computed once."""
         what, trace = TRACES[name], SAMPLE
         if name == "synth":
             words = (x for k, v in SYNTH.items() for x in (f"--{k}", v))
@@ -561,7 +561,7 @@ def runs(tmp_path_factory):
 
 
 def differs(found, said, tolerance):
-    """Whether a published number is another than the recomputed one; None is an empty field."""
+    """Whether a published number differs from the recomputed one; None is an empty field."""
     if found is None or pd.isna(said):
         return (found is None) != bool(pd.isna(said))
     return not math.isclose(found, said, rel_tol=tolerance, abs_tol=tolerance * 1e-3)
@@ -593,13 +593,13 @@ def test_no_measure_is_left_out(runs):
 
 
 def test_the_clamped_error_divides_by_the_positive_part_of_the_output(runs):
-    """1.31 to 1.76 on another text; about sqrt(2) wherever signs are even."""
+    """The ratio is 1.31 to 1.76 on another text, and about sqrt(2) for balanced signs."""
     inflation = [c.row["rel_err_clamped"] / c.row["rel_err_out_mean"] for c in runs("sample", "double")]
     assert all(1.1 < x < 2.2 for x in inflation), inflation
 
 
 def test_the_theorem_of_balancekv_bounds_the_queries_after_the_prompt_too(tmp_path):
-    """Its r, where none is given, is the largest norm of a key or query, whenever the query comes."""
+    """The default r is the largest norm of any key or query, including queries after the prompt."""
     trace = synth(tmp_path / "t.h5", "--tokens", 90, "--prompt", 60, "--q-heads", 1, "--kv-heads", 1)
     with h5py.File(trace, "r+") as file:
         layer = file["prompts/synthetic/layers/000"]

@@ -22,7 +22,7 @@ BASES = {
 
 
 def after(merging, rows, victims, kept):
-    """The rows once the victims are merged; returns the tokens that stay."""
+    """Merges the victims into rows; returns the tokens that stay."""
     return merging(HEAD, rows, np.array(victims), np.array(kept)).tolist()
 
 
@@ -39,18 +39,18 @@ def smooth():
 
 
 def blind(n, P):
-    """Two query heads to which all keys are alike."""
+    """A head with two query heads to which all keys are equal."""
     return Head(np.zeros((2, n, 2)), np.zeros((n, 2)), np.zeros((n, 1)), 1.0, P)
 
 
-def test_a_token_has_received_what_all_prompt_rows_and_query_heads_gave_it():
+def test_a_token_receives_the_attention_of_all_prompt_rows_and_query_heads():
     rows = Rows.after_prompt(blind(4, 3))
     assert rows.received == pytest.approx([2 * (1 + 1 / 2 + 1 / 3), 2 * (1 / 2 + 1 / 3), 2 / 3, 0])
     assert rows.seen.tolist() == [3, 2, 1, 0]
     assert rows.last == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0])
 
 
-def test_later_rows_vote_for_what_they_attended_to():
+def test_later_rows_vote_for_the_tokens_they_attend_to():
     rows = merged(streaming_llm, blind(4, 2), 2, "cam", sinks=1).extras["rows"]
     assert rows.received == pytest.approx(
         [2 * (1 + 1 / 2 + 1 / 3 + 1 / 3), 2 * (1 / 2 + 1 / 3), 4 / 3, 2 / 3]
@@ -70,14 +70,16 @@ def test_a_row_that_stands_for_three_tokens_receives_the_attention_of_three():
 
 
 def test_cam_spreads_a_value_evenly_over_the_next_kept_rows_and_leaves_keys_and_weights():
-    rows = rows_of(np.eye(4), [6, 1, 1, 1], received=[9, 1, 1, 1])  # A over their mean is above 1: surely
+    rows = rows_of(
+        np.eye(4), [6, 1, 1, 1], received=[9, 1, 1, 1]
+    )  # A over their mean is above 1: probability 1
     assert after(Merging("cam", targets=2), rows, [0], [1, 2, 3]) == [1, 2, 3]
     assert rows.value[1:, 0].tolist() == [4, 4, 1]
     assert np.array_equal(rows.key, np.eye(4))
     assert rows.num.tolist() == rows.den.tolist() == [1, 1, 1, 1]
 
 
-def test_cam_divides_by_the_kept_rows_that_there_are_and_never_looks_left():
+def test_cam_divides_by_the_available_kept_rows_and_only_uses_later_ones():
     rows = rows_of(np.eye(4), [1, 6, 1, 1], received=[1, 9, 1, 1])
     after(Merging("cam", targets=3), rows, [1], [0, 2, 3])
     assert rows.value[[0, 2, 3], 0].tolist() == [1, 4, 4]
@@ -100,7 +102,7 @@ def test_cam_tosses_the_coin_of_the_victims_token():
         assert rows.value[1, 0] == moved
 
 
-def test_cam_by_the_step_looks_at_the_last_rows_attention():
+def test_cam_by_the_step_uses_the_last_rows_attention():
     given = {"received": [0, 1, 1], "last": [9, 1, 1]}
     for attention, moved in (("accumulated", 1), ("step", 4)):
         rows = rows_of(np.eye(3), [6, 1, 1], **given)
@@ -118,9 +120,11 @@ def test_cam_that_keeps_mass_gives_each_target_its_share_of_the_weights():
 # --- D2O --------------------------------------------------------------------------------------------
 
 
-def test_d2o_joins_what_resembles_a_kept_key_by_exponentials_of_the_cosine():
+def test_d2o_merges_similar_keys_by_exponentials_of_the_cosine():
     rows = rows_of([(1, 0), (0, 3), (2, 0)], [0, 7, 4])
-    after(Merging("d2o"), rows, [0], [1, 2])  # cosines 0 and 1: joins token 2, with the target's own weight e
+    after(
+        Merging("d2o"), rows, [0], [1, 2]
+    )  # cosines 0 and 1: token 0 is merged into token 2, whose own weight is e
     assert rows.key[1:].tolist() == [[0, 3], [1.5, 0]]
     assert rows.value[1:, 0].tolist() == [7, 2]
 
@@ -141,7 +145,7 @@ def test_d2os_threshold_is_the_first_cuts_mean_and_then_halfway_to_each_later_me
     assert rows.value[2, 0] == 5  # token 1 is dropped
     after(merging, rows, [3], [2])
     assert merging.tau == pytest.approx((0.5 + 0.5**0.5) / 2)
-    assert rows.value[2, 0] < 5  # 0.707 is above it
+    assert rows.value[2, 0] < 5  # 0.707 is above the threshold
 
 
 def test_d2os_release_adds_scaled_rows_and_divides_by_their_number():
@@ -178,8 +182,8 @@ def test_equally_similar_kept_keys_give_way_to_the_lower_token():
     assert rows.value[1:, 0].tolist() == [3, 4]
 
 
-def test_a_row_that_takes_victims_looks_to_all_of_them_as_it_was_before_the_cut():
-    # After token 0 joined, token 2 would point away from token 1, which then would go to token 3.
+def test_victims_are_compared_with_the_row_before_the_cut():
+    # After merging token 0, token 2 would point away from token 1, which would then be merged into token 3.
     rows = rows_of([(10, -10), (0, 1), (1, 0.5), (-1, 0.2)], [0, 0, 1, 1])
     after(Merging("pivot"), rows, [0, 1], [2, 3])
     assert rows.value[3, 0] == 1
@@ -189,13 +193,13 @@ def test_a_row_that_takes_victims_looks_to_all_of_them_as_it_was_before_the_cut(
 
 
 def test_weighted_v_mixes_a_value_into_the_next_kept_row_by_average_attention():
-    rows = rows_of(np.eye(3), [8, 0, 4], received=[6, 0, 1], seen=[3, 2, 2])  # averages 2 and 1/2
+    rows = rows_of(np.eye(3), [8, 0, 4], received=[6, 0, 1], seen=[3, 2, 2])  # average attention 2 and 1/2
     after(Merging("weighted_v"), rows, [0], [2])
     assert rows.value[2, 0] == pytest.approx((2 * 8 + 0.5 * 4) / 2.5)
     assert np.array_equal(rows.key, np.eye(3))
 
 
-def test_weighted_v_looks_left_where_nothing_is_kept_at_the_right():
+def test_weighted_v_uses_the_previous_kept_row_if_there_is_no_next():
     rows = rows_of(np.eye(3), [8, 4, 0], received=[1, 1, 1], seen=[1, 1, 1])
     after(Merging("weighted_v"), rows, [2], [0, 1])
     assert rows.value[:2, 0].tolist() == [8, 2]
@@ -220,8 +224,8 @@ def test_gaussian_makes_a_row_of_every_run_of_similar_neighbours_at_its_token_of
     keys = [(1, 0), (1, 0), (0, 1), (9, 1), (1, 0), (1, 0.1)]
     rows = rows_of(keys, [1, 3, 5, 7, 2, 4], received=[1, 1, 1, 9, 1, 2])
     assert after(Merging("gaussian"), rows, [0, 1, 2, 4, 5], [3]) == [0, 2, 3, 5]
-    assert rows.value[[0, 2, 3], 0].tolist() == [2, 5, 7]  # equal keys weigh alike; token 2 is alone
-    g = math.exp(-0.5)  # one other member: its distance is the mean distance
+    assert rows.value[[0, 2, 3], 0].tolist() == [2, 5, 7]  # equal keys have equal weights; token 2 is alone
+    g = math.exp(-0.5)  # with one other member, its distance is the mean distance
     assert rows.value[5, 0] == pytest.approx((4 + 2 * g) / (1 + g))
     assert rows.key[5].tolist() == pytest.approx([1, 0.1 / (1 + g)])
 
@@ -229,7 +233,7 @@ def test_gaussian_makes_a_row_of_every_run_of_similar_neighbours_at_its_token_of
 def test_gaussian_measures_distances_by_the_mean_over_the_runs_other_members():
     rows = rows_of([(10, 0), (11, 0), (13, 0)], [0, 1, 2], received=[2, 1, 1])
     after(Merging("gaussian"), rows, [0, 1, 2], [])
-    g = np.exp(-np.array([0, 1, 9]) / (2 * 2.0**2))  # mean of 1 and 3
+    g = np.exp(-np.array([0, 1, 9]) / (2 * 2.0**2))  # mean distance of 1 and 3
     assert rows.value[0, 0] == pytest.approx(g @ [0, 1, 2] / g.sum())
 
 
@@ -254,8 +258,8 @@ def test_a_base_with_room_for_all_merges_nothing(base, merge):
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("mass", ["none", "keep"])
-def test_values_alone_change_no_decision(base, mass):
-    """CaM and WeightedKV leave keys; without mass no probability changes either."""
+def test_changed_values_change_no_decision(base, mass):
+    """CaM and WeightedKV do not change keys; without mass, probabilities do not change either."""
     head, (method, options) = smooth(), BASES[base]
     plain = method(head, 24, **options)
     for merge in ("cam", "weighted_v"):
@@ -268,7 +272,7 @@ def test_values_alone_change_no_decision(base, mass):
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("merge", ["d2o", "pivot", "weighted_v"])
 def test_equal_keys_that_merge_with_their_mass_lose_nothing(base, merge):
-    """Every key the same: the sum over all tokens is a sum over what holds their mass."""
+    """All keys are equal: the sum over all tokens equals the sum over the rows that hold their mass."""
     rng = np.random.default_rng(3)
     key = np.tile(rng.normal(size=4), (40, 1))
     head = Head(rng.normal(size=(2, 40, 4)), key, rng.normal(size=(40, 3)), 0.5, 25)
@@ -299,13 +303,13 @@ def test_gaussian_holds_what_the_base_keeps_and_a_row_for_every_run():
 
 
 def test_later_rows_vote_by_merged_keys():
-    """All victims join one kept row, whose key is then another: the next row's choice differs."""
+    """All victims are merged into one kept row and change its key: the next row decides differently."""
     head = smooth()
     plain, found = (output_aware.tova(head, 12), merged(output_aware.tova, head, 12, "pivot"))
     assert any(not np.array_equal(a, b) for a, b in zip(plain.kept, found.kept, strict=True))
 
 
-def test_each_query_head_merges_by_what_it_gave_itself():
+def test_each_query_head_merges_by_its_own_attention():
     head = smooth()
     both = merged(h2o, head, 16, "weighted_v", level="query")
     alone = merged(h2o, head.of_query_head(1), 16, "weighted_v")

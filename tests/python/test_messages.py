@@ -1,4 +1,4 @@
-"""Mistakes in a configuration that the interface names: all that the program says, word for word."""
+"""Mistakes in a configuration: the program's complete messages, word for word."""
 
 import shutil
 
@@ -11,7 +11,7 @@ REST = "methods: [h2o]\nbudget: {tokens: [16]}\n"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A trace, an unfinished dump and a foreign HDF5 file."""
+    """A folder with a trace, an unfinished recording and a foreign HDF5 file."""
     folder = tmp_path_factory.mktemp("messages")
     size = ("--tokens", 128, "--prompt", 96, "--layers", 2, "--q-heads", 2, "--kv-heads", 1)
     synth(folder / "t.h5", *size)
@@ -53,7 +53,7 @@ WRONG = {
     "a share above one": (
         config("methods: [h2o]\nbudget: {fraction_kept: 5}\n"),
         "c.yaml:4:25: error: fraction_kept is 5 and must be in (0, 1]. 5 %? write 0.05. 5 tokens? use "
-        "budget.tokens\n",
+        "budget: {tokens: [5]}\n",
     ),
     "a value out of range": (
         config("methods: [{name: h2o, recent_frac: 2}]\nbudget: {tokens: [16]}\n"),
@@ -67,12 +67,11 @@ WRONG = {
     ),
     "a layer that the trace does not hold": (
         config(REST + "select: {layers: [7]}\n"),
-        "c.yaml:5:19: error: t.h5 has no layer 7 in prompt synthetic. It holds 0, 1\n",
+        "c.yaml:5:19: error: t.h5 has no layer 7: take some of 0, 1\n",
     ),
     "a head that the trace does not hold": (
         config(REST + "select: {kv_heads: [3]}\n"),
-        "c.yaml:5:21: error: t.h5 has no kv head 3. Layer 0 holds 0 to 0\n"
-        "c.yaml:5:21: error: t.h5 has no kv head 3. Layer 1 holds 0 to 0\n",
+        "c.yaml:5:21: error: t.h5 has no kv head 3 (layers 0, 1): take 0\n",
     ),
     "a leading zero": (
         config("methods: [h2o]\nbudget: {tokens: [016]}\n"),
@@ -86,14 +85,14 @@ WRONG = {
     ),
     "tokens beyond the trace": (
         config(REST + "replay: {tokens: 500}\n"),
-        "c.yaml:5:18: error: replay.tokens is 500, but prompt synthetic has 128 tokens: write at most "
-        "128, or all\n",
+        "c.yaml:5:18: error: replay.tokens is 500, but t.h5 has 128 tokens: write at most 128, or "
+        "leave it out for all\n",
     ),
     "all problems at once": (
         config("methods: [snapvk]\nbudget: {fraction_kept: 5}\nsedes: 1\n"),
         'c.yaml:3:11: error: unknown method "snapvk" (did you mean snapkv?): see kvreplay list methods\n'
         "c.yaml:4:25: error: fraction_kept is 5 and must be in (0, 1]. 5 %? write 0.05. 5 tokens? use "
-        "budget.tokens\n"
+        "budget: {tokens: [5]}\n"
         'c.yaml:5:1: error: unknown key "sedes" (did you mean seeds?)\n',
     ),
 }
@@ -102,14 +101,13 @@ TRACES = {
     "an unfinished dump": (
         "half.h5",
         "c.yaml:2:10: error: half.h5 does not exist, only half.h5.part: the dump is unfinished, run "
-        "kvdump again "
+        "`kvreplay record` again "
         "with --resume\n",
     ),
     "an unfinished dump by its name": (
         "half.h5.part",
-        "c.yaml:2:10: error: half.h5.part is an unfinished dump: run kvdump again with --resume, then "
-        "use the file "
-        "without .part\n",
+        "c.yaml:2:10: error: half.h5.part is an unfinished dump: run `kvreplay record` again with "
+        "--resume, then use the file without .part\n",
     ),
     "a foreign HDF5 file": (
         "foreign.h5",
@@ -121,28 +119,25 @@ TRACES = {
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
-def test_a_mistake_is_told_in_these_words(folder, text, said):
+def test_a_mistake_gives_this_message(folder, text, said):
     assert said_of(folder, text) == (2, said)
 
 
 @pytest.mark.parametrize(("trace", "said"), TRACES.values(), ids=TRACES)
-def test_a_trace_that_cannot_be_used_is_told_in_these_words(folder, trace, said):
+def test_an_unusable_trace_gives_this_message(folder, trace, said):
     assert said_of(folder, config(REST, trace)) == (3, said)
 
 
-def test_a_budget_that_never_evicts_is_a_warning_in_these_words(folder):
+def test_a_budget_that_never_evicts_gives_this_warning(folder):
     text = config("methods: [h2o]\nbudget: {tokens: [128]}\n")
-    warned = (
-        "c.yaml:4:19: warning: a budget of 128 tokens never evicts: 128 tokens of prompt "
-        "synthetic are replayed\n"
-    )
+    warned = "c.yaml:4:19: warning: a budget of 128 tokens never evicts: 128 tokens are replayed\n"
     assert said_of(folder, text, "-n")[0] == 0
     assert said_of(folder, text, "-n")[1].startswith(warned)
 
 
-def test_a_device_that_is_not_there_is_told_in_these_words(folder):
+def test_a_missing_device_gives_this_message(folder):
     if "cuda" in kvreplay("list", "devices").stdout.split():
-        pytest.skip("there is a device cuda")
+        pytest.skip("this machine has a CUDA device")
     code, said = said_of(folder, config(REST + "run: {device: cuda:7}\n"))
     assert code == 4
     start = "c.yaml:5:15: error: there is no device cuda:7 here. Devices: cpu ("
@@ -151,7 +146,7 @@ def test_a_device_that_is_not_there_is_told_in_these_words(folder):
     assert said == start + without or "CUDA" in said.removeprefix(start)
 
 
-def test_an_output_directory_that_cannot_be_written_is_told_in_these_words(folder):
+def test_an_unwritable_output_directory_gives_this_message(folder):
     text = config(REST + "output: {dir: file/out}\n")
     (folder / "c.yaml").write_text(text)
     done = kvreplay("run", "c.yaml", cwd=folder)
@@ -163,7 +158,7 @@ def test_an_output_directory_that_cannot_be_written_is_told_in_these_words(folde
     )
 
 
-def test_a_resume_whose_question_changed_is_told_in_these_words(folder):
+def test_a_resume_with_changed_settings_gives_this_message(folder):
     assert said_of(folder, config(REST))[0] == 0
     code, said = said_of(folder, config(REST + "replay: {prefill: 64}\n"))
     assert (code, said) == (

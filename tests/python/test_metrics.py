@@ -1,4 +1,4 @@
-"""`metrics:` chooses columns; what another key asks for is measured all the same."""
+"""`metrics:` selects columns; measures requested by another key are computed as well."""
 
 import json
 
@@ -9,11 +9,11 @@ SPANS = {"needle_mass_1", "needle_mass_2"}
 
 
 def cell(row):
-    """A key would name the metrics, too."""
+    """Identifies a cell without its key, which includes the metrics."""
     return row["method"], row["kv_head"]
 
 
-def test_needles_are_measured_whatever_columns_are_asked_for(tmp_path):
+def test_needles_are_measured_for_any_selection_of_columns(tmp_path):
     trace = synth(tmp_path / "t.h5", "--tokens", 96, "--prompt", 64, "--layers", 1)
     words = ["--method", "h2o,window,snapkv", "--budget", "16", *NEEDLES]
     everything = replayed(trace, tmp_path / "everything", *words)

@@ -1,4 +1,4 @@
-"""Broken configurations: each ends in a whole result or in a message that names the place."""
+"""Broken configurations: each ends with a complete result or with a message that names the place."""
 
 import copy
 import json
@@ -78,7 +78,7 @@ def parent(tree, path):
 
 
 def change_structure(rng):
-    """A value replaced, removed, repeated or moved under another key."""
+    """Replaces, removes or repeats a value, or moves it to another key."""
     tree = copy.deepcopy(GOOD)
     for _ in range(rng.choice([1, 1, 2])):
         path = rng.choice(list(places(tree)))
@@ -99,7 +99,7 @@ def change_structure(rng):
 
 
 def change_bytes(rng):
-    """Bytes flipped, cut out, inserted, or the end torn off."""
+    """Flips, removes or inserts bytes, or truncates the text."""
     data = bytearray(yaml.safe_dump(GOOD, sort_keys=False).encode())
     for _ in range(rng.choice([1, 1, 3, 10])):
         at = rng.randrange(len(data))
@@ -146,7 +146,7 @@ ENCODINGS = ("utf-16", "utf-16-le", "utf-32", "latin-1", "utf-8-sig", "cp037")
 
 
 def change_form(rng):
-    """The same words in another form: numbers, encodings, line ends, sizes, depth, aliases."""
+    """Changes the form of the text: numbers, encodings, line ends, sizes, depth, aliases."""
     text = "# \u00e4\n" + yaml.safe_dump(GOOD, sort_keys=False)
     lines = text.splitlines()
     at = rng.randrange(1, len(lines))
@@ -209,7 +209,7 @@ def test_the_unchanged_configuration_runs(folder):
 
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= OFTEN else []) for seed in range(ALL)]
-SIXTY_THOUSAND_PROBLEMS = 131  # of which the same text once took a minute
+SEED_WITH_MANY_PROBLEMS = 131  # seed of a text that once took a minute
 
 
 def mutant(seed):
@@ -217,8 +217,8 @@ def mutant(seed):
 
 
 def test_a_text_of_sixty_thousand_problems_is_among_those_that_are_often_tried():
-    assert SIXTY_THOUSAND_PROBLEMS < OFTEN
-    assert mutant(SIXTY_THOUSAND_PROBLEMS).endswith(b" 59999]}\n")
+    assert SEED_WITH_MANY_PROBLEMS < OFTEN
+    assert mutant(SEED_WITH_MANY_PROBLEMS).endswith(b" 59999]}\n")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -234,6 +234,6 @@ def test_a_mutated_configuration_ends_well(folder, seed):
         assert len(rows) == meta["cells"]["planned"] > 0
         assert all(row["status"] == "ok" for row in rows)
     else:
-        place = rf"^({re.escape(str(config))}:\d+:\d+|command line): error: \S"
+        place = rf"^({re.escape(str(config))}:\d+:\d+|kvreplay): error: \S"
         assert re.search(place, result.stderr, re.M), result.stderr
         assert "internal error" not in result.stderr

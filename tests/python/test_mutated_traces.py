@@ -1,4 +1,4 @@
-"""Damaged traces end in a whole table or in a message that names the file: never in a crash or a hang."""
+"""Damaged traces give a complete table or a message that names the file, never a crash or a hang."""
 
 import csv
 import shutil
@@ -12,8 +12,8 @@ from mutate_trace import KV_HEADS, mutations, write_trace
 
 METHODS = ("streaming_llm", "h2o")
 LONGEST_S, MOST_BYTES = 30, 10**9
-# What a message must name: the file or the dataset; where the trace is sound, but not for these methods
-# (exit 2), at least the prompt or the layer.
+# A message must name the file or the dataset. If the trace is valid, but not for these methods (exit 2), it
+# must name at least the prompt or the layer.
 PLACES = {2: ("damaged.h5", "/prompts", "prompt p0", "layer 0"), 3: ("damaged.h5", "layer.h5", "/prompts")}
 ALL, OFTEN = 2000, 200  # the later ones are slow
 
@@ -37,7 +37,7 @@ def check_whole(table: Path, layers: int | None = None) -> None:
     if layers is not None:
         assert len(rows) == layers * KV_HEADS * len(METHODS)
     for row in rows:
-        assert None not in row and None not in row.values(), "a row is torn"
+        assert None not in row and None not in row.values(), "a row is incomplete"
         assert row["status"] == "ok"
         assert "nan" not in {value.lower() for value in row.values()}
 

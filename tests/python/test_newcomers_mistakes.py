@@ -1,5 +1,4 @@
-"""Mistakes of newcomers, each with the one message that it ends in: what is wrong, where, "
-"what to do, and the code."""
+"""Mistakes of newcomers, each with its one message: what is wrong, where, what to do, and the exit code."""
 
 import os
 import subprocess
@@ -17,14 +16,15 @@ class Hidden:
         if name.partition(".")[0] in {names!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Hidden())
-from {module}.cli import main
+from kvreplay.program import main
 sys.exit(main({words!r}))
 """
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A trace, results of a run, a configuration, a file that is no trace, and an empty folder."""
+    """A folder with a trace, results of a run, a configuration, a file that is no trace, and an empty
+    folder."""
     folder = tmp_path_factory.mktemp("newcomer")
     synth(folder / "t.h5", "--tokens", 128, "--prompt", 96, "--layers", 2, "--q-heads", 2, "--kv-heads", 1)
     (folder / "c.yaml").write_text("schema: 1\ntraces: [t.h5]\nmethods: [exact]\n")
@@ -39,13 +39,13 @@ def yaml_of(rest):
     return f"schema: 1\ntraces: [t.h5]\n{rest}"
 
 
-# {mistake: (words of the program, text of bad.yaml or None, exit code, all that is said)}
+# {mistake: (arguments, text of bad.yaml or None, exit code, complete message)}
 MISTAKES = {
     "a method with a typo": (
         "run t.h5 --method h2oo --budget 16",
         None,
         2,
-        'command line: error: unknown method "h2oo" (did you mean h2o?): see kvreplay list methods',
+        'kvreplay: error: unknown method "h2oo" (did you mean h2o?): see kvreplay list methods',
     ),
     "a parameter with a typo": (
         "run bad.yaml",
@@ -95,13 +95,13 @@ MISTAKES = {
         "run t.h5 --method h2o --budget 16 --layers 7",
         None,
         2,
-        "command line: error: t.h5 has no layer 7 in prompt synthetic. It holds 0, 1",
+        "kvreplay: error: t.h5 has no layer 7: take some of 0, 1",
     ),
     "an output folder that is a file": (
         "run t.h5 --method exact -o notes.h5/out",
         None,
         2,
-        "command line: error: cannot write to output.dir DIR/notes.h5/out: DIR/notes.h5 is not a "
+        "kvreplay: error: cannot write to --out DIR/notes.h5/out: DIR/notes.h5 is not a "
         "directory. Choose "
         "another with -o DIR",
     ),
@@ -116,18 +116,16 @@ MISTAKES = {
     "a configuration for results": (
         "report c.yaml",
         None,
-        2,
-        "kvreplay: error: c.yaml: holds no results.csv and no figures (NAME/figure.json). report "
-        "takes the output "
-        "directory of a run, or the folder that `kvreplay figures CONFIG -o DIR` made",
+        3,
+        "kvreplay: error: c.yaml: holds no results.csv. report takes the output directory of a run, or what "
+        "`kvreplay figures CONFIG -o DIR` made",
     ),
     "a report of nothing": (
         "report empty",
         None,
-        2,
-        "kvreplay: error: empty: holds no results.csv and no figures (NAME/figure.json). report "
-        "takes the output "
-        "directory of a run, or the folder that `kvreplay figures CONFIG -o DIR` made",
+        3,
+        "kvreplay: error: empty: holds no results.csv. report takes the output directory of a run, or what "
+        "`kvreplay figures CONFIG -o DIR` made",
     ),
     "a list of nothing": (
         "list",
@@ -140,7 +138,7 @@ MISTAKES = {
 
 
 def run_script(script, folder):
-    """A process of Python in a folder, which finds the packages of this checkout."""
+    """Runs Python code in a folder, in a process that finds the packages of this checkout."""
     path = os.pathsep.join(str(ROOT / part) for part in ("apps", "traces", "analysis"))
     return subprocess.run(
         [sys.executable, "-c", script],
@@ -153,7 +151,7 @@ def run_script(script, folder):
 
 
 @pytest.mark.parametrize(("words", "text", "code", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_ends_in_one_message_that_says_what_to_do(folder, words, text, code, said):
+def test_a_mistake_gives_one_message_with_the_remedy(folder, words, text, code, said):
     if text is not None:
         (folder / "bad.yaml").write_text(text)
     done = kvreplay(*words.split(), cwd=folder)
@@ -161,35 +159,32 @@ def test_a_mistake_ends_in_one_message_that_says_what_to_do(folder, words, text,
 
 
 @pytest.mark.parametrize(
-    ("module", "words", "names", "code", "said"),
+    ("words", "names", "code", "said"),
     [
-        ("kvanalysis", ["parquet", "results"], ["pyarrow"], 2, "kvreplay[analysis]"),
-        ("kvconfirm", ["results", "--select", "own"], ["torch"], 3, "kvreplay[dump]"),
+        (["export", "results"], ["pyarrow"], 2, "kvreplay[analysis]"),
+        (["confirm", "results", "--model", "m", "--select", "own"], ["torch"], 3, "kvreplay[dump]"),
         (
-            "kvdump",
-            ["--model", "m", "--prompts", "c.yaml", "-o", "o.h5"],
+            ["record", "--model", "m", "--prompts", "c.yaml", "-o", "o.h5"],
             ["torch", "transformers"],
             3,
             "kvreplay[dump]",
         ),
     ],
 )
-def test_a_command_without_its_extra_says_how_to_install_it_in_any_shell(
-    folder, module, words, names, code, said
-):
-    script = HIDES.format(module=module, words=words, names=set(names))
+def test_a_command_without_its_extra_says_how_to_install_it_in_any_shell(folder, words, names, code, said):
+    script = HIDES.format(words=words, names=set(names))
     done = run_script(script, folder)
     assert done.returncode == code, done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert f"pip install '{said}'" in done.stderr  # zsh takes brackets without quotes for a pattern
+    assert f"pip install '{said}'" in done.stderr  # zsh reads unquoted brackets as a pattern
 
 
-def test_kvconfirm_of_a_run_without_lists_ends_before_torch_is_loaded(folder):
-    script = HIDES.format(module="kvconfirm", words=["results", "--model", "m"], names={"torch"})
+def test_confirm_of_a_run_without_lists_ends_before_torch_is_loaded(folder):
+    script = HIDES.format(words=["confirm", "results", "--model", "m"], names={"torch"})
     done = run_script(script, folder)
     assert (done.returncode, done.stderr) == (
         2,
-        "kvconfirm: error: results/kept.h5: no such file; run kvreplay again with output.save: "
+        "kvreplay: error: results/kept.h5: no such file; run kvreplay again with output.save: "
         "[kept] (--save kept), "
         "or give --select own\n",
     )
@@ -223,9 +218,8 @@ IN_PYTHON = {
     "a method of one's own with a typo": (
         lambda: kv.replay(*ARRAYS, prefill=48, methods=[Misspelt], budgets=[16]),
         kv.ConfigError,
-        "misspelt: Misspelt.evict(tokens) is missing (evcit is near: did you mean evict?): it says "
-        "which of the held "
-        "tokens leave",
+        "misspelt: Misspelt.evict(tokens) is missing (evcit is near: did you mean evict?): it returns "
+        "the tokens to evict",
     ),
     "a class that is not derived": (
         lambda: kv.replay(*ARRAYS, prefill=48, methods=[Underived], budgets=[16]),
@@ -243,13 +237,13 @@ IN_PYTHON = {
         lambda: kv.replay(*(x.transpose(1, 0, 2) for x in ARRAYS), prefill=48, methods=["h2o"], budgets=[16]),
         kv.TraceError,
         "q has 64 heads of 4 tokens, k 64 of 2: they look like [tokens, heads, dim]. Give heads first: "
-        "q.transpose(1, 0, 2), of torch q.transpose(0, 1)",
+        "q.transpose(1, 0, 2), in torch q.transpose(0, 1)",
     ),
 }
 
 
 @pytest.mark.parametrize(("call", "kind", "said"), IN_PYTHON.values(), ids=IN_PYTHON)
-def test_a_mistake_in_python_is_one_exception_that_says_what_to_do(call, kind, said):
+def test_a_mistake_in_python_raises_one_exception_with_the_remedy(call, kind, said):
     with pytest.raises(kind) as refused:
         call()
     assert str(refused.value) == said

@@ -1,4 +1,4 @@
-"""Output that has no room, no permission or no folder any more: a message, exit code 2, and nothing lost."""
+"""Output without space, permission or folder gives a message and exit code 2, and loses no results."""
 
 import os
 import resource
@@ -38,9 +38,7 @@ def run_with_files_up_to(size_bytes, *words):
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1 * KB, 10 * KB, 40 * KB, 100 * KB, 200 * KB])
-def test_a_run_whose_files_may_not_grow_says_so_and_goes_on_when_they_may(
-    trace, undisturbed, tmp_path, size_bytes
-):
+def test_a_run_at_its_file_size_limit_says_so_and_resumes_later(trace, undisturbed, tmp_path, size_bytes):
     done = run_with_files_up_to(size_bytes, "run", trace, *WORK, "-o", tmp_path)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
@@ -52,7 +50,7 @@ def test_a_run_whose_files_may_not_grow_says_so_and_goes_on_when_they_may(
 
 
 @pytest.mark.parametrize("words", [("synth", "-o"), ("cluster", "{trace}", "-o")])
-def test_other_commands_say_that_their_file_may_not_grow(trace, tmp_path, words):
+def test_other_commands_report_the_file_size_limit(trace, tmp_path, words):
     words = [word.format(trace=trace) for word in words]
     done = run_with_files_up_to(5 * KB, *words, tmp_path / "x.h5")
     assert done.returncode == 2, done.stderr
@@ -61,10 +59,10 @@ def test_other_commands_say_that_their_file_may_not_grow(trace, tmp_path, words)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_full_disk_is_told_and_a_larger_one_continues(trace, undisturbed, tmp_path):
+def test_a_full_disk_is_reported_and_a_larger_one_resumes(trace, undisturbed, tmp_path):
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", tmp_path]
     if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("nothing can be mounted here")
+        pytest.skip("mounting is not possible here")
     try:
         done = kvreplay("run", trace, *WORK, "-o", tmp_path / "out")
         assert done.returncode == 2, done.stderr
@@ -89,13 +87,13 @@ def test_a_folder_that_vanishes_ends_the_run_with_a_message(trace, tmp_path):
     assert replayed(trace, out, *WORK)
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(trace):
+def test_an_uncreatable_folder_is_reported_before_anything_runs(trace):
     done = kvreplay("run", trace, *WORK, "-o", "/proc/out")
     assert done.returncode == 2
     assert done.stderr in (
         "kvreplay: error: /proc/out: cannot be used for output (No such file or directory). "
         "Choose another directory with -o\n",
-        "command line: error: cannot write to output.dir /proc/out: /proc is not writable. "
+        "kvreplay: error: cannot write to --out /proc/out: /proc is not writable. "
         "Choose another with -o DIR\n",
     )
 

@@ -1,4 +1,4 @@
-"""What a run says where its numbers show nothing: on real runs of the sample trace, and where it must not."""
+"""Notes that a run prints when its numbers show nothing, on real runs; and runs that must not print any."""
 
 import json
 import re
@@ -35,13 +35,13 @@ def votes():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """(folder, what was said) of the program's run of the same."""
+    """(folder, finished process) of the program's run with the settings of `votes`."""
     out = tmp_path_factory.mktemp("votes") / "out"
     words = ["run", SAMPLE, "--layers", "0,15", "--budget", "64,128", "-o", out, "--progress", "none"]
     return out, program(*words, "-s", f"methods={json.dumps(VOTES)}")
 
 
-def test_a_window_as_large_as_the_budget_is_noted_at_that_budget_alone(votes):
+def test_a_window_as_large_as_the_budget_is_noted_only_at_that_budget(votes):
     (note,) = of_kind(votes.notes, "protection_fills_budget")
     assert [one.label for one in note.instances] == ["snapkv variant=kvpress"]
     assert (note.budgets, note.cells, note.heads) == ((64,), 6, 6)
@@ -57,7 +57,7 @@ def test_pyramidkv_at_its_defaults_is_noted_as_snapkv(votes):
     assert brief["window", 64] == ""
 
 
-def test_equal_instances_are_those_whose_columns_are_equal_and_no_others(votes):
+def test_instances_are_noted_as_equal_only_if_all_columns_are(votes):
     table = votes.table.set_index(["layer", "kv_head"]).sort_index()
     measured = table.select_dtypes("float").drop(columns=list(NO_RESULTS)).filter(regex="^(?!bound_)")
     groups = table.groupby(["label", "method", "budget_tokens"]).indices
@@ -72,7 +72,7 @@ def test_equal_instances_are_those_whose_columns_are_equal_and_no_others(votes):
     assert equal == {frozenset(("snapkv", "pyramidkv"))}
 
 
-def test_the_program_and_python_say_the_same_and_stderr_tells_it(votes, folder):
+def test_the_program_and_python_have_equal_notes_and_stderr_shows_them(votes, folder):
     out, said = folder
     assert said.returncode == 0
     notes = notes_of(json.loads((out / "results.meta.json").read_text()))
@@ -83,7 +83,7 @@ def test_the_program_and_python_say_the_same_and_stderr_tells_it(votes, folder):
     assert re.search(r"^snapkv variant=kvpress +64 .* protected tokens fill the budget$", said.stdout, re.M)
 
 
-def test_a_resumed_run_says_what_it_said(folder):
+def test_a_resumed_run_repeats_its_notes(folder):
     out, said = folder
     before = json.loads((out / "results.meta.json").read_text())["notes"]
     words = ["run", SAMPLE, "--layers", "0,15", "--budget", "64,128", "-o", out, "--progress", "none"]
@@ -95,7 +95,7 @@ def test_a_resumed_run_says_what_it_said(folder):
     ]
 
 
-def test_a_merged_sweep_says_what_a_run_says(folder, tmp_path):
+def test_a_merged_sweep_has_the_notes_of_a_run(folder, tmp_path):
     words = ["sweep", "plan", SAMPLE, "--layers", "0,15", "--budget", "64,128", "-o", tmp_path / "s"]
     assert program(*words, "-s", f"methods={json.dumps(VOTES)}").returncode == 0
     assert program("sweep", "work", tmp_path / "s", "--progress", "none").returncode == 0
@@ -113,12 +113,12 @@ def test_streaming_llm_without_sinks_is_the_window():
 
 
 def test_budgets_that_hold_everything_are_one_note_for_all_methods():
-    run = kvreplay.replay(SAMPLE, layers=[0], methods=["window", "h2o", "snapkv"], budgets=[64, 768, 1024])
+    run = kvreplay.replay(SAMPLE, layers=[0], methods=["window", "h2o", "snapkv"], budgets=[64, 640, 704])
     assert kinds(run) == ["budget_holds_all", "budget_holds_prompt"]
     assert [one.method for one in run.notes[0].instances] == ["window", "h2o", "snapkv"]
-    assert run.notes[0].budgets == (1024,)
+    assert run.notes[0].budgets == (704,)
     assert [one.method for one in run.notes[1].instances] == ["snapkv"]
-    assert run.notes[1].budgets == (768,)
+    assert run.notes[1].budgets == (640,)
 
 
 def made(heads=3, tokens=96, width=8):
@@ -126,7 +126,7 @@ def made(heads=3, tokens=96, width=8):
     return tuple(random.normal(size=(heads, tokens, width)).astype(np.float32) for _ in range(3))
 
 
-def test_a_repeated_head_is_found_whatever_else_ran():
+def test_a_repeated_head_is_found_in_any_run():
     q, k, v = made()
     for x in (q, k, v):
         x[2] = x[0]
@@ -150,21 +150,25 @@ def test_values_that_are_zero_or_all_the_same_are_found():
     assert ["kv head 0" in run.notes[0].text, "kv head 1" in run.notes[1].text] == [True, True]
 
 
-def test_a_single_head_is_told_and_ordinary_heads_are_not():
+def test_a_single_head_is_noted_and_ordinary_heads_are_not():
     assert kinds(kvreplay.replay(*made(1), prefill=64, methods=["h2o", "tova"], budgets=[16])) == [
         "single_head"
     ]
     assert kinds(kvreplay.replay(*made(3), prefill=64, methods=["h2o", "tova"], budgets=[16])) == []
 
 
-def test_the_first_configuration_raises_no_alarm(tmp_path):
+def test_the_first_configuration_only_notes_what_its_methods_cannot_do(tmp_path):
     words = ["run", ROOT / "configs" / "quickstart.yaml", "--layers", "0,29", "-s", "seeds.count=2"]
     said = program(*words, "-o", tmp_path / "o", "--progress", "none")
-    assert "warning" not in said.stderr
-    assert json.loads((tmp_path / "o" / "results.meta.json").read_text())["notes"] == []
+    warnings = re.findall(r"warning: (.*)", said.stderr)
+    assert [text for text in warnings if "not reachable" not in text or not text.endswith(": buzz")] == [
+        text for text in warnings if text.startswith("pyramidkv equals snapkv")
+    ]
+    notes = json.loads((tmp_path / "o" / "results.meta.json").read_text())["notes"]
+    assert {note["kind"] for note in notes} <= {"instances_equal"}
 
 
-def test_a_saved_run_keeps_its_notes_and_an_older_folder_has_none(votes, tmp_path):
+def test_a_saved_run_keeps_its_notes_and_older_folders_have_no_notes(votes, tmp_path):
     votes.save(tmp_path)
     frame = load(tmp_path)
     assert notes_of(frame.attrs["meta"]) == votes.notes
@@ -174,7 +178,7 @@ def test_a_saved_run_keeps_its_notes_and_an_older_folder_has_none(votes, tmp_pat
     assert not any("equals" in note for note in summarise(load(tmp_path))["notes"])
 
 
-def test_the_box_of_the_page_folds_what_is_beyond_five_notes_and_is_absent_without_any(tmp_path):
+def test_the_pages_box_folds_notes_beyond_five_and_is_absent_without_notes(tmp_path):
     note = {"kind": "single_head", "instances": [], "budgets": [], "traces": [], "cells": 1, "heads": 1}
     texts = [f"note {i} < {i + 1}" for i in range(7)]
     meta = {"notes": [note | {"text": text} for text in texts]}
@@ -187,7 +191,7 @@ def test_the_box_of_the_page_folds_what_is_beyond_five_notes_and_is_absent_witho
 
 
 def test_many_notes_are_counted_beyond_five(tmp_path):
-    """One that fills each of six budgets, and a single head."""
+    """The run has one note for each of six budgets, and one about the single head."""
     methods = [{"name": "snapkv", "window": 16, "sinks": sinks} for sinks in range(16, 22)]
     budgets = [16 + sinks for sinks in range(16, 22)]
     words = ["run", SAMPLE, "--layers", "0", "--kv-heads", "0", "-o", tmp_path / "o", "--progress", "none"]
@@ -202,7 +206,7 @@ def test_many_notes_are_counted_beyond_five(tmp_path):
 
 
 @pytest.mark.parametrize(("prefill", "warned"), [(64, False), (48, True)])
-def test_a_run_says_that_its_prompt_ends_before_the_recorded_gradient_begins(tmp_path, prefill, warned):
+def test_a_run_notes_that_its_prompt_ends_before_the_recorded_gradient(tmp_path, prefill, warned):
     trace = add_gradient(synth(tmp_path / "t.h5", "--tokens", 96, "--prompt", 64), 0)
     options = ["--method", "window", "--budget", 16, "--prefill", prefill]
     said = program("run", trace, *options, "-o", tmp_path / "out").stderr

@@ -1,13 +1,14 @@
-"""Methods that an installed package offers, run by the program: a scorer, a policy, and what can go wrong."""
+"""Methods of an installed package, run by the program: a scorer, a policy, and their failures."""
 
 import csv
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import kvreplay
 import pytest
-from kvreplay_cli import kvreplay as kvreplay_program
+from kvreplay_cli import BINARY
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
@@ -44,7 +45,7 @@ def surrogate(prompt):
     raise RuntimeError("\\udc80")
 
 class Heavy(kvreplay.Policy):
-    window = 768
+    window = 640
     def start(self, prompt, budget):
         self.recent = budget // 2
         return prompt.attention().sum(axis=(0, 1))
@@ -68,7 +69,7 @@ OFFERED = {
 
 
 def offer(folder, methods=OFFERED, text=PACKAGE):
-    """An installed package in `folder` that offers methods."""
+    """Installs a package that offers methods in `folder`."""
     (folder / "offering").mkdir()
     (folder / "offering/__init__.py").write_text(text)
     info = folder / "offering-1.0.dist-info"
@@ -85,9 +86,15 @@ def offering(tmp_path_factory):
 
 
 def program(site, *words):
-    """The program, and the Python that hosts what `site` offers."""
+    """Runs the front door, which hosts the methods in `site` for the program."""
     paths = os.pathsep.join(map(str, [site, ROOT / "apps", ROOT / "analysis", ROOT / "traces"]))
-    return kvreplay_program(*words, KVREPLAY_HOST=sys.executable, PYTHONPATH=paths)
+    return subprocess.run(
+        [sys.executable, "-m", "kvreplay", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KVREPLAY": str(BINARY), "PYTHONPATH": paths},
+    )
 
 
 def rows_of(out):
@@ -130,7 +137,7 @@ def test_the_program_replays_them_as_python_does_in_its_own_process(offering, tm
             assert float(value) == pytest.approx(float(error[own, *place]), rel=1e-6), (copy, place)
 
 
-def test_what_breaks_or_dies_in_python_fails_its_cells_alone(offering, tmp_path):
+def test_a_broken_or_dying_python_method_fails_only_its_cells(offering, tmp_path):
     out = tmp_path / "out"
     done = run(offering, out, "breaks,dies,h2o", "--budget", "64")
     assert done.returncode == 1
@@ -142,7 +149,7 @@ def test_what_breaks_or_dies_in_python_fails_its_cells_alone(offering, tmp_path)
     assert errors["dies"] == {"the process of Python that hosts the method has ended"}
 
 
-def test_a_prompt_is_shown_while_it_is_read_and_any_text_can_be_raised(offering, tmp_path):
+def test_a_prompt_is_valid_only_during_its_call_and_any_text_can_be_raised(offering, tmp_path):
     out = tmp_path / "out"
     assert run(offering, out, "late,surrogate,h2o", "--budget", "64").returncode == 1
     errors = {row["method"]: row["error"] for row in rows_of(out)}

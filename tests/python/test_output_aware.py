@@ -1,4 +1,4 @@
-"""Wrappers and budget curves as a user writes them: what is refused with which words, what a run keeps."""
+"""Wrappers and budget curves in configurations: refusals with their messages, and kept sets of a run."""
 
 import json
 
@@ -29,7 +29,7 @@ def config(trace, methods, **more):
 
 
 def told(trace, method):
-    """What `kvreplay validate` says of one method."""
+    """The message of `kvreplay validate` for one method."""
     file = trace.parent / "told.yaml"
     file.write_text(config(trace, [method]))
     done = kvreplay("validate", file)
@@ -38,13 +38,13 @@ def told(trace, method):
 
 
 REFUSED = [
-    ({**SNAP, "wrapper": "critical"}, "record it with kvdump --with-output"),
-    ({"name": "kvzip"}, "record it with kvdump --repeat"),
-    ({"name": "knorm", "phase": "oneshot", "wrapper": "caote"}, "wrapper takes scores that are attention"),
+    ({**SNAP, "wrapper": "critical"}, "record it with `kvreplay record --with-output`"),
+    ({"name": "kvzip"}, "record it with `kvreplay record --repeat`"),
+    ({"name": "knorm", "phase": "oneshot", "wrapper": "caote"}, "wrapper needs attention scores"),
     ({"name": "tova", "wrapper": "critical"}, "add phase: oneshot"),
     ({"name": "h2o", "variant": "hf_mask", "wrapper": "caote"}, "does something else: add phase: oneshot"),
     ({"name": "pyramidkv", "wrapper": "caote"}, "take snapkv with an allocator"),
-    ({**SNAP, "wrapper": "caote", "gqa.level": "layer"}, "leave out gqa.level layer"),
+    ({**SNAP, "wrapper": "caote", "gqa.level": "layer"}, "leave out gqa.level: layer"),
     ({**SNAP, "wrapper": {"name": "caote", "alpha": 0.5}}, "alpha"),
     ({**SNAP, "wrapper": {"name": "critical", "alpha": 2}}, "alpha is 2 and must be"),
     ({**SNAP, "wrapper": "critikal"}, "critical"),
@@ -61,7 +61,7 @@ def test_a_combination_without_a_meaning_is_refused_with_the_remedy(trace, metho
     assert words in told(trace, method)
 
 
-def test_a_wrapper_may_be_swept_and_stands_in_the_key(trace, tmp_path):
+def test_a_wrapper_may_be_swept_and_is_part_of_the_key(trace, tmp_path):
     file = tmp_path / "sweep.yaml"
     wrappers = ["none", "caote", {"name": "caote", "level": "kv"}, {"name": "caote", "fast": True}]
     file.write_text(config(trace, [{**SNAP, "wrapper": wrappers}], output={"dir": str(tmp_path / "out")}))

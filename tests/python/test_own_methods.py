@@ -1,5 +1,5 @@
-"""Methods in Python beside built-in ones: copies decide the same, what goes wrong in one fails its cells and
-no other, and what looks at evicted tokens is caught."""
+"""Methods in Python next to built-in ones: copies make equal decisions, failures stay within their cells, and
+use of evicted tokens is detected."""
 
 import pickle
 import re
@@ -15,9 +15,9 @@ from program_beside_python import TIMES, check_equal_runs, made_layer, replayed,
 SAMPLE = ROOT / "traces" / "samples" / "smollm2-135m.h5"
 LAYERS = (0, 7, 15, 23, 29)
 BUDGETS = [64, 96, 128, 256]
-SHORT = {"tokens": 840}  # of the sample: 768 of the prompt and 72 that follow it
+SHORT = {"tokens": 680}  # part of the sample: 640 prompt tokens and 40 later ones
 PROMPT = 112
-# Built-in methods that follow a score have a faster way than Python's text; its sums end in other bits.
+# Built-in methods with a score take a faster path than Python; its sums differ in the last bits.
 LAST_BITS = 1e-5
 SIZES = {
     "aux_bytes",
@@ -28,7 +28,7 @@ SIZES = {
     "final_bytes",
     "prompt_bytes",
 }
-# What a method is called and remembers is its own; everything that was measured is the same.
+# Columns of a method's name and memory may differ; all measured columns are equal.
 CALLED = {"key", "method", "params", "given", *TIMES}
 
 
@@ -38,7 +38,7 @@ def arrays():
 
 
 def small(arrays, *methods, **more):
-    """A replay of small arrays, in which cells may fail."""
+    """Replays small arrays; cells may fail."""
     words = {"prefill": PROMPT, "budgets": [32, 48], "jobs": 2, "progress": False, **more}
     return kvreplay.replay(*arrays, methods=list(methods), **words)
 
@@ -55,7 +55,7 @@ def rows_of(run, method, **params):
 
 
 def check_same_numbers(run, one, other, ignored=frozenset(), precision=0.0):
-    """Cells of two methods have the same numbers: to the last bit, or as good as `precision`."""
+    """Cells of two methods have equal numbers, bitwise or within `precision`."""
     ours, theirs = rows_of(run, one), rows_of(run, other)
     assert ours and set(ours) == set(theirs)
     for place, row in ours.items():
@@ -70,7 +70,7 @@ def check_same_numbers(run, one, other, ignored=frozenset(), precision=0.0):
 
 
 def one_error(run, method):
-    """The error of the cells of a method, which all have failed, each with the same; the others have not."""
+    """The common error of a method's cells, all of which failed; checks that no other cells failed."""
     failed = run.failed
     assert len(failed) == len(run.table[run.table["method"] == method]) > 0
     assert set(failed["method"]) == {method}
@@ -91,7 +91,7 @@ def copies():
     )
 
 
-@pytest.mark.parametrize("copy,built_in,lists", [("python_h2o", "h2o", 73), ("python_snapkv", "snapkv", 1)])
+@pytest.mark.parametrize("copy,built_in,lists", [("python_h2o", "h2o", 41), ("python_snapkv", "snapkv", 1)])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_copy_in_python_selects_the_sets_of_the_built_in_method(copies, copy, built_in, lists, budget):
     compared = 0
@@ -111,7 +111,7 @@ def test_a_copy_in_python_selects_the_sets_of_the_built_in_method(copies, copy, 
 
 def test_a_copy_in_python_is_measured_and_charged_as_the_built_in_method(copies):
     check_same_numbers(copies, "python_h2o", "h2o", precision=LAST_BITS)
-    # SnapKV is charged for no score: it is cut once. So is its copy.
+    # SnapKV cuts once, so it is charged for no scores. Its copy must not be charged either.
     check_same_numbers(copies, "python_snapkv", "snapkv")
 
 
@@ -158,7 +158,7 @@ def test_a_window_in_python_is_the_window(arrays):
     check_same_numbers(run, "oldest", "window", SIZES)
 
 
-def test_a_prompt_that_comes_token_by_token_is_decided_token_by_token(arrays):
+def test_a_streamed_prompt_is_decided_token_by_token(arrays):
     seen = []
 
     class Watching(Oldest):
@@ -175,7 +175,7 @@ def test_a_prompt_that_comes_token_by_token_is_decided_token_by_token(arrays):
 # ---- parameters
 
 
-def test_parameters_are_swept_and_tell_instances_apart(arrays):
+def test_parameters_can_be_swept_and_identify_instances(arrays):
     @kvreplay.scorer
     def powered(prompt, power: float = 1.0, coordinate: int = 0, largest: bool = True):
         numbers = np.abs(prompt.keys[0, :, coordinate]) ** power
@@ -243,13 +243,13 @@ def test_annotated_attributes_of_a_class_are_parameters_of_their_type(arrays):
     ],
     ids=lambda value: str(value),
 )
-def test_what_is_wrong_with_an_entry_is_said_before_anything_runs(arrays, entry, message):
+def test_mistakes_in_an_entry_are_reported_before_anything_runs(arrays, entry, message):
     with pytest.raises(kvreplay.ConfigError, match=message):
         small(arrays, {"name": python_snapkv, **entry})
 
 
 def a_function(**defaults):
-    """A scorer with a parameter of this default."""
+    """A scorer with a parameter that has this default."""
     names = ", ".join(f"{name}={value!r}" for name, value in defaults.items())
     space = {"inf": float("inf"), "nan": float("nan")}
     exec(f"def made(prompt, {names}): return prompt.positions", space)
@@ -264,8 +264,8 @@ def a_function(**defaults):
         ({"a": 2**40}, "below"),
         ({"a": None}, "int, float or bool"),
         ({"a": "word"}, "int, float or bool"),
-        ({"sinks": 3}, "every method has"),
-        ({"row_format": 1}, "every method has"),
+        ({"sinks": 3}, "option of every method"),
+        ({"row_format": 1}, "option of every method"),
         ({f"a{i}": 1 for i in range(17)}, "at most 16"),
     ],
     ids=lambda value: str(value)[:20],
@@ -281,13 +281,13 @@ def test_functions_and_classes_that_cannot_be_called_are_refused(arrays):
             self.table = table
 
     for method, message in (
-        (lambda prompt: prompt.positions, "no name of a method"),
+        (lambda prompt: prompt.positions, "cannot name a method"),
         (NeedsMore, "needs arguments"),
         (type("Told", (Oldest,), {"title": 3}), "must be text"),
         (type("Told", (Oldest,), {"recent": True}), "whole number"),
         (type("Told", (Oldest,), {"row_bytes": -1}), "whole number"),
         (type("Told", (Oldest,), {"name": "h2o"}), "two methods"),
-        (type("Told", (Oldest,), {"name": "No Name"}), "no name of a method"),
+        (type("Told", (Oldest,), {"name": "No Name"}), "cannot name a method"),
         (object(), "no method"),
         (3, "no method"),
     ):
@@ -307,7 +307,7 @@ def test_functions_and_classes_that_cannot_be_called_are_refused(arrays):
 
 
 @pytest.mark.parametrize("kind", ["scorer", "policy"])
-def test_sinks_and_recent_tokens_stay_whatever_the_method_says(arrays, kind):
+def test_sinks_and_recent_tokens_stay_under_any_method(arrays, kind):
     class Middle(kvreplay.Policy):
         sinks = 3
         recent = 5
@@ -329,7 +329,7 @@ def test_sinks_and_recent_tokens_stay_whatever_the_method_says(arrays, kind):
             assert list(tokens[-5:]) == list(range(newest - 4, newest + 1))
 
 
-def test_the_window_stays_where_it_is_said_to(arrays):
+def test_the_window_is_kept_if_requested(arrays):
     def early(prompt):
         return -np.arange(prompt.size, dtype=float)
 
@@ -363,7 +363,7 @@ def test_queries_and_attention_are_those_of_the_last_rows(arrays):
             assert not attention[:, row, t + 1 :].any()
 
 
-def test_what_a_policy_remembers_is_charged(arrays):
+def test_a_policys_memory_is_charged(arrays):
     class Remembering(Oldest):
         row_bytes = 10
 
@@ -372,11 +372,11 @@ def test_what_a_policy_remembers_is_charged(arrays):
     assert bytes_of["remembering"] - bytes_of["oldest"] == 10 * 32
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def broken(**parts):
-    """A policy with other parts."""
+    """A policy with some parts replaced."""
     return type("Broken", (Oldest,), parts)
 
 
@@ -392,7 +392,7 @@ FAILURES = {
     "evict ends the process": ({"evict": lambda self, held: sys.exit(3)}, "SystemExit"),
     "start tells too few": (
         {"start": lambda self, p, b: np.zeros(3)},
-        r"\[3\] scores: there must be \[112\]",
+        r"\[3\] scores: return \[112\]",
     ),
     "start tells words": ({"start": lambda self, p, b: "words"}, "str instead of scores"),
     "start tells NaN": (
@@ -418,13 +418,13 @@ FAILURES = {
     ),
     "fractions leave": ({"evict": lambda self, held: held[:90] * 1.0}, "float64"),
     "a mask leaves": ({"evict": lambda self, held: held < 90}, "bool"),
-    "words leave": ({"evict": lambda self, held: ["a"]}, "some of the tokens"),
+    "words leave": ({"evict": lambda self, held: ["a"]}, "some of its `tokens`"),
     "a generator leaves": ({"evict": lambda self, held: (t for t in held)}, "generator"),
 }
 
 
 @pytest.mark.parametrize("parts,message", FAILURES.values(), ids=FAILURES)
-def test_what_a_policy_does_wrong_fails_its_cells_and_no_other(arrays, parts, message):
+def test_errors_of_a_policy_fail_only_its_cells(arrays, parts, message):
     run = small(arrays, "h2o", broken(**parts), "window", budgets=[32])
     error = one_error(run, "broken")
     assert re.search(message, error, re.S), error
@@ -438,13 +438,14 @@ def test_what_a_policy_does_wrong_fails_its_cells_and_no_other(arrays, parts, me
             }
 
 
-def test_a_token_that_has_left_cannot_leave_again(arrays):
+def test_an_evicted_token_cannot_be_evicted_again(arrays):
     class Twice(Oldest):
         def evict(self, tokens):
             leaving = list(tokens[: len(tokens) - self.budget])
             return leaving if tokens[-1] < PROMPT + 3 else [*leaving, 0]
 
-    assert "token 0, which the cache does not hold: it has left" in one_error(small(arrays, Twice), "twice")
+    message = one_error(small(arrays, Twice), "twice")
+    assert "token 0, which the cache does not hold: it was evicted before" in message
 
 
 def test_scores_that_become_nan_while_decoding_fail_the_cell(arrays):
@@ -466,7 +467,7 @@ def test_scores_as_a_new_array_must_be_one_for_each_token(arrays):
 SCORES = {
     "raises": (lambda prompt: 1 / 0, "Traceback.*ZeroDivisionError"),
     "nothing": (lambda prompt: None, "NoneType instead of scores"),
-    "too few": (lambda prompt: [1.0], r"\[1\] scores: there must be \[112\]"),
+    "too few": (lambda prompt: [1.0], r"\[1\] scores: return \[112\]"),
     "two heads": (lambda prompt: np.zeros((2, prompt.size)), r"\[2, 112\] scores"),
     "NaN": (lambda prompt: np.where(prompt.positions == 5, np.nan, 0), "token 5 is not a finite number"),
     "infinite": (lambda prompt: np.where(prompt.positions == 6, np.inf, 0), "token 6 is not a finite number"),
@@ -478,12 +479,12 @@ SCORES = {
 
 
 @pytest.mark.parametrize("function,message", SCORES.values(), ids=SCORES)
-def test_what_a_scorer_does_wrong_fails_its_cells_and_no_other(arrays, function, message):
+def test_errors_of_a_scorer_fail_only_its_cells(arrays, function, message):
     run = small(arrays, "snapkv", kvreplay.scorer(function, name="broken"), "window", budgets=[40])
     assert re.search(message, one_error(run, "broken"), re.S)
 
 
-def test_a_cell_that_fails_leaves_its_other_cells_alone(arrays):
+def test_a_failing_cell_does_not_affect_other_cells(arrays):
     @kvreplay.scorer(uses_budget=True)
     def picky(prompt):
         if prompt.budget == 48 and prompt.kv_head == 1:
@@ -497,8 +498,8 @@ def test_a_cell_that_fails_leaves_its_other_cells_alone(arrays):
     assert len(run.kept("picky", 48, head=0)[0]) == 48
 
 
-def test_an_exception_whose_text_no_table_can_hold_fails_its_cells():
-    """In a process of its own: it may be more than a cell that is lost."""
+def test_an_exception_with_an_unprintable_text_fails_its_cells():
+    """Runs in a separate process, since a failure could lose more than a cell."""
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -529,7 +530,7 @@ for evict in (surrogates, unspeakable):
     assert done.stdout.count("Traceback") == 2
 
 
-def test_what_was_shown_cannot_be_looked_at_later(arrays):
+def test_data_of_a_call_cannot_be_used_later(arrays):
     late = []
 
     class Late(Oldest):
@@ -538,7 +539,7 @@ def test_what_was_shown_cannot_be_looked_at_later(arrays):
 
     replayed(*arrays, prefill=PROMPT, methods=[Late], budgets=[32])
     for look in (lambda t: t.keys, lambda t: t.values, lambda t: t.scores):
-        with pytest.raises(ValueError, match="only the tokens that a call was given"):
+        with pytest.raises(ValueError, match="only the tokens that a hook receives"):
             look(late[0])
 
     prompts = []
@@ -548,18 +549,18 @@ def test_what_was_shown_cannot_be_looked_at_later(arrays):
         _ = prompts[0].keys
 
 
-def test_arrays_that_were_shown_stay_good_after_the_run(arrays):
+def test_arrays_of_a_call_stay_valid_after_the_run(arrays):
     kept = []
     keeping = kvreplay.scorer(lambda p: kept.append(p.keys) or p.positions, name="keeping")
     replayed(*arrays, prefill=PROMPT, methods=[keeping], budgets=[32], jobs=1)
     assert np.array_equal(np.concatenate(kept), arrays[1][:, :PROMPT])
 
 
-# ---- looking at what was evicted
+# ---- use of evicted tokens
 
 
 class Peeking(kvreplay.Policy):
-    """Keeps the prompt's keys, and lets evicted ones decide."""
+    """Keeps the prompt's keys, and decides by evicted ones."""
 
     def start(self, prompt, budget):
         self.all_keys = prompt.keys[0]
@@ -576,7 +577,7 @@ class Peeking(kvreplay.Policy):
 
 
 class Honest(Peeking):
-    """The same with the keys that are held."""
+    """Decides like Peeking, but by the keys that are held."""
 
     def observe(self, tokens, p):
         held = [int(t) for t in tokens if t < PROMPT]
@@ -584,7 +585,7 @@ class Honest(Peeking):
         tokens.scores = tokens.keys[0] @ mean
 
 
-def test_a_policy_that_looks_at_an_evicted_key_is_caught_by_an_audit(arrays):
+def test_an_audit_detects_a_policy_that_uses_an_evicted_key(arrays):
     methods = [Peeking, Honest, "h2o"]
     unaware = small(arrays, *methods)
     assert not len(unaware.failed)
@@ -598,10 +599,10 @@ def test_a_policy_that_looks_at_an_evicted_key_is_caught_by_an_audit(arrays):
             assert row["rel_err_fro"] == pytest.approx(plain, rel=LAST_BITS)
 
 
-def test_a_policy_that_looks_and_tells_no_scores_decides_otherwise_in_an_audit(arrays):
+def test_a_policy_that_uses_evicted_tokens_without_scores_decides_differently_in_an_audit(arrays):
     class Silent(Peeking):
         def observe(self, tokens, p):
-            """Tells nothing."""
+            """Returns no scores."""
 
         def evict(self, tokens):
             mean = self.all_keys[self.gone].mean(axis=0) if self.gone else np.zeros(16)
@@ -616,7 +617,7 @@ def test_a_policy_that_looks_and_tells_no_scores_decides_otherwise_in_an_audit(a
 
 
 @pytest.mark.parametrize("what", ["keys", "values", "attention"])
-def test_in_an_audit_all_that_was_handed_out_of_an_evicted_token_is_nan(arrays, what):
+def test_in_an_audit_all_data_of_an_evicted_token_becomes_nan(arrays, what):
     looks = []
 
     class Looking(Oldest):
@@ -636,7 +637,7 @@ def test_in_an_audit_all_that_was_handed_out_of_an_evicted_token_is_nan(arrays, 
     assert len(looks) == 2 * 2 * 48 and all(looks)
 
 
-def test_in_an_audit_rows_of_the_cache_that_were_handed_out_are_nan_once_they_left(arrays):
+def test_in_an_audit_cache_rows_become_nan_once_evicted(arrays):
     looks = []
 
     class Looking(Oldest):
@@ -656,7 +657,7 @@ def test_in_an_audit_rows_of_the_cache_that_were_handed_out_are_nan_once_they_le
     assert len(looks) == 2 * 2 * 47 and all(looks)
 
 
-# ---- chance
+# ---- randomness
 
 
 @kvreplay.scorer(random=True)
@@ -672,7 +673,7 @@ class Chance(kvreplay.Policy):
         return self.rng.choice(tokens, len(tokens) - self.budget, replace=False)
 
 
-def test_chance_is_repeated_over_seeds_and_is_the_same_whatever_the_threads(arrays):
+def test_random_numbers_repeat_for_a_seed_and_any_number_of_threads(arrays):
     layers = {2: arrays, 5: made_layer(32)}
     words = {"layers": layers, "prefill": PROMPT, "methods": [chance, Chance, "uniform"], "budgets": [32]}
     run = replayed(**words, seeds=3, jobs=1)
@@ -684,8 +685,8 @@ def test_chance_is_repeated_over_seeds_and_is_the_same_whatever_the_threads(arra
         assert errors.nunique() == len(errors) == 12
 
 
-def test_chance_is_another_for_each_prompt_layer_head_and_seed(arrays, tmp_path):
-    """Everywhere the same tensors: what differs is chance."""
+def test_random_numbers_differ_by_prompt_layer_head_and_seed(arrays, tmp_path):
+    """All tensors are equal, so that only randomness differs."""
     same = tuple(np.concatenate([x[:1]] * len(x)) for x in arrays)
     prompts = {name: {"layers": {0: same, 3: same}, "n_prompt": PROMPT} for name in ("a", "b")}
     trace = kvreplay.Trace.write(tmp_path / "t.h5", prompts=prompts)
@@ -695,7 +696,7 @@ def test_chance_is_another_for_each_prompt_layer_head_and_seed(arrays, tmp_path)
         assert len(kept) == 2 * 2 * 2 * 3
 
 
-def test_chance_of_a_head_and_seed_does_not_depend_on_what_else_is_replayed(arrays):
+def test_random_numbers_of_a_head_and_seed_do_not_depend_on_other_cells(arrays):
     layers = {2: arrays, 5: made_layer(32)}
     words = {"prefill": PROMPT, "save": "kept"}
     whole = replayed(layers=layers, methods=["h2o", chance, Chance], budgets=[20, 32], seeds=3, **words)
@@ -712,7 +713,7 @@ def test_a_method_that_draws_nothing_is_replayed_once(arrays):
     assert len(run) == 4 and run.table["seed"].isna().all()
 
 
-# ---- where methods come from
+# ---- sources of methods
 
 
 def test_caches_share_nothing_that_an_instance_holds(arrays):
@@ -749,15 +750,15 @@ def test_closures_over_different_values_are_different_methods(arrays):
         assert np.array_equal(run.kept(name, head=0)[0], expected)
 
 
-def one_of_many(i):
-    """An array whose printed form does not tell which."""
+def array_with_hidden_value(i):
+    """An array whose printed form does not show i."""
     return np.where(np.arange(5000) == 2500, i, 0)
 
 
 @pytest.mark.parametrize(
-    "made", [lambda i: i, one_of_many, lambda i: {"at": i}], ids=["int", "array", "dict"]
+    "made", [lambda i: i, array_with_hidden_value, lambda i: {"at": i}], ids=["int", "array", "dict"]
 )
-def test_the_key_of_a_cell_tells_closures_apart_and_is_the_same_each_time(arrays, made):
+def test_the_key_of_a_cell_distinguishes_closures_and_is_stable(arrays, made):
     def of(value):
         return kvreplay.scorer(
             lambda prompt: np.zeros(prompt.size) if value is None else prompt.positions, name="made"
@@ -770,7 +771,7 @@ def test_the_key_of_a_cell_tells_closures_apart_and_is_the_same_each_time(arrays
     assert not set(keys(1)) & set(keys(2))
 
 
-def test_the_same_method_given_twice_is_one_method(arrays):
+def test_a_repeated_method_is_one_method(arrays):
     run = small(
         arrays, {"name": Oldest, "recent": 1}, {"name": Oldest, "recent": 2}, python_snapkv, budgets=[40]
     )
@@ -792,17 +793,17 @@ class Typed(kvreplay.Policy):
 """
 
 
-def typed_in(text):
-    """What a cell of a notebook, or a console, defines: functions without a file."""
+def define_without_file(text):
+    """Defines functions without a source file, like a notebook cell or a console."""
     space = {"__name__": "__main__"}
     exec(compile(text, "<a cell>", "exec"), space)
     return space
 
 
-def test_methods_without_a_source_file_are_replayed_and_told_apart_by_their_code(arrays):
-    first = typed_in(NO_SOURCE.format(reduce="max", constant=1))
-    again = typed_in(NO_SOURCE.format(reduce="max", constant=1))
-    other = typed_in(NO_SOURCE.format(reduce="min", constant=2))
+def test_methods_without_a_source_file_are_identified_by_their_code(arrays):
+    first = define_without_file(NO_SOURCE.format(reduce="max", constant=1))
+    again = define_without_file(NO_SOURCE.format(reduce="max", constant=1))
+    other = define_without_file(NO_SOURCE.format(reduce="min", constant=2))
     keys = []
     for space in (first, again, other):
         run = small(arrays, {"name": space["typed"], "sign": [1, -1]}, budgets=[32])
@@ -837,7 +838,7 @@ def test_methods_of_a_module_are_pickled_by_name():
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package that offers methods, installed as pip would."""
+    """A package that offers methods, installed as by pip."""
     (tmp_path / "offering.py").write_text(
         "import kvreplay\n"
         "class Oldest(kvreplay.Policy):\n"
@@ -859,7 +860,7 @@ def installed(tmp_path, monkeypatch):
         "offered_nothing = offering:nothing\noffered_gone = offering_gone:Oldest\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("offering", None)  # another test's package of that name
+    sys.modules.pop("offering", None)  # remove another test's package of this name
     yield
     sys.modules.pop("offering", None)
 
@@ -872,12 +873,12 @@ def test_methods_of_an_installed_package_are_found_by_their_names(arrays, instal
     assert list(run.kept("offered_early", params={"recent": 3})[0]) == [*range(29), *range(109, 112)]
     import offering
 
-    assert offering.early.facts["name"] == "early"  # it is called otherwise, and not changed
+    assert offering.early.facts["name"] == "early"  # renamed only in the listing, not changed
     told = kvreplay.describe("offered_oldest")
     assert told["title"] == "the oldest go" and "share" in str(told)
 
 
-def test_what_a_package_offers_wrongly_is_said(arrays, installed):
+def test_wrong_methods_of_a_package_are_reported(arrays, installed):
     with pytest.raises(kvreplay.ConfigError, match="must name a scorer or a Policy"):
         small(arrays, "offered_nothing")
     with pytest.raises(kvreplay.ConfigError, match=r"offered_gone.*cannot be loaded.*offering_gone"):
@@ -886,7 +887,7 @@ def test_what_a_package_offers_wrongly_is_said(arrays, installed):
         small(arrays, "offered_oldst")
 
 
-def test_methods_in_python_are_drawn_and_saved_beside_built_in_ones(arrays, tmp_path):
+def test_methods_in_python_are_drawn_and_saved_with_built_in_ones(arrays, tmp_path):
     from kvanalysis import load
 
     run = replayed(*arrays, prefill=PROMPT, methods=[Oldest, python_snapkv, "h2o"], budgets=[40, 48])

@@ -1,4 +1,4 @@
-"""What is installed serves other projects: find_package(kvreplay) in CMake, and the packages for Python."""
+"""Other projects can use an installation: find_package(kvreplay) in CMake, and the Python packages."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def prefix(tmp_path_factory):
 
 
 def quick_device_code():
-    """What lets nvcc, where there is one, compile in a quarter of the time: this code runs on no device."""
+    """Flags that make nvcc, if present, four times as fast: this code never runs on a device."""
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     known = nvcc is not None and "--Ofast-compile" in run(nvcc, "--help")
     return {"NVCC_APPEND_FLAGS": "--Ofast-compile max"} if known else {}
@@ -53,10 +53,10 @@ def second_project(prefix, tmp_path_factory):
         build,
         "-G",
         "Ninja",
-        # What is compiled here runs for a blink; the library that it links is optimised as ever.
+        # The code compiled here runs only briefly; the linked library is optimised as usual.
         "-DCMAKE_BUILD_TYPE=Release",
         "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG",
-        "-DCMAKE_CUDA_ARCHITECTURES=90",  # of one device, where the package has their code
+        "-DCMAKE_CUDA_ARCHITECTURES=90",  # one device, if the package contains device code
         f"-DCMAKE_PREFIX_PATH={prefix}",
     )
     run("cmake", "--build", build, env=os.environ | quick_device_code())
@@ -69,7 +69,7 @@ def errors(out):
     }
 
 
-def test_the_installed_program_runs_where_nothing_of_the_checkout_is(prefix, tmp_path):
+def test_the_installed_program_runs_outside_the_checkout(prefix, tmp_path):
     program = prefix / "bin/kvreplay"
     here = {"cwd": tmp_path, "env": {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}}
     assert run(program, "--version", **here) == run(BINARY, "--version")
@@ -86,7 +86,7 @@ def test_every_installed_header_compiles_with_nothing_but_its_own_and_json(prefi
     run("g++", "-std=c++20", "-fopenmp", "-fsyntax-only", *include, tmp_path / "all.cpp")
 
 
-def test_nothing_that_is_installed_knows_where_it_was_built(prefix):
+def test_no_installed_file_contains_the_build_folder(prefix):
     for path in prefix.glob("lib/cmake/kvreplay/*"):
         assert str(ROOT) not in path.read_text(), path
 
@@ -98,7 +98,7 @@ def test_a_second_project_calls_the_library(second_project, tmp_path):
     assert {(a, b, c): pytest.approx(float(d), rel=1e-6) for a, b, c, d in lines} == errors(tmp_path)
 
 
-def test_a_second_project_builds_the_program_with_a_method_of_its_own(second_project, tmp_path):
+def test_a_second_project_builds_the_program_with_its_method(second_project, tmp_path):
     program = second_project / "second_kvreplay"
     assert "longest keys" in run(program, "list", "methods")
     run(program, "run", SAMPLE, "--method", "h2o,last_and_loud", *SELECT, "-o", tmp_path / "second")
@@ -116,7 +116,17 @@ def test_a_user_error_reaches_the_second_project_as_an_exception(second_project,
     assert "no trace" in done.stderr
 
 
-PACKAGES = ("apps/kvreplay", "traces/kvdump", "traces/kvconfirm", "analysis/kvanalysis")
+PACKAGES = (
+    *(
+        "apps/kvbase",
+        "apps/kvreplay",
+        "traces/kvtrace",
+        "traces/kvrecord",
+        "traces/kvconfirm",
+        "traces/kvdump",
+    ),
+    "analysis/kvanalysis",
+)
 
 
 def python_files(folder):
@@ -125,12 +135,12 @@ def python_files(folder):
 
 @pytest.fixture(scope="module")
 def clean_environment(tmp_path_factory):
-    """A new virtual environment with nothing but the packages, from a copy of their sources."""
+    """A new virtual environment with only these packages, built from a copy of their sources."""
     source, environment = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("venv")
     shutil.copy(ROOT / "pyproject.toml", source)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package)
-    venv.create(environment)  # pip of this environment installs into it
+    venv.create(environment)  # this environment's pip installs into the new one
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "--disable-pip-version-check"]
     without_program = ["--config-settings=wheel.cmake=false", "--config-settings=wheel.py-api=py3"]
     run(*pip, "install", "--quiet", "--no-deps", *without_program, source)
@@ -138,20 +148,38 @@ def clean_environment(tmp_path_factory):
 
 
 def called_from(environment, *words, folder):
-    """Result of a command in an environment that knows nothing of this one's packages."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Runs a command in an environment without this one's packages."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KVREPLAY"))}
     clean["PATH"] = f"{environment / 'bin'}:/usr/bin:/bin"
     return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=clean)
 
 
-@pytest.mark.parametrize("command", ["kvdump", "kvanalysis", "kvconfirm"])
-def test_the_commands_of_a_clean_environment_show_help_and_version(clean_environment, tmp_path, command):
+@pytest.mark.parametrize(
+    ("old", "words", "verb"),
+    [
+        ("kvdump", (), ("record",)),
+        ("kvconfirm", (), ("confirm",)),
+        ("kvconfirm", ("lines",), ("tasks", "lines")),
+        ("kvanalysis", ("report",), ("report",)),
+        ("kvanalysis", ("sweep",), ("refine",)),
+        ("kvanalysis", ("figure",), ("figures",)),
+        ("kvanalysis", ("parquet",), ("export",)),
+    ],
+)
+def test_verbs_and_old_names_of_a_clean_environment_show_help_and_version(
+    clean_environment, tmp_path, old, words, verb
+):
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    shown = called_from(clean_environment, command, "--help", folder=tmp_path)
+    shown = called_from(clean_environment, "kvreplay", *verb, "--help", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.startswith(f"usage: {command}")
-    said = called_from(clean_environment, command, "--version", folder=tmp_path)
-    assert (said.returncode, said.stdout) == (0, f"{command} {version}\n"), said.stderr
+    assert shown.stdout.startswith(f"usage: kvreplay {verb[0]}")
+    said = called_from(clean_environment, "kvreplay", verb[0], "--version", folder=tmp_path)
+    assert (said.returncode, said.stdout) == (0, f"kvreplay {version}\n"), said.stderr
+    renamed = called_from(clean_environment, old, *words, "--help", folder=tmp_path)
+    assert renamed.stdout == shown.stdout
+    assert renamed.stderr.startswith(
+        f"kvreplay: note: `{' '.join([old, *words])}` is now `kvreplay {verb[0]}`"
+    )
 
 
 def test_every_module_is_installed(clean_environment):
@@ -163,12 +191,15 @@ def test_every_module_is_installed(clean_environment):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (("kvdump", "--model", "m", "--prompts", "p.txt", "-o", "t.h5"), "pip install 'kvreplay[dump]'"),
-        (("kvanalysis", "report", "out"), "pip install 'kvreplay[analysis]'"),
+        (
+            ("kvreplay", "record", "--model", "m", "--prompts", "p.txt", "-o", "t.h5"),
+            "pip install 'kvreplay[dump]'",
+        ),
+        (("kvreplay", "report", "out"), "pip install 'kvreplay[analysis]'"),
         (("kvreplay", "list", "methods"), "install a wheel of kvreplay, or build the program"),
     ],
 )
-def test_what_is_not_installed_is_named_with_the_remedy(clean_environment, tmp_path, words, remedy):
+def test_a_missing_package_is_named_with_the_remedy(clean_environment, tmp_path, words, remedy):
     (tmp_path / "p.txt").write_text("a prompt")
     (tmp_path / "out").mkdir()
     done = called_from(clean_environment, *words, folder=tmp_path)
@@ -177,7 +208,7 @@ def test_what_is_not_installed_is_named_with_the_remedy(clean_environment, tmp_p
     assert "Traceback" not in done.stderr
 
 
-def test_the_page_about_the_library_shows_what_the_second_project_holds():
+def test_the_page_about_the_library_shows_the_second_projects_code():
     page = (ROOT / "docs/library.md").read_text()
     project = "".join(path.read_text() for path in sorted((ROOT / "tests/package").iterdir()))
     fences = re.findall(r"^```(?:cmake|cpp)\n(.*?)^```$", page, re.M | re.S)

@@ -1,4 +1,4 @@
-"""The page of a run: the answer first, one look a method, names apart, with scripts and without."""
+"""The page of a run: answer first, one style per method, separate names, with and without scripts."""
 
 import base64
 import gzip
@@ -32,7 +32,7 @@ LAYERS = range(6)
 
 
 def method_rows(name, errors, phase="stream", bytes_of=None, **more):
-    """Rows of a method: {budget: error}, in every layer nearly the same."""
+    """Rows of a method from {budget: error}, with nearly equal errors in every layer."""
     return [
         fake_row(
             name,
@@ -59,7 +59,7 @@ def few_methods():
 
 
 def page_of(folder, rows, plots=(error_vs_bytes,)):
-    """The page's text with a few of its figures: all of them would slow tests that do not look at them."""
+    """The page's text with a few figures: all of them would slow down tests that do not check them."""
     frame = load(write_results(folder, rows))
     summary = summarise(frame)
     with styled():
@@ -74,7 +74,7 @@ def few(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def many_rows():
-    """Seventy methods, of which few can be compared at the shares that the page asks about."""
+    """Seventy methods; few of them can be compared at the page's shares."""
     rows = few_methods()
     for number in range(66):
         errors = {64: 0.3 + number / 100, 256: 0.2 + number / 100}
@@ -92,23 +92,23 @@ def words(text):
 
 
 @pytest.mark.parametrize("name", ["few", "many"])
-def test_who_loses_least_at_three_shares_stands_above_everything_else(request, name):
+def test_the_answer_at_three_shares_is_above_everything_else(request, name):
     text = request.getfixturevalue(name)
     first = words(text[text.index("<h1>") : text.index("<details>")])
     assert all(f"{100 * share:g} %" in first for share in SHARES)
-    assert "h2o loses least: " in first
-    assert "told apart: paired over layers" in first.lower()
-    assert text.index("loses least:") < text.index("<figure>") < text.index("teacher-forced")
+    assert "h2o has the lowest error, " in first
+    assert "significant: paired t test of its logarithm" in first.lower()
+    assert text.index("has the lowest error,") < text.index("<figure>") < text.index("teacher-forced")
 
 
-def test_what_a_run_cannot_answer_is_said_and_the_page_is_made(tmp_path):
+def test_unanswerable_questions_are_reported_and_the_page_is_made(tmp_path):
     rows = [fake_row("exact", budget="", rel_err=0.0), fake_row("topk_oracle")]
     assert (
         words(page_of(tmp_path, rows)).count("No answer: no finished cell of a method that compresses") == 3
     )
 
 
-def test_what_the_model_lost_stands_beside_the_answer_where_it_is_known(tmp_path):
+def test_the_models_loss_is_next_to_the_answer_if_known(tmp_path):
     write_confirm(tmp_path, confirm_rows("h2o", 128, loss=0.25, seed=0))
     text = words(
         page_of(tmp_path, method_rows("h2o", {128: 0.2, 512: 0.1}) + method_rows("tova", {128: 0.4}))
@@ -130,7 +130,7 @@ def test_without_scripts_the_page_shows_the_picture_and_hides_the_choices(few):
     assert '<div id="live" hidden>' in few
 
 
-def test_without_bokeh_the_page_says_what_to_install(tmp_path, monkeypatch):
+def test_without_bokeh_the_page_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(interactive_page, "find_spec", lambda name: None)
     text = page_of(tmp_path, method_rows("h2o", {64: 0.3}))
     assert "pip install" in text and "bokeh" in text
@@ -150,9 +150,7 @@ TELL = """<script>setTimeout(() => {
 
 @pytest.mark.skipif(page_in_browser.CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.parametrize(("name", "source"), [("few", "points_stream"), ("many", "points_classes")])
-def test_with_scripts_the_picture_gives_way_to_one_that_follows_a_choice_of_layers(
-    request, tmp_path, name, source
-):
+def test_with_scripts_an_interactive_figure_replaces_the_picture(request, tmp_path, name, source):
     text = request.getfixturevalue(name).replace("</body>", TELL % json.dumps(source))
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     options = ("--virtual-time-budget=8000", "--dump-dom")
@@ -165,7 +163,7 @@ def test_with_scripts_the_picture_gives_way_to_one_that_follows_a_choice_of_laye
 
 
 def test_the_interactive_figure_holds_the_means_of_the_rows(tmp_path):
-    # Heads of a layer that err alike: an interval that took them for evidence would be narrower.
+    # Heads of a layer have equal errors: an interval that counted them separately would be narrower.
     rows = few_methods() + method_rows("tova", {128: 0.4}, kv_head=1)
     frame = load(write_results(tmp_path, rows))
     summary = summarise(frame)
@@ -182,7 +180,7 @@ def test_the_interactive_figure_holds_the_means_of_the_rows(tmp_path):
     assert ends[0] < error["mean"][place] < ends[1]
     of_layer = own.loc[own["layer"] == 2, "rel_err_out_mean"].mean()
     assert third["measures"]["rel_err_out_mean"]["mean"][place] == pytest.approx(of_layer, rel=1e-3)
-    assert third["measures"]["rel_err_out_mean"]["low"][place] is None  # one layer is no evidence
+    assert third["measures"]["rel_err_out_mean"]["low"][place] is None  # one layer gives no interval
     assert whole["x"][place] == pytest.approx(100 * 129 / TOKENS, rel=1e-3)
 
 
@@ -202,7 +200,7 @@ def test_a_method_has_one_colour_and_marker_in_every_figure_and_on_the_page(tmp_
         assert looks[1:] == (style.colour, MARKERS[style.marker])
 
 
-def test_well_known_methods_look_the_same_whatever_else_was_run():
+def test_well_known_methods_look_the_same_in_every_run():
     first = styles_for(["adakv", "h2o", "tova variant=layer", "zigzag"], set())
     second = styles_for(["h2o", "knorm", "snapkv", "tova variant=layer"], set())
     assert first["h2o"] == second["h2o"]
@@ -211,7 +209,7 @@ def test_well_known_methods_look_the_same_whatever_else_was_run():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_names_moved_apart_neither_overlap_nor_leave_the_room_nor_change_their_order(seed):
+def test_separated_names_do_not_overlap_stay_inside_and_keep_their_order(seed):
     random = np.random.default_rng(seed)
     wanted, heights = random.uniform(0, 30, 12), random.choice([2.0, 4.0], 12)
     places = spread(wanted, heights, 0, 60)
@@ -226,7 +224,7 @@ def test_names_that_have_room_stay_where_they_belong():
     assert spread([5, 5], [2, 2], 0, 10).tolist() == [4, 6]
 
 
-def test_names_stand_at_the_ends_of_curves_without_touching(tmp_path):
+def test_names_at_the_ends_of_curves_do_not_overlap(tmp_path):
     rows = [
         row for n in range(10) for row in method_rows(f"method_{n}", {64: 0.3 + n / 900, 256: 0.2 + n / 900})
     ]
@@ -239,7 +237,7 @@ def test_names_stand_at_the_ends_of_curves_without_touching(tmp_path):
         assert all(figure.bbox.x1 >= box.x1 for box in boxes)
 
 
-def test_phases_stand_in_panels_of_their_own_and_what_is_lost_does_not_stretch_them(tmp_path):
+def test_phases_have_separate_panels_and_lost_methods_do_not_stretch_them(tmp_path):
     figures, [picture] = caught_figures(error_vs_bytes, load(write_results(tmp_path, few_methods())))
     for figure in figures:
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["streaming", "one-shot"]
@@ -265,7 +263,7 @@ def test_more_methods_than_curves_can_show_are_sorted_in_classes_of_bytes(tmp_pa
     names = [text.get_text() for text in figures[0].axes[3].get_yticklabels()]
     assert names[:2] == ["h2o", "snapkv, one-shot"]
     places = figures[0].axes[3].get_ylim()
-    assert places[0] > places[1]  # the least error on top
+    assert places[0] > places[1]  # the lowest error on top
 
 
 def test_a_class_holds_the_best_point_of_a_method(tmp_path):
@@ -276,6 +274,6 @@ def test_a_class_holds_the_best_point_of_a_method(tmp_path):
     assert found[["label", "budget_tokens"]].values.tolist() == [["b", 390], ["a", 350]]
 
 
-def test_the_program_that_the_page_unpacks_asks_no_other_host(few):
+def test_the_pages_scripts_contact_no_host(few):
     packed = re.search(r'id="packed">([^<]+)</script>', few)[1]
     assert not re.search(r"cdn\.|googleapis", gzip.decompress(base64.b64decode(packed)).decode())

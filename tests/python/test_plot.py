@@ -1,4 +1,4 @@
-"""kvreplay.plot: what it draws on an Axes is what the table says, and nothing else changes."""
+"""kvreplay.plot draws the table's numbers on an Axes, and changes nothing else."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def run():
 
 @pytest.fixture
 def ax():
-    figure = mpl.figure.Figure(figsize=(6, 4))  # one that pyplot does not know
+    figure = mpl.figure.Figure(figsize=(6, 4))  # unknown to pyplot
     return figure.subplots()
 
 
@@ -51,7 +51,7 @@ def entries(axes):
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_figure_is_drawn_on_the_axes_that_is_given_and_nowhere_else(run, ax, name):
+def test_a_figure_is_drawn_only_on_the_axes_passed_in(run, ax, name):
     before, open_figures = dict(mpl.rcParams), plt.get_fignums()
     assert getattr(plot, name)(run, ax, **DRAWN[name]) is ax
     assert ax.has_data()
@@ -75,7 +75,7 @@ def test_every_figure_has_these_tests():
     assert sorted(plot.__all__) == sorted(DRAWN)
 
 
-def test_points_stand_where_the_summary_says(run, ax):
+def test_points_are_at_the_summarys_values(run, ax):
     plot.error_vs_budget(run, ax)
     means = run.summary().set_index("method")["rel_err_out_mean"]
     lines = [line.get_xydata() for line in ax.lines]
@@ -84,7 +84,7 @@ def test_points_stand_where_the_summary_says(run, ax):
         assert any(line.shape == (2, 2) and np.allclose(line, expected) for line in lines), method
 
 
-def test_a_legend_says_who_is_an_oracle_who_is_one_shot_and_who_is_not_drawn(run, ax):
+def test_a_legend_marks_oracles_one_shot_methods_and_undrawn_methods(run, ax):
     plot.error_vs_budget(run, ax)
     assert entries(ax) == [
         "h2o",
@@ -95,7 +95,7 @@ def test_a_legend_says_who_is_an_oracle_who_is_one_shot_and_who_is_not_drawn(run
     assert plot.error_vs_budget(run, mpl.figure.Figure().subplots(), legend=False).get_legend() is None
 
 
-def test_a_long_legend_stands_beside_the_curves(ax):
+def test_a_long_legend_is_placed_next_to_the_curves(ax):
     entry = {"name": "snapkv", "window": [8, 12, 16, 20, 24, 28, 32, 36, 40]}
     many = kvreplay.replay(SAMPLE, methods=[entry], budgets=[64], layers=[0], kv_heads=[0])
     plot.error_vs_budget(many, ax)
@@ -117,19 +117,23 @@ def test_a_table_rows_of_it_and_a_folder_are_drawn_as_the_run_is(run, tmp_path):
 
 
 def test_bytes_are_shares_of_the_full_cache(run, ax):
-    plot.error_vs_bytes(run, ax)
+    plot.error_vs_bytes(run, ax, size="peak")
     summary = run.summary().set_index("method")
     shares = summary.loc["h2o", "bytes_ratio"].to_numpy() * 100
     assert any(np.allclose(line.get_xdata(), shares) for line in ax.lines if len(line.get_xdata()) == 2)
     assert entries(ax)[-2:] == [
-        "front of all phases: nothing has less error with fewer bytes",
+        "Pareto front of all phases: no point has both lower error and fewer bytes",
         "not drawn: exact",
     ]
     assert not ax.texts
+    prompt = plot.error_vs_bytes(run, mpl.figure.Figure().subplots())
+    assert prompt.get_xlabel() == "total bytes after the cut [% of the prompt’s full cache]"
     mean = plot.error_vs_bytes(run, mpl.figure.Figure().subplots(), size="mean")
     assert "averaged over steps" in mean.get_xlabel()
     assert mean.lines[0].get_xdata()[0] < ax.lines[0].get_xdata()[0]
-    with pytest.raises(kvreplay.ConfigError, match="size is 'most': the results have peak and mean"):
+    with pytest.raises(
+        kvreplay.ConfigError, match="size is 'most': the results have prompt and peak and mean"
+    ):
         plot.error_vs_bytes(run, size="most")
 
 
@@ -140,9 +144,9 @@ def test_errors_over_position_are_rolling_means_where_curves_were_saved_else_qua
     curves = plot.error_over_position(saved, mpl.figure.Figure().subplots())
     assert curves.get_xlabel() == "token position"
     at, error = curves.lines[0].get_data()
-    assert (at[0], at[-1]) == (768, 1023)
+    assert (at[0], at[-1]) == (640, 703)
     heads = [saved.row_errors("h2o", 64, head=head)["rel_err"].mean(axis=0) for head in range(3)]
-    assert error[0] == pytest.approx(np.mean(heads, axis=0)[:8].mean())  # half of a window of 16 rows
+    assert error[0] == pytest.approx(np.mean(heads, axis=0)[:2].mean())  # half of the window of 4 rows
 
 
 def test_a_map_shows_the_mean_error_of_each_head(run, ax):
@@ -153,7 +157,7 @@ def test_a_map_shows_the_mean_error_of_each_head(run, ax):
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "15"]
     assert len(ax.texts) == 6
     assert ax.get_title() == "h2o, B = 64"
-    assert len(ax.figure.axes) == 2  # and its scale
+    assert len(ax.figure.axes) == 2  # the map and its scale
 
 
 def test_a_timeline_is_white_where_a_token_is_not_held(run, ax):
@@ -168,11 +172,11 @@ def test_a_timeline_is_white_where_a_token_is_not_held(run, ax):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_what_a_run_was_replayed_from_is_read_from_arrays_as_from_the_file(dtype):
+def test_the_trace_of_a_run_is_read_from_arrays_as_from_a_file(dtype):
     layer = kvreplay.open(SAMPLE).layer(15)
     arrays = tuple(array.astype(dtype) for array in (layer.q, layer.k, layer.v))
     run = kvreplay.replay(
-        layers={15: arrays}, prefill=768, methods=["h2o"], budgets=[64], sinks=np.arange(9), save="kept"
+        layers={15: arrays}, prefill=640, methods=["h2o"], budgets=[64], sinks=np.arange(9), save="kept"
     )
     with run.recorded(run.row()) as recorded:
         for name, array in zip("qkv", arrays, strict=True):
@@ -188,9 +192,9 @@ def test_what_a_run_was_replayed_from_is_read_from_arrays_as_from_the_file(dtype
             recorded.tensor("0", 15, "sinks")
 
 
-def test_of_two_traces_the_one_that_a_row_names_is_read(tmp_path):
+def test_the_trace_named_by_a_row_is_read(tmp_path):
     layer = kvreplay.open(SAMPLE).layer(0)
-    other = kvreplay.Trace.write(tmp_path / "t.h5", {15: layer}, n_prompt=768)
+    other = kvreplay.Trace.write(tmp_path / "t.h5", {15: layer}, n_prompt=640)
     both = Sources([SAMPLE, other], None, None, None, None, "", None, {})
     with both.recorded({"trace_id": other.trace_id}) as recorded:
         assert (recorded.tensor("p0", 15, "k") == layer.k).all()
@@ -210,7 +214,7 @@ def test_one_axes_shows_one_trace(run):
         plot.error_vs_budget(both)
 
 
-def test_what_cannot_be_drawn_is_refused_with_what_there_is(run, tmp_path):
+def test_an_impossible_drawing_is_refused_with_the_available_ones(run, tmp_path):
     refused = {
         "method may be exact, h2o, snapkv, topk_oracle": lambda: plot.layer_head_map(run),
         "no one curve called 'h2oo'": lambda: plot.layer_head_map(run, method="h2oo"),

@@ -1,4 +1,4 @@
-"""Axes that several figures share: what a reader sees of their scale, and what must lie within them."""
+"""Axes of several figures: their visible ticks, and elements that must stay inside."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def shown_ticks(axis, minor=False):
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
     [
-        (0.22, 1.8, [0.3, 0.5, 1]),  # 1-2-5 alone: 0.5 and 1
+        (0.22, 1.8, [0.3, 0.5, 1]),  # 1-2-5 would only give 0.5 and 1
         (0.51, 1.9, [0.7, 1, 1.5]),
         (0.09, 1.2, [0.1, 0.2, 0.5, 1]),
         (1.01, 9.9, [2, 3, 5]),
@@ -44,12 +44,12 @@ def test_a_logarithmic_error_axis_has_three_labels_and_small_ticks_between_them(
         assert labels == [f"{tick:g}" for tick in ticks]
         small = shown_ticks(axes.yaxis, minor=True)
         assert len(small) >= 3
-        assert np.ptp(np.diff(small)) > 0.01  # uneven: that is how a logarithmic axis looks
+        assert np.ptp(np.diff(small)) > 0.01  # uneven, as on a logarithmic axis
         assert not any(label.get_text() for label in axes.yaxis.get_minorticklabels())
 
 
 @pytest.mark.parametrize(("subs", "high", "count"), [(DECADES, 2e3, 4), (DECADES, 50, 4), (DENSE, 1e3, 10)])
-def test_more_ticks_than_were_asked_for_stand_only_where_they_are_few(subs, high, count):
+def test_extra_ticks_are_drawn_only_where_ticks_are_few(subs, high, count):
     with styled():
         axes = new_figure(3.3).subplots()
         axes.set_xscale("log")
@@ -68,7 +68,7 @@ def test_an_error_axis_that_spans_little_is_linear_and_without_small_ticks():
 
 
 def answered(folder, needed):
-    """The frame of a folder with epsilon.csv: `needed`, a head each: the smallest budget that meets 0.1."""
+    """The frame of a folder with epsilon.csv; `needed`: each head's smallest budget that meets 0.1."""
     tried = sorted({16, 512, *needed} - {None})
     rows = [
         fake_row(budget=budget, kv_head=head, rel_err=0.05 if least and budget >= least else 0.4)
@@ -83,7 +83,7 @@ def answered(folder, needed):
 @pytest.mark.parametrize(
     ("needed", "ends"),
     [
-        ([64, 85, 85, 155], [(64, 85)]),  # half: 85; a quarter: 64
+        ([64, 85, 85, 155], [(64, 85)]),  # half of the heads need 85, a quarter 64
         ([85, 85, 300, 300], [(85, 300)]),
         ([64, 85, None, None], [(64, np.inf)]),
     ],
@@ -97,7 +97,7 @@ def test_the_bars_of_a_budget_that_an_epsilon_needs_end_within_the_axes_or_nowhe
         assert [start for start, _ in found] == [start for start, _ in ends]
         for (start, stop), (_, end) in zip(found, ends, strict=True):
             assert low < start
-            # One without an end runs to the edge, one with an end stops before it.
+            # A bar without an end extends to the edge, others stop before it.
             assert stop == pytest.approx(high) if np.isinf(end) else stop == end < high
 
 
@@ -107,7 +107,7 @@ def test_few_tokens_have_labelled_ticks_as_well(tmp_path):
 
 
 @pytest.mark.parametrize(("layers", "heads", "error"), [(5, 3, 0.1), (1, 2, 0.1), (30, 2, 0.001)])
-def test_the_scale_of_the_maps_and_its_label_lie_within_the_figure(tmp_path, layers, heads, error):
+def test_the_scale_of_the_maps_and_its_label_are_inside_the_figure(tmp_path, layers, heads, error):
     rows = [
         fake_row(method, layer=layer, kv_head=head, rel_err=error * (1 + 20 * head))
         for method in ("h2o", "tova")

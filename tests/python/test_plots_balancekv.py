@@ -1,4 +1,4 @@
-"""Figures of BalanceKV: halvings beside paired samples, the merge tree, the walk's discrepancy."""
+"""Figures of BalanceKV: halvings with paired samples, the merge tree, the walk's discrepancy."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ CONFIGS = Path(__file__).parents[2] / "configs/figures"
 
 
 def write_extras(folder, rows):
-    """Results with the column `extras`, which holds what each row has under that name."""
+    """Writes results with the column `extras` taken from each row."""
     rows = [row | {"extras": json.dumps(row["extras"])} for row in rows]
     return write_results(folder, rows, columns=list(rows[0]))
 
@@ -64,15 +64,15 @@ def test_the_sweep_is_completed_from_the_trace_and_from_the_run_before(tmp_path)
     halving_runs(tmp_path)
     at = config_context("balancekv_fig2", tmp_path)
     run = halving_error.derived_overrides(at, Step("run", "run", {}))
-    assert (run["replay.prefill"], run["budget.tokens"]) == (768, [416, 240, 152, 108])
-    assert run["methods.0.sinks"] == 64
+    assert (run["replay.prefill"], run["budget.tokens"]) == (448, [246, 145, 94, 69])
+    assert run["methods.0.sinks"] == 44
     assert "methods.0.recent" not in run, "no recent tokens: the decode tokens are the recent ones"
     tail = halving_error.derived_overrides(at, Step("run", "tail", {}))
-    assert {"name": "uniform", "sinks": 64, "recent": 0, "rounds": 2, "tail": 20} in tail["methods"]
+    assert {"name": "uniform", "sinks": 44, "recent": 0, "rounds": 2, "tail": 20} in tail["methods"]
     assert len(tail["methods"]) == 4
 
 
-def test_a_sample_is_drawn_under_the_name_of_the_walk_whose_tail_it_has(tmp_path):
+def test_a_sample_is_named_after_the_walk_with_its_tail(tmp_path):
     halving_runs(tmp_path)
     plot = sketch(config_context("balancekv_fig2", tmp_path))
     table = plot.table().groupby(["name", "rounds"])["mean"].mean()
@@ -80,12 +80,14 @@ def test_a_sample_is_drawn_under_the_name_of_the_walk_whose_tail_it_has(tmp_path
     assert table["uniform, tail of the coin", 2] == pytest.approx(0.20)
     assert table["balancekv", 1] == pytest.approx(0.11)
     outcomes = {v.claim: v.outcome for v in plot.verdicts}
-    assert outcomes["BalanceKV loses less than uniform sampling of as many tokens"] == "holds"
-    assert outcomes["BalanceKV loses less than a uniform sample with its exact tail"] == "does not hold"
+    assert outcomes["BalanceKV has a lower error than uniform sampling of as many tokens"] == "holds"
+    assert (
+        outcomes["BalanceKV has a lower error than a uniform sample with its exact tail"] == "does not hold"
+    )
     assert "for T = 1 2): balancekv 5 5; coin (gamma 0) 20 20" in plot.figures[0].caption
 
 
-def test_the_clamped_metric_gets_a_figure_of_its_own_where_it_was_measured(tmp_path):
+def test_the_clamped_metric_gets_a_separate_figure_if_measured(tmp_path):
     halving_runs(tmp_path)
     for step in ("run", "tail"):
         table = pd.read_csv(tmp_path / step / "results.csv", dtype=str, keep_default_na=False)
@@ -98,7 +100,7 @@ def test_the_clamped_metric_gets_a_figure_of_its_own_where_it_was_measured(tmp_p
     assert set(plot.table(1)["mean"]) == {0.7}
 
 
-def test_a_kind_completes_run_and_cluster_steps_and_the_step_itself_stands_above_it():
+def test_a_kind_completes_run_and_cluster_steps_but_the_step_itself_has_priority():
     def derived(_step):
         return {"replay.tokens": 9, "select.layers": [1]}
 
@@ -111,7 +113,7 @@ def test_a_kind_completes_run_and_cluster_steps_and_the_step_itself_stands_above
 
 
 def kept_of(weights_by_step):
-    """kept.h5 datasets of a series of lists of denominator weights."""
+    """Datasets of kept.h5 from a series of lists of denominator weights."""
     off = np.cumsum([0, *map(len, weights_by_step)])
     return {"kept_off": off, "den": np.concatenate(weights_by_step), "kept_flat": np.arange(off[-1])}
 
@@ -125,7 +127,7 @@ def tree_run(out, weights_by_step):
             file[f"{row['key']}/{name}"] = data
 
 
-# t = 2, T = 2: after 2 tokens one has moved to level 1; after 4 both levels below the top are empty.
+# t = 2, T = 2: after 2 tokens one is on level 1; after 4 both levels below the top are empty.
 TREE = [[1.0], [2.0, 0.0], [2.0, 1.0], [4.0]]
 
 
@@ -153,7 +155,7 @@ def test_a_tree_that_did_not_start_at_token_0_is_refused(tmp_path):
         sketch(config_context("balancekv_fig1", tmp_path))
 
 
-def test_no_tree_at_all_is_said(tmp_path):
+def test_a_missing_tree_is_reported(tmp_path):
     write_results(tmp_path / "run", [fake_row()])
     assert sketch(config_context("balancekv_fig1", tmp_path)).verdicts[0].outcome == "not decided"
 
@@ -161,7 +163,7 @@ def test_no_tree_at_all_is_said(tmp_path):
 def test_the_discrepancy_of_two_equal_tokens_is_zero_if_one_is_kept():
     keys, values = np.ones((2, 3)), np.ones((2, 2))
     assert discrepancy(keys, values, [0], 0.5) == pytest.approx(0)
-    # Both kept: 2 exp(scale (<k, q> - r^2)) |v|/|v|, at most 2, where q is nearest to k.
+    # Both kept: 2 exp(scale (<k, q> - r^2)) |v|/|v|, which is at most 2, for the q nearest to k.
     assert 0 < discrepancy(keys, values, [0, 1], 0.5) <= 2
 
 

@@ -27,7 +27,7 @@ def test_the_middle_settles_near_its_fixed_point(stride, settled, star):
 def test_the_recursion_by_hand():
     # T = 10 fires at 11: 3 of s = 5; then ceil(3/3) + ceil(8/5) = 3.
     assert buzz_theory.middle_after_passes(5, 10, "reference", 2) == [3, 3]
-    # paper fires at 10: 2; then ceil(2/3) + ceil(8/5) = 3.
+    # The paper's rule fires at 10: 2; then ceil(2/3) + ceil(8/5) = 3.
     assert buzz_theory.middle_after_passes(5, 10, "paper", 2) == [2, 3]
     assert buzz_theory.peak_attended(4, 50, 200, "reference") == 255
     assert buzz_theory.peak_attended(4, 50, 200, "paper") == 254
@@ -36,7 +36,7 @@ def test_the_recursion_by_hand():
 
 
 def saw_tooth(params, steps):
-    """Sizes by the recursion, from k + w tokens on."""
+    """Sizes from the recursion, starting at k + w tokens."""
     base, middle, old, sizes = params["sinks"] + params["window"], 0, 0, []
     fires = params["threshold"] + (params["variant"] == "reference")
     half = buzz_theory.survivors_of_one(params["stride"])
@@ -48,7 +48,7 @@ def saw_tooth(params, steps):
     return sizes
 
 
-def test_passes_are_read_off_the_falls_of_the_size():
+def test_passes_are_detected_by_falling_sizes():
     assert after_passes(np.array([5, 6, 7, 4, 5, 6, 7, 3]), 2) == [2, 1]
 
 
@@ -75,8 +75,8 @@ def test_a_saw_tooth_by_the_recursion_holds_and_another_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [150, 330])
-def test_a_text_of_too_few_passes_decides_nothing(tmp_path, steps):
-    """No pass at all, or one that is far from where they settle."""
+def test_a_text_with_too_few_passes_is_undecided(tmp_path, steps):
+    """There is no pass, or a pass that is far from the fixed point."""
     rows = live_rows(tmp_path, saw_tooth(BUZZ, steps))
     bounds_table(tmp_path, 255, 47, 49)
     listed = [Step("run", "run", {}), Step("bounds", "bounds", "buzz")]
@@ -84,7 +84,7 @@ def test_a_text_of_too_few_passes_decides_nothing(tmp_path, steps):
     assert outcomes[1::2] == [UNDECIDED if steps == 150 else HOLDS, UNDECIDED]
 
 
-def test_a_prompt_that_fires_is_no_start_of_the_recursion(tmp_path):
+def test_a_prompt_with_passes_does_not_start_the_recursion(tmp_path):
     rows = [row | {"n_prefill": 768} for row in live_rows(tmp_path, saw_tooth(BUZZ, 700))]
     assert draw(tmp_path, "live_tokens", rows).verdicts[1].outcome == UNDECIDED
 
@@ -96,7 +96,7 @@ def bounds_table(folder, peak, low, high):
 
 
 @pytest.mark.parametrize(("peak", "low", "outcome"), [(255, 47, HOLDS), (254, 47, FAILS), (255, 48, FAILS)])
-def test_the_bounds_of_the_program_are_held_against_the_replay(tmp_path, peak, low, outcome):
+def test_the_bounds_of_the_program_are_compared_with_the_replay(tmp_path, peak, low, outcome):
     rows = live_rows(tmp_path, saw_tooth(BUZZ, 700))
     bounds_table(tmp_path, peak, low, 49)
     steps = [Step("run", "run", {}), Step("bounds", "bounds", "buzz")]
@@ -104,7 +104,8 @@ def test_the_bounds_of_the_program_are_held_against_the_replay(tmp_path, peak, l
 
 
 def ratio_rows(errors):
-    """{step: rows} for pairs of (window, threshold); an error for each of five layers, or about one."""
+    """{step: rows} for pairs of (window, threshold); errors of five layers, or a value around which they
+    vary."""
     layers = 0.01 * np.arange(5)
     return {
         f"r{t}": [
@@ -142,7 +143,7 @@ def test_the_rule_holds_if_nothing_beats_it_and_both_ends_are_worse(tmp_path, er
     assert plot.table()["x"].tolist() == pytest.approx([1.5, 232 / 53, 6.25])
 
 
-def test_the_budget_with_the_nearest_time_average_stands_for_a_share(tmp_path):
+def test_the_budget_with_the_nearest_time_average_represents_a_share(tmp_path):
     fixed = [
         fake_row("h2o", budget=b, layer=i, rel_err=0.1, n_prefill=100, mean_kept_tokens=b)
         for b in (10, 20)
@@ -198,7 +199,7 @@ def test_spans_come_from_extras_and_the_middle_is_compared_with_the_start(tmp_pa
     assert table[table["label"] == "buzz"]["y"].tolist() == [0.8, 0.7, 0.9]
 
 
-def test_results_without_spans_are_said(tmp_path):
+def test_results_without_spans_are_reported(tmp_path):
     with pytest.raises(ResultsError, match=r"replay\.needles"):
         draw(tmp_path, "needle_spans", [fake_row("buzz")], {"places": [0, 0.4]})
 
@@ -234,7 +235,7 @@ def test_log_n_is_measured_against_both_exact_references(tmp_path):
 
 
 def one_pass(kept):
-    """A head of 12 prompt tokens: one sink, segments 1-3 4-6 7-9, two recents; A = 1..12 but A[2] = 9."""
+    """A head of 12 prompt tokens: one sink, segments 1-3 4-6 7-9, two recents; A = 1..12 except A[2] = 9."""
     a = [1, 2, 9, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     params = {"sinks": 1, "window": 2, "stride": 3, "threshold": 5, "variant": "reference"}
     row = fake_row("buzz", params, budget=8, key="k", n_prefill=12, n_tokens=13)

@@ -1,4 +1,4 @@
-"""Claims of configurations: which rows they take and when they hold; sheets of curves."""
+"""Claims of configurations: their rows and verdicts; sheets of curves."""
 
 import numpy as np
 import pandas as pd
@@ -53,7 +53,7 @@ def test_four_layers_with_three_heads_each_decide_no_claim(tmp_path):
     assert judged_rows(tmp_path, rows).outcome == UNDECIDED
 
 
-def test_most_budgets_decide_unless_one_says_the_contrary(tmp_path):
+def test_most_budgets_decide_unless_one_contradicts(tmp_path):
     holds = [r for b in (64, 128) for r in rows_of("h2o", LOW, b) + rows_of("tova", HIGH, b)]
     even = rows_of("h2o", LOW, 256) + rows_of("tova", LOW, 256)
     contrary = rows_of("h2o", HIGH, 256) + rows_of("tova", LOW, 256)
@@ -79,10 +79,10 @@ def test_a_gap_grows_if_it_is_larger_at_the_smallest_budget(tmp_path):
     assert judged_rows(tmp_path, small, gap="grows").outcome == UNDECIDED
 
 
-def test_missing_and_failed_rows_are_said_and_decide_nothing(tmp_path):
+def test_missing_and_failed_rows_are_reported_and_decide_nothing(tmp_path):
     rows = rows_of("h2o", LOW) + [failed_row(method="tova", layer=i) for i in LAYERS]
     verdict = judged_rows(tmp_path, rows)
-    assert (verdict.outcome, verdict.numbers) == (UNDECIDED, "none of the budgets has results of both")
+    assert (verdict.outcome, verdict.numbers) == (UNDECIDED, "none of the budgets has results for both")
 
 
 def test_rows_are_selected_by_resolved_parameters_and_by_the_name_of_a_composed_one(tmp_path):
@@ -143,7 +143,7 @@ def formats(low, high):
 SIDES = {name: {"method": "exact", "row_format": f} for name, f in (("lower", "int4"), ("higher", "int8"))}
 
 
-def test_methods_without_a_budget_are_judged_once(tmp_path):
+def test_methods_without_a_budget_are_decided_once(tmp_path):
     verdict = judged_rows(tmp_path, formats(LOW, HIGH), **SIDES)
     assert verdict.outcome == HOLDS
     assert verdict.numbers.startswith("0.15 against 0.4, [")
@@ -170,10 +170,12 @@ def test_a_claim_on_every_layer_counts_layers(tmp_path, low, outcome):
     assert verdict.numbers.startswith(f"less in {less} of {len(low)} layers; layer 0: {low[0]:.3g} against")
 
 
-def test_of_many_layers_those_nearest_to_the_contrary_are_named(tmp_path):
+def test_the_layers_nearest_to_a_contradiction_are_named(tmp_path):
     low = [0.1, 0.1, 0.2, 0.1, 0.3, 0.1, 0.1]
     numbers = judged_rows(tmp_path, formats(low, [0.4] * 7), **SIDES, every="layer").numbers
-    assert numbers.startswith("less in 7 of 7 layers; nearest to the contrary layer 0: 0.1 against 0.4, ")
+    assert numbers.startswith(
+        "less in 7 of 7 layers; nearest to contradicting it: layer 0: 0.1 against 0.4, "
+    )
     assert "layer 4: 0.3 against 0.4" in numbers
     assert "layer 6" not in numbers
 
@@ -184,7 +186,7 @@ def test_one_bad_layer_refutes_every_layer_and_not_the_mean(tmp_path):
     assert judged_rows(tmp_path, rows, **SIDES, every="layer").outcome == MIXED
 
 
-def test_heads_of_a_layer_count_as_one_and_texts_apart(tmp_path):
+def test_heads_of_a_layer_count_as_one_and_texts_separately(tmp_path):
     def rows(name, error):
         return [
             fake_row("exact", {"row_format": name}, "", layer=layer, kv_head=head, prompt=text, rel_err=error)
@@ -198,15 +200,15 @@ def test_heads_of_a_layer_count_as_one_and_texts_apart(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "outcome"), [(0.3, HOLDS), (0.15, UNDECIDED), (0.05, FAILS)])
-def test_a_claim_on_a_number_is_judged_by_the_interval_of_the_error(tmp_path, line, outcome):
+def test_a_claim_about_a_number_is_decided_by_the_interval_of_the_error(tmp_path, line, outcome):
     verdict = judged_rows(tmp_path, formats(LOW, HIGH), lower=SIDES["lower"], below=line)
     assert verdict.outcome == outcome
-    # Mean 0.15, and 2.776 times sqrt(0.0025 / 5) on either side.
+    # Mean 0.15, plus or minus 2.776 sqrt(0.0025 / 5).
     below = sum(error < line for error in LOW)
     assert verdict.numbers == f"0.15, [+0.088, +0.21], {below} of 5 heads below {line:g}"
 
 
-def test_a_claim_that_no_error_tests_says_why_beside_the_errors(tmp_path):
+def test_a_claim_that_errors_cannot_test_gives_the_reason(tmp_path):
     rows = load(write_results(tmp_path, formats(LOW, HIGH)))
     verdict = judged(Claim("a", "b", untestable="needs the model", shown=SIDES["lower"]), rows)
     assert (verdict.outcome, verdict.how) == (UNTESTABLE, "needs the model")
@@ -237,14 +239,14 @@ def test_budget_claims_draws_the_curves_and_judges(tmp_path):
     assert plot.figures[0].caption == said + BAND_NOTE
 
 
-def test_time_averages_stand_beside_peaks_where_a_size_swings(tmp_path):
+def test_time_averages_are_drawn_next_to_peaks_if_sizes_vary(tmp_path):
     rows = rows_of("buzz", LOW, mean_kept_tokens=40) + rows_of("h2o", HIGH, mean_kept_tokens=64)
     plot = draw(tmp_path, "budget_claims", rows)
     assert plot.figures[0].caption.endswith("Time averages of tokens: buzz B=64: 40 (peak 64).")
 
 
 def test_points_are_means_over_heads_of_seed_means(tmp_path):
-    # Seed means 0.15, 0.25, 0.35, 0.45, 0.55: mean 0.35, and 2.776 times sqrt(0.025 / 5) on either side.
+    # Seed means 0.15, 0.25, 0.35, 0.45, 0.55: mean 0.35, plus or minus 2.776 sqrt(0.025 / 5).
     rows = [fake_row(layer=i, seed=s, rel_err=0.1 + i / 10 + s / 10) for i in range(5) for s in (0, 1)]
     points = head_points(load(write_results(tmp_path, rows)), "rel_err_out_mean", ["label", "budget_tokens"])
     assert points[["label", "budget_tokens", "n_units"]].values.tolist() == [["h2o", 64, 5]]

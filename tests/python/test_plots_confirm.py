@@ -1,4 +1,4 @@
-"""Figures of a folder that holds confirm.csv: offline error against loss, and which layers predict it."""
+"""Figures of a folder with confirm.csv: offline error against loss, and the layers that predict it."""
 
 from itertools import combinations
 
@@ -21,7 +21,8 @@ def figures_of(plot, folder, widths=2):
 
 
 def exceptional(folder, prompts=("p0",)):
-    """Six methods in order, an oracle, a loss below zero, and one that loses less than its error says."""
+    """Six methods in order, an oracle, a loss below zero, and one with a lower loss than its error
+    predicts."""
     cells = six_methods(budgets=(64, 128)) | {
         ("static_oracle", 64): (-0.01, {"rel_err_out_mean": 0.02}),
         ("streaming_llm", 64): (0.11, {"rel_err_out_mean": 0.9}),
@@ -31,7 +32,7 @@ def exceptional(folder, prompts=("p0",)):
 
 @pytest.fixture(scope="module")
 def of_exceptional(tmp_path_factory):
-    """([the figures of two texts at both widths], [their Picture])."""
+    """([figures of two texts at both widths], [their Picture])."""
     return figures_of(loss_against_error, exceptional(tmp_path_factory.mktemp("of"), ("p0", "p1")))
 
 
@@ -48,11 +49,11 @@ def test_too_few_instances_for_a_correlation_are_not_drawn(tmp_path, plot):
 
 
 @pytest.mark.parametrize("plot", [loss_against_error, loss_by_layer])
-def test_of_many_texts_six_are_drawn_from_the_worst_predicted_to_the_best(tmp_path, plot):
+def test_six_of_many_texts_are_drawn_from_the_worst_predicted_to_the_best(tmp_path, plot):
     losses = (0.05, 0.12, 0.17, 0.22, 0.27, 0.35, 0.45, 0.55, 0.65)
     prompts = [f"p{number}" for number in range(len(losses))]
     folder = planted(tmp_path, six_methods(), prompts)
-    # Each text loses as its error says but for one instance, which moves one place further with each text.
+    # In each text the loss follows the error except for one instance, which moves one place further per text.
     table = pd.read_csv(folder / "confirm.csv", keep_default_na=False)
     for prompt, loss in zip(prompts, losses, strict=True):
         own = (table["prompt"] == prompt) & (table["method"] == "adakv") & (table["budget_tokens"] == 128)
@@ -62,11 +63,11 @@ def test_of_many_texts_six_are_drawn_from_the_worst_predicted_to_the_best(tmp_pa
     for figure in figures:
         shown = [axes.get_title(loc="left").split(":")[0] for axes in figure.axes]
         assert shown == ["p0", "p2", "p3", "p5", "p6", "p8"]
-        assert any("6 of 9 texts, evenly from the worst" in text.get_text().replace("\n", " ")
+        assert any("6 of 9 texts, evenly spaced from the worst" in text.get_text().replace("\n", " ")
                    for text in figure.findobj(Text))  # fmt: skip
 
 
-def test_a_long_name_of_a_text_has_a_line_of_its_own(tmp_path):
+def test_a_long_name_of_a_text_has_a_separate_line(tmp_path):
     name = "lines-0080-numbers-0004-001"
     figures, _ = figures_of(loss_against_error, exceptional(tmp_path, (name, "p1", "p2")))
     for figure in figures:
@@ -77,10 +78,10 @@ def test_a_long_name_of_a_text_has_a_line_of_its_own(tmp_path):
     assert figures[0].axes[0].get_title(loc="left").startswith(f"{name}\n")
 
 
-def test_every_text_has_a_panel_that_says_its_correlation(of_exceptional):
+def test_every_text_has_a_panel_with_its_correlation(of_exceptional):
     figures, [drawn] = of_exceptional
     for figure in figures:
-        # The main measure predicts best here, so it is the only one.
+        # The main measure predicts best here, so only it is drawn.
         assert [axes.get_title(loc="left").split(":")[0] for axes in figure.axes] == ["p0", "p1"]
         assert all("rank correlation 0." in axes.get_title(loc="left") for axes in figure.axes)
     assert "The engine’s main measure is the best" in drawn.caption
@@ -88,7 +89,7 @@ def test_every_text_has_a_panel_that_says_its_correlation(of_exceptional):
     assert len(table) == 2 * 14 and set(table["measure_1"]) == {"rel_err_out_mean, mean"}
 
 
-def test_the_best_measure_stands_above_the_main_one_on_axes_of_its_own(tmp_path):
+def test_the_best_measure_is_above_the_main_one_on_separate_axes(tmp_path):
     def other(number, place):
         return {"rel_err_fro": 0.01 * (1 + number) * (2 - place)}
 
@@ -103,11 +104,11 @@ def test_the_best_measure_stands_above_the_main_one_on_axes_of_its_own(tmp_path)
     )
 
 
-def test_exceptions_are_named_with_their_budget_and_what_is_monotone_is_not(tmp_path, of_exceptional):
+def test_only_exceptions_are_named_with_their_budget(tmp_path, of_exceptional):
     for figure in of_exceptional[0]:
         named = [text.get_text() for text in figure.axes[0].texts]
         assert "streaming_llm 64" in named
-        # Its partners in pairs are named as well, but no oracle and nothing of the other budget.
+        # Its partners in pairs are named, too, but neither oracles nor instances of the other budget.
         assert all(name.endswith(" 64") and not name.startswith("static") for name in named)
     figures, _ = figures_of(loss_against_error, planted(tmp_path, six_methods()), widths=1)
     assert not figures[0].axes[0].texts
@@ -127,10 +128,10 @@ def test_oracles_are_hollow_and_a_loss_below_zero_has_a_place(of_exceptional):
 def test_an_instance_without_any_error_is_counted_below_the_figure(tmp_path):
     cells = six_methods() | {("exact", 64): (0.0, {"rel_err_out_mean": 0.0})}
     figures, _ = figures_of(loss_against_error, planted(tmp_path, cells), widths=1)
-    assert "1 without any error have no place" in " ".join(figures[0].texts[0].get_text().split())
+    assert "1 without any error cannot be shown" in " ".join(figures[0].texts[0].get_text().split())
 
 
-def test_long_labels_of_axes_stand_apart_from_each_other_and_from_the_legend(tmp_path):
+def test_long_axis_labels_overlap_neither_each_other_nor_the_legend(tmp_path):
     def other(number, place):
         return {"rel_err_resid_mean": [0.05 * (1 + number) * (2 - place)] * 2 + [0.3 + (7 * number) % 5]}
 
@@ -178,7 +179,7 @@ def test_two_compressed_layers_are_no_curve(tmp_path):
 
 
 def test_each_trace_is_drawn_from_its_own_rows(tmp_path):
-    """The rows of one trace are no foreign rows where another is drawn."""
+    """Rows of one trace do not count as foreign when another trace is drawn."""
     rows, losses = [], []
     for trace in (TRACE, "b" * 64):
         for (method, budget), (loss, _) in six_methods().items():
@@ -205,7 +206,7 @@ def boxes(axes, written):
     return found
 
 
-def test_labels_lie_apart_from_each_other_and_from_points_and_within_the_axes():
+def test_labels_avoid_each_other_and_points_and_stay_inside_the_axes():
     random = np.random.default_rng(0)
     points = random.uniform(0.05, 0.95, (40, 2))
     with styled():

@@ -34,7 +34,7 @@ def test_the_share_of_the_top_tokens_is_that_of_the_largest_scores():
 
 def test_a_heavy_tail_is_more_than_the_null_over_the_layers(tmp_path):
     steep = np.geomspace(1, 1e-4, 100)
-    # One steep layer of five: an excess of x, 0, 0, 0, 0 has an interval that holds zero.
+    # One steep layer of five: an excess of x, 0, 0, 0, 0 has an interval that includes zero.
     for folder, others, outcome in (("steep", steep, HOLDS), ("flat", null_scores(100), UNDECIDED)):
         (tmp_path / folder).mkdir()
         heads = [scores(layer, h, others if layer else steep) for layer in range(5) for h in range(2)]
@@ -47,7 +47,7 @@ def test_a_heavy_tail_is_more_than_the_null_over_the_layers(tmp_path):
         assert measured["y"].tolist()[0] == pytest.approx(top_share(steep, 0.2))
 
 
-def test_the_null_of_the_rows_that_were_recorded_stands_before_that_of_all_rows(tmp_path):
+def test_the_null_of_the_recorded_rows_is_preferred_to_that_of_all_rows(tmp_path):
     flat = [1 / 4] * 4
     lines = [line for layer in range(5) for line in scores(layer, 0, flat)]
     write_cluster(tmp_path, lines + [(layer, 0, "top_share_null", 0.2, "", 0.6) for layer in range(5)])
@@ -60,7 +60,7 @@ def test_the_null_of_the_rows_that_were_recorded_stands_before_that_of_all_rows(
 
 
 def test_the_fits_of_the_tail_are_compared_where_the_program_gives_them(tmp_path):
-    # Differences 0.4, 0.1, 0.4, 0.1, 0.25: mean 0.25, 2.776 times sqrt(0.0225 / 5) = 0.186 on either side.
+    # Differences 0.4, 0.1, 0.4, 0.1, 0.25: mean 0.25, plus or minus 2.776 sqrt(0.0225 / 5) = 0.186.
     lines = [line for layer in range(5) for line in scores(layer, 0, [3, 2, 1])]
     fits = {
         "log_log_r2": (0.9, 0.8, 0.9, 0.8, 0.85),
@@ -97,7 +97,7 @@ def test_sparse_in_almost_all_layers_is_counted_over_layers(tmp_path, layers, ou
     assert table["dot"].sum() == 3 * 2 * len(layers)
 
 
-def test_a_cluster_table_without_the_measure_is_said(tmp_path):
+def test_a_cluster_table_without_the_measure_is_reported(tmp_path):
     write_cluster(tmp_path, [(0, 0, "gini", "", "", 0.5)])
     with pytest.raises(ResultsError, match="no measure sparsity"):
         draw(tmp_path, "sparsity_by_layer")
@@ -126,7 +126,7 @@ def test_the_dropped_share_counts_prompt_tokens(tmp_path):
     plot = draw(tmp_path, "dropped_tokens", rows, options)
     table = plot.table()
     assert sorted(set(table["x"])) == pytest.approx([1, 10])
-    assert set(table["panel"]) == {"all tokens may go"}
+    assert set(table["panel"]) == {"all tokens may be dropped"}
     assert "1 % dropped: heavy 0.8, random 0.1" in plot.figures[0].caption
     assert plot.verdicts[0].outcome == HOLDS
 
@@ -178,7 +178,7 @@ def test_overlaps_compare_what_the_last_step_attends_to(tmp_path):
     )
 
 
-def test_the_greedy_ratio_is_never_judged_and_says_what_is_missing(tmp_path):
+def test_the_greedy_ratio_is_never_decided_and_names_missing_data(tmp_path):
     rows = [fake_row(layer=layer, kv_head=h, mass_recall=0.7) for layer in (0, 9) for h in range(2)]
     plot = draw(tmp_path, "greedy_ratio", rows)
     assert plot.verdicts[0].outcome == UNTESTABLE
@@ -227,7 +227,7 @@ def test_rows_that_are_no_probabilities_are_refused(tmp_path, rows):
 
 
 @pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-def test_token_3_leaves_after_step_4(tmp_path):
+def test_token_3_is_evicted_after_step_4(tmp_path):
     plot = make_figure(read_figure_config(ROOT / "configs/figures/h2o_fig3.yaml"), tmp_path, RunOptions())
     assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS, HOLDS]
     table = pd.read_csv(plot.figures[0].csv)

@@ -1,4 +1,4 @@
-"""The inverse question and the knee: rules by hand, and the figures drawn of them."""
+"""The inverse question and the knee: rules by hand, and their figures."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_a_curve_that_rises_again_has_one_answer_and_it_is_a_budget_that_was_rep
     assert curve[curve["epsilon"] == 0.1]["half"].tolist() == [128]
 
 
-def test_seeds_are_averaged_before_the_question_is_asked(tmp_path):
+def test_seeds_are_averaged_before_the_search(tmp_path):
     rows = [
         fake_row("uniform", budget=b, seed=s, rel_err=e)
         for b, s, e in ((64, 0, 0.1), (64, 1, 0.29), (128, 0, 0.1), (128, 1, 0.1))
@@ -54,7 +54,7 @@ def test_a_head_that_no_budget_suffices_for_counts_as_infinite(tmp_path):
 
 def test_the_knee_lies_farthest_below_the_chord_and_a_power_law_has_none():
     assert knee(BUDGETS, [0.64, 0.08, 0.04, 0.02])[:2] == (128, 0.08)
-    # Depth by hand: the chord stands at 2/3, the point at log(4)/log(32).
+    # Depth by hand: the chord is at 2/3, the point at log(4)/log(32).
     assert knee(BUDGETS, [0.64, 0.08, 0.04, 0.02])[2] == pytest.approx(2 / 3 - 2 / 5)
     for errors in ([0.8, 0.4, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.8, 0.7, 0.5, 0.1], [0.8, 0.1, 0.1, 0.0]):
         assert np.isnan(knee(BUDGETS, errors)[0]), errors
@@ -62,7 +62,7 @@ def test_the_knee_lies_farthest_below_the_chord_and_a_power_law_has_none():
 
 
 def test_the_band_of_a_mean_curve_counts_the_heads_of_a_layer_once(tmp_path):
-    # Means of layers 1 to 5: 3, and 2.776 times sqrt(2.5 / 5) on either side, however many heads each has.
+    # Means of layers 1 to 5: 3, plus or minus 2.776 sqrt(2.5 / 5), for any number of heads per layer.
     rows = [
         fake_row(layer=layer, kv_head=head, budget=budget, rel_err=layer + 1)
         for layer in range(5)
@@ -101,7 +101,7 @@ def texts_of(picture):
     return {text.get_text() for axes in figure.axes for text in axes.texts}
 
 
-def test_a_map_marks_the_smallest_budget_and_what_the_largest_does_not_reach(tmp_path):
+def test_a_map_marks_heads_at_the_smallest_budget_and_beyond_the_largest(tmp_path):
     curves = {0: (0.1, 0.05), 1: (0.3, 0.1), 2: (0.1, 0.3)}
     rows = [
         fake_row(kv_head=h, budget=b, rel_err=e)
@@ -128,17 +128,17 @@ def test_the_inverse_figures_are_drawn_whatever_the_results_are(tmp_path, rows):
     assert len(sketch(fake_context(tmp_path, "inverse_epsilon", {"run": rows})).figures) == 3 * traces
 
 
-def test_a_whole_sweep_is_drawn_and_other_measures_can_be_asked_for(tmp_path):
+def test_a_whole_sweep_is_drawn_for_any_measure(tmp_path):
     context = fake_context(
         tmp_path, "inverse_epsilon", {"run": fake_rows()}, measure="eps_spectral_mean", epsilon=0.03
     )
     heads = sketch(context).table()
     assert set(heads["measure"]) == {"eps_spectral_mean"}
-    assert not set(heads["label"]) & {"exact", "subgen_stream"}  # no budget, no question
+    assert not set(heads["label"]) & {"exact", "subgen_stream"}  # methods without a budget have no answer
 
 
-def test_what_cannot_be_asked_is_said(tmp_path):
+def test_an_impossible_question_is_refused(tmp_path):
     with pytest.raises(FigureError, match="no finished cell has a budget"):
         sketch(fake_context(tmp_path, "inverse_epsilon", {"run": [fake_row("topp", budget="")]}))
-    with pytest.raises(FigureError, match="measure: n_evictions is none of rel_err_out_mean"):
+    with pytest.raises(FigureError, match="measure: n_evictions is not one of rel_err_out_mean"):
         sketch(fake_context(tmp_path, "inverse_epsilon", {"run": [fake_row()]}, measure="n_evictions"))

@@ -1,4 +1,4 @@
-"""Figures of predicted losses: predicted against measured nats, and where in the model they arise."""
+"""Figures of predicted losses: predicted against measured nats, and their distribution over the model."""
 
 from itertools import combinations
 
@@ -30,7 +30,7 @@ def confirmed_losses(folder, prompts=("a", "b"), more=None):
 
 
 def drawn(frame, losses, plot=predicted_loss, widths=2):
-    """([the figures of all widths], the Pictures) with losses that are known; `widths=1`: the page's."""
+    """([figures at all widths], the Pictures) with known losses; `widths=1`: page width only."""
     found = list(pictures_of(frame, [plot], losses=losses))
     with styled():
         figures = [picture.draw(width) for picture in found for _, width in picture.widths[:widths]]
@@ -51,11 +51,11 @@ def test_every_text_has_a_panel_with_its_correlation_and_its_factor(tmp_path):
     assert len(picture.table) == 24
 
 
-def test_predictions_lie_across_and_measurements_up_with_the_interval_across(tmp_path):
+def test_predictions_are_horizontal_with_their_interval_and_measurements_vertical(tmp_path):
     figures, _ = drawn(*confirmed_losses(tmp_path), widths=1)
     axes = figures[0].axes[0]
     marks = [line.get_xydata() for line in axes.lines if line.get_marker() != "None"]
-    # The first of the six methods, whose KL was 0.001 and 0.0005.
+    # The first of the six methods, with a KL of 0.001 and 0.0005.
     least = min(marks, key=np.min)
     assert least == pytest.approx(np.array([[0.001 / FACTOR, 0.001], [0.0005 / FACTOR, 0.0005]]))
     spans = [segment for lines in axes.collections for segment in lines.get_segments()]
@@ -65,7 +65,7 @@ def test_predictions_lie_across_and_measurements_up_with_the_interval_across(tmp
         assert right == pytest.approx(4 * left)
 
 
-def test_titles_of_neighbours_and_labels_stand_apart_within_the_figure(tmp_path):
+def test_titles_and_labels_do_not_overlap(tmp_path):
     for figure in drawn(*confirmed_losses(tmp_path, ("manual", "program", "story")))[0]:
         boxes = [axes._left_title.get_window_extent() for axes in figure.axes]
         boxes += [axes.yaxis.label.get_window_extent() for axes in figure.axes if axes.get_ylabel()]
@@ -73,17 +73,17 @@ def test_titles_of_neighbours_and_labels_stand_apart_within_the_figure(tmp_path)
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
 
-def test_what_loses_hardly_anything_is_counted_and_takes_no_room(tmp_path):
+def test_instances_with_hardly_any_loss_are_counted_but_not_drawn(tmp_path):
     more = {("exact", 64): (0.0, {}), ("exact", 128): (1e-6, {})}
     figures, [picture] = drawn(*confirmed_losses(tmp_path, ("a",), more))
     for figure in figures:
         assert figure.axes[0].get_xlim()[0] > 1e-4
-        assert "2 of hardly any loss have no place" in " ".join(figure.texts[0].get_text().split())
+        assert "2 with almost no loss are only in the CSV" in " ".join(figure.texts[0].get_text().split())
     assert len(picture.table) == 14
-    assert "(13 instances)" in picture.caption  # what loses nothing would flatter the correlation
+    assert "(13 instances)" in picture.caption  # instances without a loss would inflate the correlation
 
 
-def test_without_a_gradient_or_without_a_run_of_the_model_nothing_is_held_against_it(tmp_path):
+def test_without_a_gradient_or_a_confirmation_there_is_no_comparison(tmp_path):
     frame, losses = confirmed_losses(tmp_path)
     assert pictures(predicted_loss, frame) == []
     assert list(pictures_of(frame, [predicted_loss], losses=Losses(losses.table.assign(kl=np.nan)))) == []
@@ -95,7 +95,7 @@ def test_the_axis_of_a_predicted_loss_is_in_nats(tmp_path):
     def other(number, place):
         return {"kl_head_mean": 0.01 * (1 + number) * (2 - place)}
 
-    # The main measure orders the other way, so that nats are the best one.
+    # The main measure has the opposite order, so that nats are the best measure.
     frame = load(planted(tmp_path, six_methods(lambda loss: 1 - loss, other=other)))
     labels = [
         " ".join(axes.get_xlabel().split())
@@ -106,7 +106,7 @@ def test_the_axis_of_a_predicted_loss_is_in_nats(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_figure_of_the_best_measure_knows_what_is_predicted_as_the_page_does(tmp_path):
+def test_the_figure_and_the_page_agree_on_the_best_measure(tmp_path):
     frame, losses = confirmed_losses(tmp_path)
     figures, _ = drawn(
         frame.assign(rel_err_out_mean=1 - frame["rel_err_out_mean"]), losses, loss_against_error, widths=1
@@ -115,11 +115,11 @@ def test_the_figure_of_the_best_measure_knows_what_is_predicted_as_the_page_does
     assert label == "predicted KL, all layers together [nats/token]"
 
 
-# Where a loss arises
+# Maps of the loss
 
 
 def heads(folder, kl, **changes):
-    """The table of methods whose heads lose kl {method: [layers, heads]}."""
+    """A table of methods from the losses of their heads: kl {method: [layers, heads]}."""
     rows = [
         fake_row(method, layer=layer, kv_head=head, kl_head_mean=value, **changes)
         for method, by_layer in kl.items()
@@ -129,23 +129,23 @@ def heads(folder, kl, **changes):
     return load(write_results(folder, rows, columns=[*COLUMNS, "kl_head_mean"]))
 
 
-def test_the_caption_says_on_which_third_of_the_layers_the_loss_falls(tmp_path):
+def test_the_caption_names_the_loss_of_each_third_of_the_layers(tmp_path):
     frame = heads(tmp_path, {"h2o": [[1, 1], [2, 2], [8, 6]], "tova": [[0.5, 0.5], [0.5, 0.5], [1, 1]]})
     [picture] = pictures(loss_by_head, frame)
     # Shares 10, 20, 70 % and 25, 25, 50 %.
     words = "18 % on the first third, 22 % on the middle third, 60 % on the last third of the layers"
-    assert f"Of the loss {words} (mean over 2 methods)" in picture.caption
+    assert f"Share of the loss: {words} (mean over 2 methods)" in picture.caption
     assert "layer 2 kv head 0 (32 %)" in picture.caption
 
 
-def test_of_many_methods_some_are_drawn_from_the_least_loss_to_the_largest(tmp_path):
+def test_some_of_many_methods_are_drawn_from_the_lowest_loss_to_the_highest(tmp_path):
     frame = heads(tmp_path, {f"m{n}": [[n + 1.0, n + 2.0]] for n in range(9)})
     page, column = caught_figures(loss_by_head, frame)[0]
     for figure, shown in ((page, ["m0", "m2", "m4", "m6", "m8"]), (column, ["m0", "m3", "m5", "m8"])):
         titles = [axes.get_title(loc="left") for axes in figure.axes]
         assert titles[:-1] == shown  # the last axes is the scale
         told = " ".join(figure.texts[0].get_text().split())
-        assert f"{len(shown)} of 9 methods, evenly from the least loss to the largest" in told
+        assert f"{len(shown)} of 9 methods, evenly spaced from the lowest loss to the highest" in told
 
 
 def test_all_maps_share_a_logarithmic_scale_on_which_no_loss_is_palest(tmp_path):

@@ -1,4 +1,4 @@
-"""The overview figures: numbers that can be checked by hand, and odd input."""
+"""The overview figures: numbers checked by hand, and unusual input."""
 
 import io
 import json
@@ -44,7 +44,7 @@ def frame(folder, rows):
 
 
 def drawn(plot, folder, rows):
-    """The Pictures, and the numbers behind the first one as they would be read from its file."""
+    """The Pictures, and the numbers of the first one as read back from its file."""
     found = pictures(plot, frame(folder, rows))
     return found, pd.read_csv(io.StringIO(found[0].table.to_csv(index=False, float_format="%.9g")))
 
@@ -83,7 +83,7 @@ def test_the_middle_budget_is_one_at_which_most_methods_were_run(tmp_path):
     assert middle_budget(frame(tmp_path, [fake_row(budget="")])) is None
 
 
-def test_what_is_spread_keeps_both_ends_or_the_middle():
+def test_spread_keeps_both_ends_or_the_middle():
     assert spread([1, 2, 3, 4, 5], 3) == [1, 3, 5]
     assert spread([1, 2, 3], 1) == [2]
     assert spread([1, 2], 4) == [1, 2]
@@ -92,7 +92,7 @@ def test_what_is_spread_keeps_both_ends_or_the_middle():
 # Error against bytes
 
 
-def test_the_front_holds_what_no_other_beats_and_never_an_oracle(tmp_path):
+def test_the_front_holds_undominated_methods_and_no_oracle(tmp_path):
     rows = [
         fake_row("a", rel_err=0.5, total_bytes=100, full_bytes=1000),
         fake_row("b", rel_err=0.6, total_bytes=200, full_bytes=1000),
@@ -106,7 +106,7 @@ def test_the_front_holds_what_no_other_beats_and_never_an_oracle(tmp_path):
     assert "a B=64 (10.0 %, 0.5); c B=64 (30.0 %, 0.2)." in figures[0].caption
 
 
-def test_bytes_over_time_stand_beside_the_peak_where_the_run_has_them(tmp_path):
+def test_mean_bytes_are_drawn_next_to_the_peak_if_recorded(tmp_path):
     rows = [
         fake_row(m, kv_head=h, total_bytes=400, mean_bytes=b, full_bytes=1000)
         for m in ("a", "b")
@@ -119,7 +119,7 @@ def test_bytes_over_time_stand_beside_the_peak_where_the_run_has_them(tmp_path):
 # Maps
 
 
-def test_an_exact_method_does_not_take_the_scale_of_the_maps(tmp_path):
+def test_an_exact_method_does_not_set_the_scale_of_the_maps(tmp_path):
     rows = [fake_row(m, kv_head=h, rel_err=0.2) for m in ("a", "b") for h in (0, 1)]
     rows += [fake_row("exact", budget="", kv_head=h, rel_err=3e-7) for h in (0, 1)]
     figures, table = drawn(layer_head_map, tmp_path, rows)
@@ -174,13 +174,13 @@ def test_ranks_and_pairs_are_those_of_the_heads(tmp_path):
     low, high = mean_interval([1, 2, 1, 1, 2])[1:]
     assert found.loc["a", ["rank_low", "rank_high"]].tolist() == pytest.approx([low, high])
     assert len(figures[0].more["rank_pairs"]) == 3
-    assert "2 of m = 3 pairs are told apart (Holm over all of them, 95%)" in figures[0].caption
+    assert "2 of m = 3 pairs differ significantly (Holm over all, 95%)" in figures[0].caption
     header, cells = figures[0].cells
     assert len(header) == len(cells[0])
     assert cells[0][2] == ("a", "a")
 
 
-def test_stream_and_oneshot_methods_are_ranked_apart(tmp_path):
+def test_stream_and_oneshot_methods_are_ranked_separately(tmp_path):
     rows = [row for m in "ab" for row in heads(m, [0.1, 0.2]) + heads(m, [0.1, 0.2], ONESHOT)]
     figures, table = drawn(rank_table, tmp_path, rows)
     assert table.groupby("family")["n_methods"].max().to_dict() == {"oneshot": 2, "stream": 2}
@@ -197,7 +197,7 @@ def test_a_rank_needs_the_heads_that_all_methods_have(tmp_path):
 
 
 def with_curves(folder, rows, curves):
-    """`curves`: {label: rel_err [G, rows]} for cells whose method is the label."""
+    """Writes `curves`, {label: rel_err [G, rows]}, for the cells of the method with that label."""
     found = frame(folder, rows)
     with h5py.File(folder / "curves.h5", "w") as file:
         for key, method in zip(found["key"], found["method"], strict=True):
@@ -227,7 +227,7 @@ def test_curves_are_rolled_and_drawn_in_a_panel_for_each_family(tmp_path):
 def test_intervals_that_end_near_0_do_not_press_the_curves_together(tmp_path):
     rows = [fake_row("a", layer=layer) for layer in range(5)] + heads("b", [0.01, 0.01], ONESHOT)
     found = with_curves(tmp_path, rows, {"b": [np.full(64, 0.01)]})
-    levels = [0.064] * 4 + [0.244]  # of the layers: 0.1, and an interval from 0.00005 on
+    levels = [0.064] * 4 + [0.244]  # errors of the layers: mean 0.1, and an interval that starts at 0.00005
     with h5py.File(tmp_path / "curves.h5", "r+") as file:
         for key, level in zip(found.loc[found["method"] == "a", "key"], levels, strict=True):
             file[f"{key}/rel_err"] = np.full((1, 64), level)
@@ -236,7 +236,9 @@ def test_intervals_that_end_near_0_do_not_press_the_curves_together(tmp_path):
     assert 0 < figure.table["rel_err_low"].min() < 0.001
     for axes in figure.draw(PAGE_WIDTH).axes:
         assert axes.get_yscale() == "log"
-        assert axes.get_ylim()[0] == pytest.approx(0.005)  # half of the least mean, of another panel
+        assert axes.get_ylim()[0] == pytest.approx(
+            0.005
+        )  # half of the lowest mean, which is in another panel
 
 
 def test_panels_that_share_an_axis_hold_the_curves_of_all(tmp_path):
@@ -302,7 +304,7 @@ def test_only_oracles_with_default_parameters_are_rungs(tmp_path):
 # Prefix and needles
 
 
-def test_the_prefix_error_stands_beside_the_error(tmp_path):
+def test_the_prefix_error_is_next_to_the_error(tmp_path):
     rows = heads("snapkv", [0.1, 0.3], ONESHOT, rel_err_prefix_mean=0.4) + heads(
         "h2o", [0.2, 0.2], rel_err_prefix_mean=""
     )
@@ -329,14 +331,14 @@ CONFIGS = [path for path in FIGURES if "kind: overview\n" in path.read_text()]
 
 
 def overview_of(folder, options, steps):
-    """A Context of kind overview whose run steps are already there."""
+    """A Context of kind overview with finished run steps."""
     for step, rows in steps.items():
         frame(folder / step, rows)
     config = read_figure_config(CONFIGS[0])
     return Context(replace(config, name="mine", options=options), folder, [])
 
 
-def test_runs_are_taken_together_under_names_of_their_own(tmp_path):
+def test_runs_are_combined_under_distinct_names(tmp_path):
     steps = {"run": heads("h2o", [0.1, 0.2]), "late": heads("h2o", [0.3, 0.4])}
     context = overview_of(tmp_path, {"plots": ["rank_table"], "runs": {"run": "", "late": ", late"}}, steps)
     figures = sketch(context).figures
@@ -346,9 +348,7 @@ def test_runs_are_taken_together_under_names_of_their_own(tmp_path):
 
 def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
     context = overview_of(tmp_path, {"plots": ["pie"]}, {"run": heads("h2o", [0.1, 0.2])})
-    with pytest.raises(
-        FigureError, match=r"no overview plot pie; there are error_vs_bytes, predicted_loss, "
-    ):
+    with pytest.raises(FigureError, match=r"no overview plot pie; plots: error_vs_bytes, predicted_loss, "):
         sketch(context)
 
 
@@ -361,7 +361,7 @@ def test_the_configurations_name_overview_plots_and_runs_that_exist(path):
     assert set(config.options.get("runs", {"run": ""})) == {step.name for step in config.steps}
 
 
-# Odd input
+# Unusual input
 
 ODD = {
     "one method, one head": [fake_row()],

@@ -1,4 +1,4 @@
-"""The figure of row formats: its table, its pictures, and the configuration that tests what is claimed."""
+"""The figure of row formats: its table, its pictures, and the configuration that tests the claims."""
 
 import re
 
@@ -20,7 +20,7 @@ ERRORS = (0.1, 0.2, 0.1, 0.2, 0.15)
 
 
 def rows_of(row_format, row_bytes, times=1.0):
-    """Two heads in each of five layers, errors up and down by a tenth within a layer."""
+    """Two heads in each of five layers; errors differ by plus or minus a tenth within a layer."""
     return [
         fake_row("exact", {"row_format": row_format}, "", layer=layer, kv_head=head,
                  rel_err=times * error * (0.9 + 0.2 * head), total_bytes=TOKENS * row_bytes)
@@ -42,7 +42,7 @@ def test_the_table_has_bytes_of_a_row_and_the_error_of_each_layer(tmp_path):
     assert set(table["family"]) == {"integers"}
 
 
-def test_of_a_deep_model_some_layers_are_shown_and_all_are_in_the_table(tmp_path):
+def test_a_deep_model_shows_some_layers_and_lists_all(tmp_path):
     rows = [fake_row("exact", {"row_format": INT4}, "", layer=i, total_bytes=TOKENS * 72) for i in range(30)]
     figure = draw(tmp_path, "row_formats", rows).figures[1]
     assert [name for name in figure.table if name.startswith("layer_")] == [f"layer_{i}" for i in range(30)]
@@ -55,13 +55,13 @@ def test_of_a_deep_model_some_layers_are_shown_and_all_are_in_the_table(tmp_path
     assert [(texts[0], *texts[-2:]) for texts in shown] == [("0", "29", "all")] * 2
 
 
-def test_what_leaves_a_part_as_it_was_is_no_point_against_bytes(tmp_path):
+def test_formats_that_change_nothing_are_no_points_against_bytes(tmp_path):
     plot = draw(tmp_path, "row_formats", ROWS)
     assert "K int4 + V source" not in set(plot.table(0)["format"])
     assert plot.figures[0].caption.endswith(": int4 hadamard (72, 0.105); int8 (136, 0.015).")
 
 
-def test_a_run_of_one_part_alone_has_the_table_alone(tmp_path):
+def test_a_run_of_one_part_has_only_the_table(tmp_path):
     plot = draw(tmp_path, "row_formats", rows_of(KEYS_ALONE, 164) + rows_of("source", 256, 0), painted=True)
     assert [figure.title for figure in plot.figures] == ["Error by row format and layer"]
 
@@ -98,7 +98,7 @@ CONFIG = read_figure_config(CONFIGS / "rows_claims.yaml")
 
 
 def selections():
-    """(claim, row format) of all that the claims select."""
+    """(claim, row format) of everything that the claims select."""
     for claim in CONFIG.options["claims"]:
         for side in ("lower", "higher", "shown"):
             if side in claim:
@@ -124,15 +124,15 @@ def test_the_configuration_judges_its_claims_on_such_rows(tmp_path):
     plot = sketch(config_context("rows_claims", tmp_path))
     found = {verdict.claim: verdict.outcome for verdict in plot.verdicts}
     assert len(found) == len(CONFIG.options["claims"])
-    assert found["turboquant_k8v4 loses less than turboquant_4bit_nc, in every layer"] == HOLDS
-    assert found["turboquant_k3v4_nc loses less than turboquant_3bit_nc, in every layer"] == UNDECIDED
+    assert found["turboquant_k8v4 has a lower error than turboquant_4bit_nc, in every layer"] == HOLDS
+    assert found["turboquant_k3v4_nc has a lower error than turboquant_3bit_nc, in every layer"] == UNDECIDED
     assert [verdict.outcome for verdict in plot.verdicts].count(UNTESTABLE) == 1
     assert all(verdict.numbers for verdict in plot.verdicts)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_what_a_short_name_leaves_out_is_the_default_of_the_program(name):
-    """A default that changed would hide what an instance was given."""
+def test_short_names_omit_only_the_programs_defaults(name):
+    """A changed default would hide a parameter that an instance sets."""
     said = kvreplay("describe", name)
     assert said.returncode == 0, said.stderr
     table = re.search(r"^parameter .*\n((?:.+\n)+)", said.stdout, re.M)

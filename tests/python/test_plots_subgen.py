@@ -1,4 +1,4 @@
-"""Figures of SubGen: clusters, radii, t-SNE, its theorem; methods under each other."""
+"""Figures of SubGen: clusters, radii, t-SNE, its theorem; rows of methods."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ TOKENS = 40
 
 
 def cluster_rows(layer=0, head=0, keys=1.0, values=2.0, exponent=0.9):
-    """What `kvreplay cluster` writes of one head: radii `keys`/k and `values`/k over an rms of 2."""
+    """Rows of `kvreplay clusterability` for one head: radii `keys`/k and `values`/k, with an rms of 2."""
     place = {"trace_id": "t" * 64, "model": "m", "prompt": "0", "layer": layer, "kv_head": head}
     rows = []
 
@@ -61,11 +61,11 @@ def test_radii_are_divided_by_the_rms_of_their_own_head_and_view(tmp_path):
 def test_keys_are_more_clusterable_only_if_they_are_in_every_head(tmp_path, radii, outcome):
     write_cluster(tmp_path, [r for h, keys in enumerate(radii) for r in cluster_rows(head=h, keys=keys)])
     plot = sketch(config_context("subgen_radius", tmp_path))
-    assert plot.outcomes() == [outcome], "16 centres alone: there are no 256"
+    assert plot.outcomes() == [outcome], "only 16 centres: there are no 256"
 
 
 def test_growth_is_called_linear_only_by_its_interval(tmp_path):
-    powers = (0.98, 0.99, 1.0, 1.01, 1.02)  # mean 1, and 2.776 times sqrt(0.00025 / 5) = 0.02 on either side
+    powers = (0.98, 0.99, 1.0, 1.01, 1.02)  # mean 1, plus or minus 2.776 sqrt(0.00025 / 5) = 0.02
     write_cluster(tmp_path, [r for i, e in enumerate(powers) for r in cluster_rows(layer=i, exponent=e)])
     plot = sketch(config_context("subgen_clusters", tmp_path))
     assert plot.outcomes() == ["does not hold", "does not hold"]
@@ -96,7 +96,7 @@ def test_the_tsne_panels_take_what_the_trace_holds(tmp_path):
     assert settled["select.kv_heads"][0] in (0, 1)
 
 
-def test_the_tsne_csv_marks_the_centres_and_the_numbers_stand_in_the_caption(tmp_path):
+def test_the_tsne_csv_marks_the_centres_and_the_caption_has_the_numbers(tmp_path):
     write_cluster(tmp_path, cluster_rows(layer=3, head=1, keys=8.0))
     at = config_context("subgen_fig1", tmp_path, [tiny_trace(tmp_path / "t.h5")], iterations=5, centres=4)
     plot = sketch(at, painted=True)
@@ -104,9 +104,9 @@ def test_the_tsne_csv_marks_the_centres_and_the_numbers_stand_in_the_caption(tmp
     assert len(table) == 2 * TOKENS
     marked = table[(table["view"] == "keys") & table["centre"].notna()]
     assert marked[["token", "centre"]].values.tolist() == [[1, 1], [2, 2], [3, 3], [4, 4]]
-    # 8/4 over an rms of 2, 8/16 over 2, and half of the first.
+    # 8/4 divided by an rms of 2, 8/16 divided by 2, and half of the first.
     assert "layer 3 keys: r_4/rms 1.00, r_16/rms 0.25, mean distance/rms 0.50" in plot.figures[0].caption
-    assert not plot.verdicts, "a picture is no evidence"
+    assert not plot.verdicts, "a picture alone is not evidence"
 
 
 def promised(epsilon, rows, worst, head=0, holds="", asked=9.0):
@@ -135,7 +135,7 @@ def test_the_theorem_holds_if_every_head_is_within_the_bound_in_all_but_one_of_a
     ]
 
 
-def test_without_shares_the_bound_is_not_judged_by_its_worst_query(tmp_path):
+def test_without_shares_the_bound_is_not_decided_by_its_worst_query(tmp_path):
     within = [promised(0.4, 5000, 0.3), promised(0.4, 500, 0.39, head=1)]
     assert [v.outcome for v in theorem(tmp_path / "a", within).verdicts] == [
         "not decided",
@@ -158,7 +158,7 @@ def dots(out, rows, **options):
     return sketch(config_context("subgen_table1", out, **options))
 
 
-def test_methods_stand_with_their_means_and_a_missing_measure_is_named(tmp_path):
+def test_methods_are_listed_with_means_and_a_missing_measure_is_named(tmp_path):
     rows = [
         fake_row(m, {}, 384, layer=i, rel_err=e + i / 10)
         for m, e in (("subgen", 0.3), ("h2o", 0.1))
@@ -172,7 +172,7 @@ def test_methods_stand_with_their_means_and_a_missing_measure_is_named(tmp_path)
     assert plot.outcomes() == ["does not hold", "not decided"]
 
 
-def test_equal_methods_are_said_to_be_equal_and_failed_cells_are_counted(tmp_path):
+def test_equal_methods_are_noted_and_failed_cells_are_counted(tmp_path):
     rows = [fake_row(m, {}, 384, rel_err=0.2) for m in ("snapkv", "pyramidkv")]
     rows.append(failed_row(method="h2o", budget=384))
     caption = dots(tmp_path, rows).figures[0].caption
@@ -187,5 +187,5 @@ def test_a_rule_that_gave_every_layer_the_same_budget_is_named(tmp_path):
         for m, said in (("pyramidkv", level), ("snapkv", {"extras": ""}))
     ]
     caption = dots(tmp_path, rows).figures[0].caption
-    assert "the same budget for every layer here: pyramidkv." in caption
+    assert "gave every layer the same budget here: pyramidkv." in caption
     assert "smallest budget" not in caption

@@ -1,4 +1,4 @@
-"""Power laws, memory against length, promised epsilons and bounds: hand-checkable numbers."""
+"""Power laws, memory against length, promised epsilons and bounds, with numbers checked by hand."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_slopes_are_fitted_for_every_head_after_seeds_are_averaged(tmp_path):
     ]
     frame = load(write_results(tmp_path, rows))
     found = slope(frame.assign(budget=frame["budget_tokens"].astype(float)), "budget", "total_bytes")
-    reach = 2.776445 * np.sqrt(0.625 / 5)  # of five exponents with variance 0.625
+    reach = 2.776445 * np.sqrt(0.625 / 5)  # half width for five exponents with variance 0.625
     assert (found.value, found.low, found.high, found.n_units) == pytest.approx((2, 2 - reach, 2 + reach, 5))
     assert slope(frame, "budget_tokens", "rel_err_fro") is None
 
@@ -102,19 +102,19 @@ def test_clusters_that_grow_with_the_text_are_no_sublinear_memory(tmp_path):
 
 def test_memory_against_length_needs_two_lengths(tmp_path):
     steps = {"a": [fake_row()], "b": [fake_row(), failed_row(kv_head=1)]}
-    with pytest.raises(FigureError, match="two lengths at least"):
+    with pytest.raises(FigureError, match="two or more lengths"):
         sketch(fake_context(tmp_path, "memory_vs_n", steps))
     drawn = lengths("mystery", {128: 64, 256: 80}) | {"late": [fake_row("mystery"), failed_row(kv_head=1)]}
     assert (
         sketch(fake_context(tmp_path, "memory_vs_n", drawn), painted=True).verdicts == []
-    )  # a method without a theory line
+    )  # a method without a line for its theory
 
 
 # ---- promised epsilons
 
 
 def promised(method, errors, sizes, **changes):
-    """Two rows or more of each of five layers; `errors`, `sizes` by epsilon."""
+    """Two or more rows for each of five layers; `errors` and `sizes` by epsilon."""
     side = {"subgen_stream": "eps_spectral", "balancekv_stream": "eps_frobenius"}[method]
     given = {"delta": 0.6} if method == "subgen_stream" else {"on_fail": "coin"}
     return [
@@ -158,14 +158,14 @@ def test_an_error_above_epsilon_and_a_flat_price_are_reported_as_such(tmp_path):
 def test_an_interval_that_only_reaches_into_the_range_decides_nothing(tmp_path):
     rows = promised("subgen_stream", {0.1: 0.1, 0.2: 0.2}, {0.1: 4000, 0.2: 1000})
     for row in rows[:2]:
-        row["total_bytes"] = 2000  # of one layer, which then has slope 0
+        row["total_bytes"] = 2000  # one layer, which then has slope 0
     plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
     assert outcomes(plot)["made keys, subgen_stream delta=0.6: memory grows as error^-2"] == UNDECIDED
 
 
-def test_an_error_whose_interval_holds_epsilon_neither_keeps_nor_breaks_the_promise(tmp_path):
+def test_an_error_whose_interval_includes_epsilon_is_undecided(tmp_path):
     rows = promised("subgen_stream", {0.1: 0.1, 0.2: 0.1}, {0.1: 4000, 0.2: 1000})
-    rows[0]["eps_spectral_mean"] = 0.08  # of one layer at epsilon 0.1; another one has 0.12
+    rows[0]["eps_spectral_mean"] = 0.08  # one layer at epsilon 0.1; another one has 0.12
     rows[2]["eps_spectral_mean"] = 0.12
     plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
     assert (
@@ -181,7 +181,7 @@ def test_four_layers_have_no_interval_and_decide_nothing(tmp_path):
 
 def test_an_epsilon_sweep_of_one_epsilon_is_refused(tmp_path):
     rows = [*promised("subgen_stream", {0.1: 0.1}, {0.1: 10}), fake_row()]
-    with pytest.raises(FigureError, match="step made: epsilon_sweep needs two values of epsilon"):
+    with pytest.raises(FigureError, match="step made: epsilon_sweep needs at least two values of epsilon"):
         sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
     with pytest.raises(ResultsError, match="no such file"):
         sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"other": "other keys"}))
@@ -191,7 +191,7 @@ def test_an_epsilon_sweep_of_one_epsilon_is_refused(tmp_path):
 
 
 def bound_rows(holds, capped=0):
-    """Two heads whose measured epsilon is half and an eighth of the promised one."""
+    """Two heads with a measured epsilon of half and an eighth of the promised one."""
     return [
         fake_row(
             "subgen_stream",
@@ -210,7 +210,7 @@ def bound_rows(holds, capped=0):
     ]
 
 
-def test_slack_is_a_geometric_mean_and_a_share_below_the_promise_is_a_violation(tmp_path):
+def test_slack_is_a_geometric_mean_and_a_share_below_the_bound_is_a_violation(tmp_path):
     options = {"data": {"run": "made keys"}}
     plot = sketch(
         fake_context(tmp_path, "bound_tightness", {"run": bound_rows((1, 0.9))}, **options), painted=True
@@ -223,17 +223,17 @@ def test_slack_is_a_geometric_mean_and_a_share_below_the_promise_is_a_violation(
     assert plot.outcomes() == [FAILS]
 
 
-def test_a_bound_that_is_kept_at_capped_sizes_says_that_they_were(tmp_path):
+def test_a_bound_that_holds_at_capped_sizes_mentions_the_cap(tmp_path):
     plot = sketch(fake_context(tmp_path, "bound_tightness", {"run": bound_rows((1, 0.99), capped=1)}))
     [verdict] = plot.verdicts
     assert verdict.outcome == HOLDS
-    assert "at sizes below those it asks for" in verdict.claim
+    assert "at sizes below the required ones" in verdict.claim
     assert verdict.source == "SubGen, Theorem 1"
-    assert "is promised" in verdict.numbers
+    assert "is guaranteed" in verdict.numbers
 
 
-def test_results_without_bounds_are_ordered_at_all_from_methods_without_them(tmp_path):
-    with pytest.raises(FigureError, match="the results hold no bound_epsilon"):
+def test_results_without_bounds_and_methods_without_bounds_give_different_messages(tmp_path):
+    with pytest.raises(FigureError, match="the results lack bound_epsilon"):
         sketch(fake_context(tmp_path, "bound_tightness", {"run": [fake_row()]}))
     empty = dict.fromkeys(
         ("bound_epsilon", "bound_slack", "bound_holds", "bound_probability", "bound_capped"), ""

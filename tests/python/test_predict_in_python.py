@@ -1,4 +1,4 @@
-"""kvreplay.predict on a trace with a gradient: the table of `kvanalysis predict`."""
+"""kvreplay.predict on a trace with a gradient returns the table of `kvreplay predict`."""
 
 import h5py
 import kvreplay as kv
@@ -25,6 +25,6 @@ def test_predict_gives_nats_for_each_method_of_a_folder(tmp_path):
     assert table["loss_first_order"].notna().all() and (table["loss_first_order"] != 0).all()
 
 
-def test_predict_says_what_a_folder_lacks(tmp_path):
+def test_predict_reports_missing_files_of_a_folder(tmp_path):
     with pytest.raises(kv.KvreplayError, match="no such file"):
         kv.predict(tmp_path)

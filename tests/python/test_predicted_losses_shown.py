@@ -1,4 +1,4 @@
-"""Predicted losses on a page: means over texts, agreement with the model, the section, by hand."""
+"""Predicted losses on a page, by hand: means over texts, agreement with the model, the section."""
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ def losses(why="", **changes):
     return Losses(table.assign(**changes), why)
 
 
-def test_texts_are_averaged_and_measured_ones_apart():
+def test_texts_are_averaged_and_measured_ones_separately():
     row = over_texts(losses()).iloc[0]
     assert (row["loss"], row["low"], row["high"]) == pytest.approx((0.2, 0.125, 0.3))
     assert (row["measured"], row["n_texts"], row["n_measured"]) == (0.2, 2, 1)
@@ -40,29 +40,29 @@ def test_an_interval_needs_that_of_every_text():
     assert row["high"] == pytest.approx(0.3)
 
 
-def test_without_projections_heads_alone_are_averaged():
+def test_without_projections_only_heads_are_averaged():
     assert over_texts(losses(why="no file", kl=np.nan)).iloc[0]["loss"] == pytest.approx(0.02)
 
 
 def test_agreement_is_of_ranks_and_of_ratios_below_a_nat():
     found = agreement([0.1, 0.2, 0.4, 0.8, 1.6, 0], [0.2, 0.4, 0.8, 0.4, 9, 1])
-    # Ranks 1 2 3 4 5 against 1 2.5 4 2.5 5: the last instance, predicted to lose nothing, is left out.
+    # Ranks 1 2 3 4 5 against 1 2.5 4 2.5 5: the last instance, with a prediction of 0, is left out.
     assert found.spearman == pytest.approx(8 / np.sqrt(10 * 9.5))
     assert found.instances == 5
-    assert np.isnan(found.factor)  # four below a nat
+    assert np.isnan(found.factor)  # four instances below one nat
     found = agreement([0.1, 0.2, 0.4, 0.8, 0.1], [0.2, 0.4, 0.8, 0.4, 0.4])
     assert found.factor == pytest.approx(2)
     assert found.scatter == pytest.approx(np.exp(np.log([2, 2, 2, 0.5, 4]).std(ddof=1)))
     assert agreement([1, 2], [1, 2]) is None
 
 
-def test_points_are_what_was_predicted_and_measured():
+def test_points_hold_predicted_and_measured_losses():
     assert list(points(losses().table)["prompt"]) == ["a"]
     assert points(losses().table.drop(columns="kl_mean")).empty
 
 
-def test_what_a_method_costs_the_model_at_a_share_is_interpolated_and_averaged_over_texts():
-    """Two budgets of 10 and 40 % of the bytes, 0.4 and 0.1 nats on one text, twice that on the other."""
+def test_losses_at_a_share_are_interpolated_and_averaged_over_texts():
+    """Budgets at 10 and 40 % of the bytes cost 0.4 and 0.1 nats on one text, twice that on the other."""
     rows = pd.DataFrame(
         [
             {"trace_id": "t", "prompt": prompt, "layer": layer, "kv_head": 0, "label": "h2o", "seed": np.nan,
@@ -78,7 +78,7 @@ def test_what_a_method_costs_the_model_at_a_share_is_interpolated_and_averaged_o
         ]
     )  # fmt: skip
     found = nats_at(Losses(table), rows, Question(0.2, "kl", SIZES["peak"], marked=False))
-    # Half way in logarithms of the bytes: 0.2 and 0.4, on average 0.3.
+    # Halfway on a logarithmic scale of bytes: 0.2 and 0.4, on average 0.3.
     assert found.loc["h2o"].tolist() == pytest.approx([0.3, 0.15, 0.6])
     for nothing in (Losses(table, "no projections"), None):
         assert nats_at(nothing, rows, Question(0.2, "kl", SIZES["peak"], marked=False)).empty
@@ -93,19 +93,19 @@ def test_the_section_gives_nats_with_their_interval_and_when_to_trust_them(tmp_p
     said = text_of(loss_section(frame, losses_of(frame)))
     assert "snapkv" in said and "B = 8" in said
     assert "<small>" in said and " … " in said
-    assert "When to trust it" in said and "errors of 2 layers" in said
+    assert "How far to trust it" in said and "errors in 2 layers" in said
 
 
-def test_what_was_measured_stands_in_brackets_beside_the_prediction(tmp_path):
+def test_measured_losses_are_in_brackets_next_to_the_prediction(tmp_path):
     frame = run_of(tmp_path)
     found = losses_of(frame)
     assert "In brackets" not in text_of(loss_section(frame, found))
     said = text_of(loss_section(frame, Losses(found.table.assign(kl_mean=1.5))))
-    assert "In brackets: what kvconfirm measured" in said
+    assert "In brackets: the loss that `kvreplay confirm` measured" in said
     assert ">2.00 (1.50)<small>" in said
 
 
-def test_without_projections_the_section_says_why_heads_stand_alone(tmp_path):
+def test_without_projections_the_section_explains_why_only_heads_are_shown(tmp_path):
     frame = run_of(tmp_path)
     (tmp_path / "projections.h5").unlink()
     said = text_of(loss_section(frame, losses_of(frame)))
@@ -119,11 +119,11 @@ def test_without_a_gradient_there_is_no_section(tmp_path):
     assert loss_section(frame, None) == []
 
 
-def test_a_table_that_stands_in_no_folder_gives_heads_alone(tmp_path):
+def test_a_table_without_a_folder_gives_only_heads(tmp_path):
     frame = run_of(tmp_path)
     frame.attrs["folders"] = []
     found = losses_of(frame)
-    assert "no folder" in found.why
+    assert "outside a folder" in found.why
     assert found.table.iloc[0]["kl_head"] == 1
 
 
@@ -133,8 +133,8 @@ def test_damaged_projections_stop_no_page(tmp_path):
     assert "cannot be read" in losses_of(frame).why
 
 
-def test_what_is_predicted_is_held_against_the_loss_as_one_more_measure(tmp_path):
-    # Predictions are the losses themselves; the main measure orders the other way.
+def test_predictions_are_compared_with_the_loss_as_another_measure(tmp_path):
+    # Predictions equal the losses; the main measure has the opposite order.
     frame = load(planted(tmp_path, six_methods(error_of=lambda loss: 1 - loss)))
     table = frame.drop_duplicates(["label", "budget_tokens"])[
         ["trace_id", "prompt", "label", "budget_tokens"]
@@ -147,6 +147,6 @@ def test_what_is_predicted_is_held_against_the_loss_as_one_more_measure(tmp_path
     ranks = correlations(found).set_index(["scope", "target", "measure", "weighting", "prompt"])["spearman"]
     assert ranks["all", "loss_increase", "predicted_kl", "together", ""] == pytest.approx(1)
     assert ranks["all", "loss_increase", "rel_err_out_mean", "mean", ""] == pytest.approx(-1)
-    # Predictions of other layers than those that were compressed say nothing of them.
+    # Predictions for layers other than the compressed ones do not apply.
     assert instances_of(frame, confirmation, Losses(table.assign(layers=2))).together == {}
     assert instances_of(frame, confirmation, Losses(table, why="no file")).together == {}

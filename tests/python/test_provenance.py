@@ -1,4 +1,4 @@
-"""Every file that is written says which program made it."""
+"""Every written file names the program that made it."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import tomllib
 
 import h5py
 import pytest
-from kvanalysis.cli import main
+from kvreplay.program import main
 from kvreplay_cli import BINARY, ROOT, kvreplay, synth
 from PIL import Image
 
@@ -15,7 +15,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A trace, its clusters, results with everything saved, and their figures and page."""
+    """A folder with a trace, its clusters, results with everything saved, and their figures and page."""
     folder = tmp_path_factory.mktemp("written")
     synth(folder / "t.h5", "--tokens", 128, "--prompt", 96)
     kvreplay("cluster", folder / "t.h5", "-o", folder / "clusters.h5", "--kv-heads", 0)
@@ -35,7 +35,7 @@ def test_hdf5_files_name_version_and_commit(written):
         assert re.fullmatch(rf"kvreplay {re.escape(VERSION)}, ([0-9a-f]{{12}}|unknown)", by), path
 
 
-def test_the_record_beside_a_table_names_versions_commit_and_command_line(written):
+def test_the_record_of_a_table_names_versions_commit_and_command_line(written):
     meta = json.loads((written / "out/results.meta.json").read_text())
     assert meta["version"] == VERSION
     assert meta["git_commit"] and meta["compiler"] and meta["created_utc"]

@@ -1,4 +1,4 @@
-"""Windows that are not the last prompt rows: a question that the trace marks, and rows to come."""
+"""Windows other than the last prompt rows: a question marked in the trace, and future rows."""
 
 import h5py
 import pandas as pd
@@ -10,7 +10,7 @@ from kvreplay_cli import BINARY, kvreplay
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 P = TRACES["smooth"].P
-QUESTION = 11  # tokens of it
+QUESTION = 11  # tokens of the question
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def test_the_window_of_finch_is_the_question(trace):
     assert len(pd.read_csv(trace.parent / "out/results.csv").query("layer == 0 and kv_head == 0")) == 1
 
 
-def test_a_question_that_nobody_marked_is_refused(trace):
+def test_an_unmarked_question_is_refused(trace):
     done = run(trace, {"name": "finch", "window": "question"})
     assert done.returncode != 0
     assert "question_from" in done.stderr
     assert "window as a number" in done.stderr
 
 
-def test_a_question_behind_the_replayed_prompt_is_none(trace):
+def test_a_question_after_the_replayed_prompt_does_not_count(trace):
     ask(trace, P - QUESTION)
     done = run(trace, {"name": "finch", "window": "question"}, prefill=P - QUESTION)
     assert "question_from" in done.stderr
@@ -61,7 +61,7 @@ def test_a_question_behind_the_replayed_prompt_is_none(trace):
     assert {yaml.safe_load(p)["window"] for p in params} == {4}
 
 
-def test_laq_asks_for_a_row_that_it_has_not_seen(trace):
+def test_laq_needs_a_row_to_measure(trace):
     assert "at least 9" in run(trace, "laq", tokens=P + 8).stderr
     assert run(trace, "laq", tokens=P + 9).returncode == 0
     rows = pd.read_csv(trace.parent / "out/results.csv")

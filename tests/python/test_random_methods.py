@@ -1,4 +1,4 @@
-"""Random methods in the mean: the engine's seeds against other seeds of the independent reference."""
+"""Means of random methods: the engine's seeds against other seeds of the independent reference."""
 
 import math
 
@@ -14,7 +14,7 @@ from reference.heads import SHAPES, heads, write_trace
 
 SEEDS = 60
 BUDGET = 43
-Z = 3.2905  # 99.9 % of a normal: a right engine and a right reference disagree once in 1000 choices of seeds
+Z = 3.2905  # 99.9 % of a normal: correct engine and reference disagree for one in 1000 choices of seeds
 
 CASES = [
     (uniform, {}),
@@ -65,10 +65,10 @@ def test_the_mean_error_over_seeds_is_the_references(tmp_path, method, params):
         [relative_errors(head, method(head, BUDGET, seed=1000 + s, **params).out) for s in range(SEEDS)]
     )
     assert len(ours) == SEEDS
-    assert len(np.unique(ours)) > 5  # a strong pull leaves little to chance
+    assert len(np.unique(ours)) > 5  # with a strong pull few runs differ
     half = Z * math.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / SEEDS)
     assert abs(ours.mean() - theirs.mean()) <= half
-    assert half < 0.25 * theirs.mean()  # the comparison says something
+    assert half < 0.25 * theirs.mean()  # the comparison is informative
 
 
 def test_balancekv_stream_refuses_soft_capped_layers(tmp_path):
@@ -99,13 +99,13 @@ def test_balancekv_stream_draws_from_a_file_of_uniforms(tmp_path, seed):
     entry = {"name": "balancekv_stream", **WALKS, "uniforms": str(tmp_path / "u.h5")}
     done = run(tmp_path, tmp_path / "t.h5", shape, entry)
     assert done.returncode == 0, done.stderr
-    (row,) = pd.read_csv(tmp_path / "out/results.csv").itertuples()  # one, whatever the seeds
+    (row,) = pd.read_csv(tmp_path / "out/results.csv").itertuples()  # one row for any number of seeds
     (head,) = heads(shape).values()
     want = balancekv_stream(head, **WALKS, U=U).out
     with h5py.File(tmp_path / "out/outputs.h5") as file:
         assert np.abs(file[row.key]["out"][:] - want).max() <= 1e-8 * np.abs(want).max()
     counted = balancekv_stream(head, **WALKS).out
-    assert np.abs(counted - want).max() > 1e-3 * np.abs(want).max(), "the draws change nothing"
+    assert np.abs(counted - want).max() > 1e-3 * np.abs(want).max(), "the draws have no effect"
 
 
 def test_balancekv_stream_refuses_too_few_uniforms(tmp_path):

@@ -1,4 +1,5 @@
-"""`kvreplay.read_back`: what a row format makes of keys and values, and from which row on."""
+"""`kvreplay.read_back`: keys and values as read back from a row format, and the row from which they are
+coded."""
 
 from pathlib import Path
 
@@ -30,18 +31,18 @@ def since(row_format, prompt, held=None, tokens=8):
     return back.key_from.tolist(), back.value_from.tolist()
 
 
-# --- From which row on ----------------------------------------------------------------------------
+# --- Rows from which tokens are coded -------------------------------------------------------------
 
 
 def test_a_token_is_exact_in_its_own_step_and_coded_afterwards():
     assert since("int4", 3, tokens=6) == ([0, 0, 0, 1, 2, 3],) * 2
 
 
-def test_a_row_that_is_coded_at_once_is_so_in_its_own_step():
+def test_a_row_coded_at_once_is_coded_in_its_own_step():
     assert since({"name": "int4", "own_row": "coded"}, 3, tokens=6) == ([0, 0, 0, 0, 1, 2],) * 2
 
 
-def test_who_leaves_in_its_own_step_is_never_coded():
+def test_a_token_evicted_in_its_own_step_is_never_coded():
     held = lists([0, 2], [0, 3], [0, 3], [3, 5])
     assert since("int8", 3, held, tokens=6)[0] == [0, NEVER, 0, 1, NEVER, 3]
 
@@ -49,7 +50,7 @@ def test_who_leaves_in_its_own_step_is_never_coded():
 def test_sinks_and_the_newest_rows_of_the_cache_stay_exact():
     protected = {"name": "int4", "full_precision": {"sinks": 1, "recent": 3}}
     assert since(protected, 4)[0] == [NEVER, 0, 1, 2, 3, 4, NEVER, NEVER]
-    # The newest of those that are held: token 1 is one of them once token 2 has left.
+    # The newest held tokens stay exact: token 1 becomes one of them after token 2 is evicted.
     held = lists([0, 1, 3], [0, 1, 3], [0, 1, 3], [0, 1, 3], [0, 1, 3])
     assert since(protected, 4, held)[0][:4] == [NEVER, NEVER, NEVER, NEVER]
 
@@ -57,7 +58,8 @@ def test_sinks_and_the_newest_rows_of_the_cache_stay_exact():
 def test_kivi_waits_for_a_full_residual_and_leaves_the_newest_values_exact():
     held = lists([0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [2, 3, 4, 5, 6], [3, 4, 5, 6, 7])
     keys, values = since(BLOCKS, 5, held)
-    # Of five keys four are due after the prompt; token 4 waits, and 5, 6, 7 come after the last row but one.
+    # Four of five keys are due after the prompt; token 4 waits, and 5, 6, 7 are due after the last row but
+    # one.
     assert keys == [0, 0, 0, 0, 3, 3, 3, 3]
     assert values == [0, 1, 2, 3, NEVER, NEVER, NEVER, NEVER]
 
@@ -76,7 +78,7 @@ def test_blocks_are_coded_with_those_that_are_held():
 
 @pytest.mark.parametrize("name", kv.formats())
 def test_every_format_reads_back_what_its_definition_does(name):
-    blocks = name in ("kivi", "gear")  # of all rows that are due at a time
+    blocks = name in ("kivi", "gear")  # formats that code all due rows together
     row_format, tokens = ({"name": name, "g": 4, "R": 8}, 24) if blocks else (name, 40)
     x, y = rows(tokens), rows(tokens, seed=1)
     back = kv.read_back(row_format, x, y, prompt=24, rope=ROPE, seed=3)
@@ -93,7 +95,7 @@ def test_every_format_reads_back_what_its_definition_does(name):
         assert np.allclose(found[known], expected, atol=2e-5), name
 
 
-def test_uniforms_take_the_place_of_the_seeds():
+def test_uniforms_replace_the_seeds():
     x, signs = rows(4), np.linspace(0, 0.99, 32)
     signed = SIGNED["row_format"]
     back = kv.read_back(signed, x, x, uniforms={"signs": signs})
@@ -114,8 +116,8 @@ def test_the_engine_reads_the_same_rows_of_a_recorded_layer():
         group = file[f"prompts/{prompt}/layers/015"]
         q, k, v = (group[name][...].astype(np.float32) for name in "qkv")
     nvfp4 = {"name": "exact", "row_format": "nvfp4"}
-    run = kv.replay(q, k, v, prefill=768, methods=[nvfp4], save=["outputs"], progress=False)
-    back = kv.read_back("nvfp4", k[0], v[0], prompt=768)
+    run = kv.replay(q, k, v, prefill=640, methods=[nvfp4], save=["outputs"], progress=False)
+    back = kv.read_back("nvfp4", k[0], v[0], prompt=640)
     last, scale = q.shape[1] - 1, q.shape[2] ** -0.5
     keys = np.concatenate([back.keys[:last], k[0, last:]])
     logits = keys @ q[0, last] * scale
@@ -139,23 +141,23 @@ def test_the_engine_reads_the_same_rows_of_a_recorded_layer():
             "skip_layers names layer 1, and the model has 1",
         ),
         ({"keys": rows(4)[:, :3, None]}, r"keys is \[4, 3, 1\]; it must be \[tokens, dim\], of one kv head"),
-        ({"keys": rows(3, 8)}, r"keys is \[3, 8\], values \[4, 8\]: as many rows are needed"),
+        ({"keys": rows(3, 8)}, r"keys is \[3, 8\], values \[4, 8\]: both need as many rows"),
         ({"keys": rows(4, 0)}, r"keys is \[4, 0\]"),
         ({"seed": -1}, "seed: -1 is not 0 to 4294967295"),
-        ({"keys": np.arange(32).reshape(4, 8)}, "keys holds int64; floating-point numbers are read"),
+        ({"keys": np.arange(32).reshape(4, 8)}, "keys holds int64; give floating-point numbers"),
         ({"prompt": 5}, "prompt: 5 is not 1 to 4"),
         ({"layer": 3, "n_layers": 3}, "layer: 3 is not 0 to 2"),
         ({"positions": [1, 2]}, r"positions is \[2\]; it must be \[4\]"),
-        ({"uniforms": {"sign": [0.1]}}, "uniforms: sign: signs, rotation and sketch are read"),
+        ({"uniforms": {"sign": [0.1]}}, "uniforms: sign is unknown: known are signs"),
         (SIGNED | {"uniforms": {"signs": [0.1]}}, "signs must be 8 numbers in .0, 1., or more: 1 are given"),
         (SIGNED | {"uniforms": {"signs": [1.0] * 8}}, "signs must be 8 numbers"),
-        ({"held": ([0], [0, 1, 1, 1])}, "held: 3 lists, one or 2 are needed"),
-        ({"held": ([3, 0], [0, 1, 2])}, "held: a list holds a token that has not come yet"),
+        ({"held": ([0], [0, 1, 1, 1])}, "held: 3 lists; give one, or 2"),
+        ({"held": ([3, 0], [0, 1, 2])}, "held: a list holds a token of a later step"),
         ({"held": ([0, 3], [0, 3, 2])}, "held: begins does not cut tokens into lists"),
         ({"keys": np.full((4, 8), 1e6, np.float32)}, "beyond 65504"),
     ],
 )
-def test_what_cannot_be_read_back_is_said(change, message):
+def test_an_impossible_read_back_is_refused(change, message):
     words = {"row_format": "int4", "keys": rows(4, 8), "values": rows(4, 8), "prompt": 3} | change
     with pytest.raises(kv.KvreplayError, match=message):
         kv.read_back(**words)

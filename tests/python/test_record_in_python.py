@@ -1,4 +1,5 @@
-"""kvreplay.record: a loaded model's texts become a Trace, and a temporary one goes when nobody holds it."""
+"""kvreplay.record turns texts into a Trace with a loaded model; a temporary one is deleted with its last
+reference."""
 
 import gc
 import tempfile
@@ -24,7 +25,7 @@ IDS = [[(5 * i * i + i) % 60 + 3 for i in range(32)], [(7 * i * i + 3) % 60 + 3 
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The folder in which temporary files are made."""
+    """The folder for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -62,13 +63,13 @@ def test_a_gradient_is_recorded_on_request(model, temporary):
     assert len(kvreplay.replay(trace, prefill=16, methods=["h2o"], budgets=[8])) == 2
 
 
-def test_what_is_generated_follows_the_prompt(model, temporary):
+def test_generated_tokens_follow_the_prompt(model, temporary):
     trace = kvreplay.record(model, [IDS[0]], generate=5, max_tokens=20)
     assert trace.prompt().n_prompt == 20
     assert trace.prompt().n_tokens == 24
 
 
-def test_a_temporary_trace_lives_as_long_as_somebody_holds_it(model, temporary):
+def test_a_temporary_trace_exists_while_it_is_referenced(model, temporary):
     trace = kvreplay.record(model, IDS)
     path, layer = trace.path, trace.layer(0)
     assert path.is_relative_to(temporary)
@@ -96,7 +97,7 @@ def test_a_named_trace_stays(model, temporary, tmp_path):
     assert kvreplay.record(model, [IDS[0]], tmp_path / "mine.h5", overwrite=True).prompts == ["0"]
 
 
-def test_what_cannot_be_recorded_leaves_nothing(model, temporary):
+def test_a_failed_recording_leaves_no_file(model, temporary):
     for wrong in ({"layers": "every:0"}, {"layers": [99]}, {"dtype": "f8"}, {"generate": -1}):
         with pytest.raises(kvreplay.ConfigError) as refused:
             kvreplay.record(model, IDS, **wrong)

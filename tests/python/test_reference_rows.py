@@ -20,10 +20,10 @@ from reference.row_rotations import Draws, angle_levels, beta_levels, gauss_leve
 from reference.tier2_formats import exact
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rows_dev.h5"
-CLOSE = 1e-6  # of the largest number of a row: the expectations are stored in float32
-CONVERGED = 1e-12  # of recorded levels, which stop a few steps earlier
+CLOSE = 1e-6  # relative to the largest number of a row: expectations are stored in float32
+CONVERGED = 1e-12  # difference to recorded levels, which stop a few steps earlier
 EXACT = 1e-14
-FROM = 4  # the first prompt row that kvquant calibrates from, and counts bytes from
+FROM = 4  # the first prompt row that kvquant's calibration and byte count use
 
 
 # --- Recorded expectations --------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def uniforms_of(case):
 
 
 def far(found, expected):
-    """The largest distance, of the largest expected number of its row."""
+    """The largest distance, relative to the largest expected number of its row."""
     expected = expected.astype(np.float64)
     return (np.abs(found - expected).max(axis=-1) / (np.abs(expected).max(axis=-1) + 1e-300)).max()
 
@@ -138,7 +138,7 @@ def test_nvfp4_with_scale_one_loses_small_blocks():
 
 
 def test_four_over_six_takes_the_better_of_two_scales():
-    x = row(4, 3, 3, 3, width=16)  # with 6 the scale is 0.6875 and 3 reads back as 2.75
+    x = row(4, 3, 3, 3, width=16)  # with 6 the scale is 0.6875, and 3 is read back as 2.75
     assert read({"name": "nvfp4", "search": "four_over_six"}, x).tolist() == x.tolist()
     assert read("nvfp4", x)[0, 1] != 3
 
@@ -208,7 +208,7 @@ def test_the_levels_are_those_of_the_text():
     assert np.abs(beta_levels(3, 64)[4:] * 8 - [0.243753, 0.750658, 1.329343, 2.111311]).max() < 1e-6
 
 
-def test_a_direction_misses_what_its_bits_leave():
+def test_a_coded_directions_error_follows_from_its_bits():
     x = np.random.default_rng(5).normal(size=(4000, 64))
     for bits, left in ((1, 0.359), (2, 0.115), (3, 0.0337), (4, 0.0092)):
         missed = ((tq_mse(x, Draws(), bits) - x) ** 2).sum(axis=1) / (x**2).sum(axis=1)
@@ -221,7 +221,7 @@ def test_a_direction_misses_what_its_bits_leave():
         assert ((z - levels[code]) ** 2 * density).sum() * (z[1] - z[0]) == pytest.approx(left, rel=1e-3)
 
 
-# Bytes of a row, keys and values, at 64 and at 128 channels.
+# Bytes of a row (keys, values) at 64 and at 128 channels.
 SIZES = {
     "fp8_e4m3": (128, 256),
     "fp8_e5m2": (128, 256),
@@ -307,7 +307,7 @@ IDEMPOTENT = [
 
 
 @pytest.mark.parametrize("row_format", IDEMPOTENT, ids=json.dumps)
-def test_what_was_read_back_is_read_back_again(row_format):
+def test_reading_back_twice_changes_nothing(row_format):
     once = read(row_format, X)
     assert once.tolist() != X.tolist()
     assert read(row_format, once).tolist() == once.tolist()

@@ -1,4 +1,4 @@
-"""When rows are coded and which, whatever the format: protection, positions, constants, blocks of rows."""
+"""Which rows are coded and when, in every format: protection, positions, constants, blocks of rows."""
 
 import json
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_sinks_take_no_part_in_the_groups_of_kivi():
 
 def test_keys_before_rope_are_coded_at_position_zero():
     head = small_head()
-    still = np.tile(head.k[:1], (40, 1))  # one vector at every position: without range before RoPE
+    still = np.tile(head.k[:1], (40, 1))  # one vector at every position: no range before RoPE
     k = rotated(still, np.arange(40), head.rope)
     kivi = {"name": "kivi", "bits": 2, "g": 8, "R": 8}
     before = read({**kivi, "keys": "pre_rope"}, k, rope=head.rope)
@@ -187,11 +187,11 @@ def test_numbers_that_cannot_be_stored_are_refused():
 # --- Calibrated formats -----------------------------------------------------------------------------------
 
 
-def test_kvquant_stores_outliers_apart():
+def test_kvquant_stores_outliers_separately():
     x = np.random.default_rng(1).normal(size=(300, 64))
     coder = coder_of(parse({"name": "kvquant", "bits": 3}).value, "value", 64, x, Draws())
     code, scale = coder.sizes(x)
-    assert set(code) == {24} and set(scale) == {4 + 2 * 4}  # the two extremes of a row of 64
+    assert set(code) == {24} and set(scale) == {4 + 2 * 4}  # two extremes per row of 64
     found = coder.read(x)
     for extreme in (x.argmax(axis=1), x.argmin(axis=1)):
         at = np.arange(300), extreme
@@ -200,7 +200,7 @@ def test_kvquant_stores_outliers_apart():
     assert keys.sizes(x[4:])[1].mean() == pytest.approx(0.01 * 64 * 4, rel=0.5)
 
 
-def test_kvquant_scales_a_row_by_what_is_left_without_its_outliers():
+def test_kvquant_scales_a_row_without_its_outliers():
     x = 10 + np.random.default_rng(1).random((50, 64))
     _, out, offset, half = KVQuant("value", x).scaled(x)
     inner = np.sort(x, axis=1)[:, 1:-1]
@@ -209,7 +209,7 @@ def test_kvquant_scales_a_row_by_what_is_left_without_its_outliers():
     assert (offset - half)[:, 0] == pytest.approx(inner[:, 0], rel=EXACT)
 
 
-def test_kvquant_without_outliers_clips_what_comes_later():
+def test_kvquant_without_outliers_clips_later_rows():
     x = np.random.default_rng(1).normal(size=(50, 8))
     coder = coder_of(parse({"name": "kvquant", "outliers": 0}).key, "key", 8, x, Draws())
     later = x[:1] + 100
@@ -236,7 +236,7 @@ def test_gear_takes_outliers_from_its_input():
     found, _, outliers = Gear("key", bits=4, g=100, R=100, rank=0, outliers=2).read(x)
     assert outliers == 2 * 8
     assert found[7, 3] == 50 and found[60, 3] == -50
-    assert np.abs(found - x).max() <= 1 / 15 + 1e-3  # half a step of the range without them
+    assert np.abs(found - x).max() <= 1 / 15 + 1e-3  # half a step of the range without outliers
     late, _, _ = Gear("key", bits=4, g=100, R=100, rank=0, outliers=0.25, order="residual").read(x)
     assert np.abs(late[:, 3] - x[:, 3]).max() > 0.5
 

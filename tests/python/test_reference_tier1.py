@@ -22,8 +22,8 @@ from reference.subgen import subgen, subgen_stream
 from token_lists import ragged
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-TINY_MARGIN = 1e-9  # float64 against float64, other summation orders: closer decisions are not judged
-OUTPUT_TOLERANCE = 1e-6  # of the largest expected magnitude; expectations are stored in float32
+TINY_MARGIN = 1e-9  # closer decisions are not checked: float64 with other summation orders
+OUTPUT_TOLERANCE = 1e-6  # relative to the largest expected magnitude; expectations are stored in float32
 
 
 def golden(kind):
@@ -61,7 +61,7 @@ def head_of(kind, case, kv_head=0, prefill=None, repeat_last=False):
 
 
 def same_lists(got, want, head):
-    """A one-shot result stores its first list only."""
+    """Compares kept lists; a one-shot result stores only its first list."""
     if len(got) == 1 < len(want):
         got = [np.append(got[0], np.arange(head.P, t)) for t in range(head.P, head.n + 1)]
     assert len(got) == len(want)
@@ -75,7 +75,7 @@ def same_outputs(out, rows, expected, head):
 
 
 def oracle_call(key, a, r):
-    """The reference call of one oracle key."""
+    """Calls the reference for one oracle key."""
     uniforms = {name: r[name][:] for name in ("UD", "UM", "U", "u") if name in r}
     if key.startswith("balancekv"):
         sizes = {"sinks": a["sink"], "recent": a["recent"], "rounds": a["T"], "block": a["b"]}
@@ -152,7 +152,7 @@ def test_the_bare_walk_equals_the_oracle(case, key):
 
 
 def reference_call(a, r):
-    """Reference call, and what the case's P is replaced by."""
+    """The reference call, and the P that replaces the case's P."""
     positions = {"reassign": "cache", "original": "original"}.get(a.get("rope"))
     if a["method"].startswith("balancekv"):
         more = {
@@ -176,8 +176,8 @@ def reference_call(a, r):
     return lambda h: streaming_llm(h, a["sink"] + a["recent"], sinks=a["sink"], positions=positions)
 
 
-def one_head_a_key(pairs):
-    """Each key on one of the two heads, turn about; on the other it is a repetition, which takes long."""
+def alternating_heads(pairs):
+    """Each key on one of both heads, alternating: the other head would only repeat it, and take long."""
     cases = sorted({case for case, _ in pairs})
     order = sorted({key for _, key in pairs})
     repeated = [(cases.index(case) + order.index(key)) % len(cases) > 0 for case, key in pairs]
@@ -187,7 +187,7 @@ def one_head_a_key(pairs):
     ]
 
 
-@pytest.mark.parametrize("case,key", one_head_a_key(keys("reference", lambda k: True)))
+@pytest.mark.parametrize("case,key", alternating_heads(keys("reference", lambda k: True)))
 def test_the_reference_equals_the_public_code(case, key):
     with golden("reference") as f:
         c, r = f["cases"][case], f["cases"][case]["results"][key]
@@ -253,7 +253,7 @@ def test_pyramid_budgets_equal_the_package_in_every_row_of_its_table():
 
 @cache
 def of_case(number, trace, budget):
-    """What a case gives for the first head of a trace; None where it fails by design."""
+    """A case's result for the first head of a trace; None if it fails by design."""
     try:
         return CASES[number].call(FIRST_HEADS[trace], budget, 3)
     except (WalkFailed, EmptyDenominator):
@@ -337,7 +337,7 @@ def test_flexgen_holds_one_less_than_two_halves_and_promotes_the_oldest_recent()
     kept = h2o(head, 17, variant="flexgen").kept
     for t, (before, after) in enumerate(pairwise(kept), start=head.P):
         assert len(after) == 15
-        assert t - 7 in after  # recents are the last 7; the one before them was promoted
+        assert t - 7 in after  # recents are the last 7; the token before them was promoted
         assert len(np.setdiff1d(before, after)) == 1
 
 

@@ -20,7 +20,7 @@ def golden(kind):
 
 
 def heads_of(case):
-    """The kv heads of a case, its prompt = all tokens if it names none."""
+    """The kv heads of a case; the prompt is all tokens if the case has no prompt length."""
     q, k, v = (case[name][:] for name in "qkv")
     a = case.attrs
     group, d, theta = int(a["G"]), k.shape[2], float(a["rope_theta"])
@@ -102,7 +102,7 @@ SCORERS = {
 
 
 def kept_by(a, heads):
-    """The sets of one kvpress result by the definitions here."""
+    """The kept sets of one kvpress result, computed by the definitions here."""
     B, wrapped = int(a["n_kept"]), a["method"]
     if wrapped == "adakv":
         return select.adakv(heads, B, alpha=float(a["alpha_safeguard"]), scorer=snapkv(a))

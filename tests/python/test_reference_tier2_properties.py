@@ -1,4 +1,4 @@
-"""What must hold for the numpy definitions whatever the engine does: sizes, exact limits, error bounds."""
+"""Properties of the numpy definitions, independent of the engine: sizes, exact limits, error bounds."""
 
 import numpy as np
 import pytest
@@ -72,11 +72,11 @@ def test_cake_spends_the_budget_of_all_layers():
     assert sum(budgets) == 3 * 44
 
 
-def test_excess_goes_round_the_lower_layers_first():
+def test_excess_is_handed_out_from_the_lowest_layer():
     assert select.spread([12, 9, 3, 5], 29, 10) == [10, 10, 4, 5]
 
 
-def test_what_rounding_left_goes_round_from_the_lowest_layer_again():
+def test_rounding_remainders_are_handed_out_from_the_lowest_layer():
     assert select.spread([11, 3, 4, 5], 25, 10) == [10, 5, 5, 5]
     assert select.spread([10, 9, 9], 30, 10) == [10, 10, 10]
 

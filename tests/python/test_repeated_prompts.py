@@ -1,4 +1,4 @@
-"""KVzip at every level beside the numpy definition, by the repeat pass of this prompt and of others."""
+"""KVzip at every level against the numpy definition, with repeat passes of this prompt and of others."""
 
 from functools import cache
 
@@ -16,7 +16,7 @@ from reference.repeat_scores import Repeat, by_head, kvzip, kvzip_scores
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
 TRACE = "smooth"
-ROWS = 9  # that repeat a chunk, of two
+ROWS = 9  # rows that repeat a chunk; there are two chunks
 
 
 def layers_in(prompt):
@@ -25,11 +25,11 @@ def layers_in(prompt):
 
 @cache
 def repeats_of(prompt):
-    """The second pass of every head, as layers_of()."""
+    """The second pass of every head, in the layout of layers_of()."""
     rng = np.random.default_rng(len(prompt) + sum(map(ord, prompt)))
 
     def of(head):
-        # Each row looks for some token of the prompt, in some heads more than in others.
+        # Each row attends to some prompt token, more strongly in some heads than in others.
         sharpness = 1 + 2 * rng.random()
         sought = rng.integers(0, head.P, 2 * ROWS)
         clear = sharpness * head.k[sought]
@@ -108,7 +108,7 @@ def test_the_engine_agrees_with_the_definition(runs, case, trace):
     runs.check(case, trace, layers_of(trace))
 
 
-def test_the_cases_tell_the_prompts_apart():
+def test_the_cases_distinguish_the_prompts():
     order = {p: tuple(np.argsort(-largest(p, 4), kind="stable")[:2]) for p in ("p0", *OTHERS)}
     together = np.max([largest(p, 4) for p in OTHERS], axis=0)
     assert len({*order.values(), tuple(np.argsort(-together, kind="stable")[:2])}) >= 3, order
@@ -120,9 +120,9 @@ REFUSED = [
         "kvzip looks at this prompt alone with these parameters: leave out calibration",
     ),
     ({"level": "head", "calibration": "file:a.h5"}, "write calibration: self, others or prompt:ID"),
-    ({"level": "head", "sinks": 0}, "level head leaves sinks and recent of most heads, and they are 0"),
-    ({"level": "head", "calibration": "prompt:p0"}, "kvzip: learns from prompt p0, which is replayed too"),
-    ({"level": "head", "calibration": "prompt:p9"}, "kvzip: learns from prompt p9, which"),
+    ({"level": "head", "sinks": 0}, "with level head most heads keep only sinks and recent, and both are 0"),
+    ({"level": "head", "calibration": "prompt:p0"}, "kvzip learns from prompt p0, which is replayed too"),
+    ({"level": "head", "calibration": "prompt:p9"}, "kvzip learns from prompt p9, which"),
     ({"level": "head", "allocator": "duo"}, "kvzip shares its budget by a rule of its own"),
 ]
 
@@ -147,13 +147,13 @@ def configured(folder, **o):
 
 
 @pytest.mark.parametrize(("words", "said"), REFUSED, ids=[said[:40] for _, said in REFUSED])
-def test_what_has_no_meaning_is_refused_with_the_remedy(folder, words, said):
+def test_a_meaningless_combination_is_refused_with_the_remedy(folder, words, said):
     done = kvreplay("validate", configured(folder, **words))
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_another_prompt_without_a_repeat_pass_is_told_by_its_name(folder, tmp_path):
+def test_another_prompt_without_a_repeat_pass_is_named(folder, tmp_path):
     (tmp_path / "t.h5").write_bytes((folder / "t.h5").read_bytes())
     with h5py.File(tmp_path / "t.h5", "r+") as f:
         del f["prompts/p1/repeat"]
@@ -161,4 +161,4 @@ def test_another_prompt_without_a_repeat_pass_is_told_by_its_name(folder, tmp_pa
             del layer["repeat_q"], layer["repeat_k"]
     done = kvreplay("validate", configured(tmp_path, level="head", calibration="others"))
     assert done.returncode == 2, done.stdout
-    assert "p1" in done.stderr and "kvdump --repeat" in done.stderr
+    assert "prompt p1" in done.stderr and "`kvreplay record --repeat`" in done.stderr

@@ -1,4 +1,4 @@
-"""`kvreplay.replay` gives the numbers of `kvreplay run`, to the last bit, however arrays lie."""
+"""`kvreplay.replay` returns the numbers of `kvreplay run` to the last bit, for any memory layout."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kvreplay_cli import ROOT
 from program_beside_python import (
-    OF_A_FILE,
+    FILE_COLUMNS,
     SAVED,
     check_equal_runs,
     check_same_arrays,
@@ -20,7 +20,7 @@ from program_beside_python import (
 
 ROPE = {"theta": 10000.0}
 PROMPT = 112
-# All that need no file and no second pass; three of them cannot do without a parameter here.
+# All methods that need no file and no second pass; three of them need a parameter here.
 PARAMETERS = {
     "kernel_halving": {"name": "kernel_halving", "sinks": 2, "recent": 8},
     "pqcache": {"name": "pqcache", "sinks": 2},
@@ -28,8 +28,8 @@ PARAMETERS = {
 }
 BUILT_IN = [name for name in kvreplay.methods() if name not in ("external", "kvzip", "kvzip_plus")]
 EVERY = [PARAMETERS.get(name, name) for name in BUILT_IN]
-LOOKS_AT_TEXT = {"fastgen"}  # at classes of tokens, which arrays do not have
-WITHOUT_TEXT = [entry for entry in EVERY if entry not in list(LOOKS_AT_TEXT)]
+NEEDS_TOKEN_CLASSES = {"fastgen"}  # needs token classes, which arrays do not have
+WITHOUT_TEXT = [entry for entry in EVERY if entry not in list(NEEDS_TOKEN_CLASSES)]
 COMBINED = [
     {"name": "h2o", "row_format": ["int8", "int4", {"name": "kivi", "bits": 2, "g": 16, "R": 16}]},
     {"name": "h2o", "gqa.level": ["query"], "gqa.agg": ["mean", "max"]},
@@ -65,7 +65,7 @@ def trace(layers, tmp_path_factory):
 
 
 def written(folder, layers, **facts):
-    """Path of a trace of these layers, whose prompt is called as one of arrays is."""
+    """Writes a trace of these layers, with the prompt id that arrays get; returns its path."""
     return kvreplay.Trace.write(folder / "trace.h5", layers, prompt="p0", **facts).path
 
 
@@ -89,8 +89,8 @@ def test_every_method_has_the_numbers_of_the_program_on_arrays(layers, every_met
         layers=layers, prefill=PROMPT, rope=ROPE,
         methods=WITHOUT_TEXT, budgets=[40], seeds=2, save=SAVED,
     )  # fmt: skip
-    assert set(run.table["method"]) == set(BUILT_IN) - LOOKS_AT_TEXT
-    check_same_rows(run, every_method, OF_A_FILE, without=LOOKS_AT_TEXT)
+    assert set(run.table["method"]) == set(BUILT_IN) - NEEDS_TOKEN_CLASSES
+    check_same_rows(run, every_method, FILE_COLUMNS, without=NEEDS_TOKEN_CLASSES)
     check_same_arrays(run, every_method)
 
 
@@ -112,17 +112,17 @@ def test_formats_levels_allocators_and_variants_have_the_numbers_of_the_program(
     check_same_arrays(run, out)
     assert run.outputs("h2o")[1].dtype == (np.float64 if precision == "double" else np.float32)
     on_arrays = replayed(layers=layers, prefill=PROMPT, rope=ROPE, **words)
-    check_same_rows(on_arrays, out, OF_A_FILE)
+    check_same_rows(on_arrays, out, FILE_COLUMNS)
     check_same_arrays(on_arrays, out)
 
 
-def test_a_budget_that_is_a_fraction_is_refused_with_what_to_write(layers):
+def test_a_fractional_budget_is_refused_with_the_correct_form(layers):
     words = {"layers": layers, "prefill": PROMPT, "methods": ["h2o"]}
     with pytest.raises(kvreplay.ConfigError, match=r'write "7%".*write {"fraction_kept": \[0\.07\]}'):
         replayed(**words, budgets=[0.07])
 
 
-def test_tokens_and_shares_of_the_cache_stand_side_by_side_and_a_cell_of_both_is_one(layers):
+def test_budgets_in_tokens_and_shares_can_be_mixed_and_equal_cells_count_once(layers):
     words = {"layers": layers, "prefill": PROMPT, "methods": ["window"]}
     alone = replayed(**words, budgets=["50%"]).table
     tokens = int(alone["budget_tokens"].iloc[0])
@@ -131,7 +131,7 @@ def test_tokens_and_shares_of_the_cache_stand_side_by_side_and_a_cell_of_both_is
     assert set(alone["key"]) <= set(both["key"])
 
 
-def test_budgets_of_bytes_and_selected_queries_and_needles_are_those_of_the_program(trace, tmp_path):
+def test_byte_budgets_selected_queries_and_needles_equal_the_programs(trace, tmp_path):
     out = run_program(
         trace, tmp_path, methods=OBSERVING, budget={"bytes": [6400]},
         select={"layers": [8], "kv_heads": [1]}, seeds={"first": 7, "count": 2},
@@ -160,15 +160,15 @@ def test_the_real_sample_has_the_numbers_of_the_program_as_a_file_and_as_arrays(
         for number in (0, 15)
     }
     run = replayed(
-        layers=taken, prefill=768, n_layers=trace.n_layers, position_ids=trace.prompt().position_ids, **words
+        layers=taken, prefill=640, n_layers=trace.n_layers, position_ids=trace.prompt().position_ids, **words
     )
-    # The file holds bfloat16, which `layer.q` widens: sizes in bytes are those of float32.
+    # The file holds bfloat16, which `layer.q` widens: sizes in bytes are for float32.
     sizes = {n for n in run.cells[0].row if "bytes" in n} | {"prompt", "bytes_ratio"}
     renamed = {"0": "p0"}
     for row in (cell.row for cell in run.cells):
         assert row["prompt"] == "p0"
         row["prompt"] = next(there for there, here in renamed.items() if here == row["prompt"])
-    check_same_rows(run, out, OF_A_FILE | sizes)
+    check_same_rows(run, out, FILE_COLUMNS | sizes)
 
 
 FACTS = {
@@ -190,8 +190,8 @@ def test_facts_of_a_layer_act_as_in_a_file(tmp_path, facts):
     words = {"methods": OBSERVING, "budgets": 32, "seeds": 1, "save": SAVED}
     for run, ignored in (
         (replayed(path, **words), frozenset()),
-        (replayed(q, k, v, prefill=PROMPT, **facts, **words), OF_A_FILE),
-        (replayed(layers={0: {"q": q, "k": k, "v": v, **facts}}, prefill=PROMPT, **words), OF_A_FILE),
+        (replayed(q, k, v, prefill=PROMPT, **facts, **words), FILE_COLUMNS),
+        (replayed(layers={0: {"q": q, "k": k, "v": v, **facts}}, prefill=PROMPT, **words), FILE_COLUMNS),
     ):
         check_same_rows(run, out, ignored)
         check_same_arrays(run, out)
@@ -221,7 +221,7 @@ def test_strided_queries_and_positions_act_as_in_a_file(tmp_path):
     out = run_program(path, tmp_path, methods=methods, budget={"tokens": [32]}, seeds={"count": 1})
     words = {"methods": methods, "budgets": 32, "seeds": 1, "save": SAVED}
     run = replayed(q, k, v, prefill=PROMPT, q_pos=rows, position_ids=positions, rope=ROPE, **words)
-    check_same_rows(run, out, OF_A_FILE)
+    check_same_rows(run, out, FILE_COLUMNS)
     check_same_arrays(run, out)
     check_same_rows(replayed(path, **words), out)
 
@@ -235,7 +235,7 @@ def test_groups_of_any_size_have_the_numbers_of_the_program(tmp_path, heads, kv_
     out = run_program(path, tmp_path, methods=OBSERVING, budget={"tokens": [32]}, seeds={"count": 1})
     run = replayed(*arrays, prefill=PROMPT, methods=OBSERVING, budgets=32, seeds=1, save=SAVED)
     assert set(run.table["kv_head"]) == set(range(kv_heads))
-    check_same_rows(run, out, OF_A_FILE)
+    check_same_rows(run, out, FILE_COLUMNS)
     check_same_arrays(run, out)
 
 
@@ -264,7 +264,7 @@ def test_prompts_of_different_lengths_have_the_numbers_of_the_program(tmp_path):
 
 
 def halves(kind, arrays):
-    """The arrays in a type of two bytes, of one of the libraries that have it."""
+    """The arrays in a two-byte type of one of the libraries that have it."""
     if kind == "numpy float16":
         return [x.astype(np.float16) for x in arrays]
     if kind == "ml_dtypes bfloat16":
@@ -275,16 +275,16 @@ def halves(kind, arrays):
 
 
 @pytest.mark.parametrize("kind", ["numpy float16", "ml_dtypes bfloat16", "jax bfloat16", "jax float16"])
-def test_types_of_two_bytes_have_the_numbers_of_the_program(tmp_path, kind):
+def test_two_byte_types_have_the_numbers_of_the_program(tmp_path, kind):
     arrays = halves(kind, made_layer(21))
     path = written(tmp_path, {0: arrays}, n_prompt=PROMPT)
     out = run_program(path, tmp_path, methods=OBSERVING, budget={"tokens": [32]}, seeds={"count": 1})
     run = replayed(*arrays, prefill=PROMPT, methods=OBSERVING, budgets=32, seeds=1, save=SAVED)
-    check_same_rows(run, out, OF_A_FILE)
+    check_same_rows(run, out, FILE_COLUMNS)
     check_same_arrays(run, out)
 
 
-def test_types_of_two_bytes_are_charged_two_bytes():
+def test_two_byte_types_are_charged_two_bytes():
     arrays = made_layer(21)
     words = {"prefill": PROMPT, "methods": ["exact"]}
     wide = replayed(*arrays, **words).table["full_bytes"][0]
@@ -302,19 +302,19 @@ def test_arrays_of_different_types_may_be_mixed():
 
 
 def spread(array):
-    """The same numbers, every other one of a larger array."""
+    """A view of these numbers as every other element of a larger array."""
     wide = np.full([2 * n for n in array.shape], np.nan, array.dtype)
     wide[1::2, ::2, 1::2] = array
     return wide[1::2, ::2, 1::2]
 
 
 def backwards(array):
-    """The same numbers, stored from the last to the first: all strides are negative."""
+    """A view of these numbers stored in reverse order: all strides are negative."""
     return np.ascontiguousarray(array[::-1, ::-1, ::-1])[::-1, ::-1, ::-1]
 
 
 def tokens_first(array):
-    """As models hold them: [tokens, heads, dim], seen as [heads, tokens, dim]."""
+    """A view [heads, tokens, dim] of numbers stored as [tokens, heads, dim], as in models."""
     return np.ascontiguousarray(array.transpose(1, 0, 2)).transpose(1, 0, 2)
 
 
@@ -337,7 +337,7 @@ LIES = {
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("lie", LIES, ids=LIES)
-def test_how_arrays_lie_in_memory_changes_no_bit(lie, dtype, tmp_path):
+def test_memory_layout_changes_no_bit(lie, dtype, tmp_path):
     arrays = made_layer(23, dtype=dtype)
     words = {"prefill": PROMPT, "methods": OBSERVING, "budgets": [16, 48], "seeds": 1, "save": SAVED}
     plain = replayed(*arrays, **words)
@@ -354,7 +354,7 @@ def test_a_cell_is_found_by_the_label_of_its_method():
     both, alone = (replayed(*made_layer(25), methods=m, **words) for m in ([wide, narrow], [narrow]))
     by_label, its_own = both.kept("snapkv window=8", head=1), alone.kept("snapkv", head=1)
     assert np.array_equal(by_label[0], its_own[0])
-    assert not np.array_equal(by_label[0], both.kept("snapkv", head=1)[0])  # the first of that name
+    assert not np.array_equal(by_label[0], both.kept("snapkv", head=1)[0])  # the first method of that name
 
 
 def test_heads_that_share_their_memory_are_read_as_heads():
@@ -366,7 +366,7 @@ def test_heads_that_share_their_memory_are_read_as_heads():
 
 @pytest.fixture(scope="module")
 def of_many(layers):
-    """A run of many methods by a number of threads."""
+    """Replays many methods with a number of threads."""
     words = {
         "layers": layers, "prefill": PROMPT, "rope": ROPE, "methods": [*WITHOUT_TEXT[:14], *COMBINED],
         "budgets": [40], "seeds": 2, "save": SAVED,
@@ -393,7 +393,7 @@ def test_an_audit_changes_no_bit(layers):
         assert np.array_equal(a.arrays["kept_flat"], b.arrays["kept_flat"])
 
 
-def test_arrays_that_were_not_saved_are_those_that_are_replayed_when_asked_for(layers):
+def test_unsaved_arrays_are_replayed_on_request(layers):
     words = {"layers": layers, "prefill": PROMPT, "methods": OBSERVING, "budgets": [40, 64], "seeds": 2}
     saved, later = replayed(**words, save=SAVED), replayed(**words)
     for place in ({"method": "h2o", "budget": 64, "layer": 8, "head": 1}, {"method": "uniform", "seed": 1}):
@@ -404,7 +404,7 @@ def test_arrays_that_were_not_saved_are_those_that_are_replayed_when_asked_for(l
         assert all(np.array_equal(errors[0][name], errors[1][name]) for name in errors[0])
 
 
-def test_of_a_method_that_reads_a_part_of_everything_the_read_tokens_are_told(layers):
+def test_the_read_tokens_of_query_time_methods_are_reported(layers):
     words = {"layers": layers, "prefill": PROMPT, "methods": ["topk_oracle"], "budgets": 40}
     read = replayed(**words).kept("topk_oracle", 40, layer=3, head=1)
     assert len(read) == 160 - PROMPT
@@ -438,10 +438,10 @@ def test_tensors_of_torch_have_the_numbers_of_numpy(dtype, tmp_path):
     shuffled = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in tensors]
     grown = [x.clone().requires_grad_() for x in tensors]
     for given in (tensors, shuffled, grown):
-        check_equal_runs(replayed(*given, **words), plain, OF_A_FILE)
+        check_equal_runs(replayed(*given, **words), plain, FILE_COLUMNS)
 
 
-def test_what_is_not_used_is_not_imported():
+def test_unused_libraries_are_not_imported():
     heavy = ["numpy", "pandas", "h5py", "torch", "matplotlib"]
     code = f"import sys, kvreplay; print([m for m in {heavy} if m in sys.modules])"
     assert run_python(code).stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""Arrays that a run saves: kept.h5, curves.h5 and outputs.h5 hold every cell, whatever was there before."""
+"""Saved arrays of a run: kept.h5, curves.h5 and outputs.h5 hold every cell, including those of earlier
+runs."""
 
 import json
 
@@ -21,7 +22,7 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(trace, tmp_path_factory):
-    """Table and arrays of one run that saves everything."""
+    """Table and arrays of a run that saves everything."""
     out = tmp_path_factory.mktemp("whole")
     rows = replayed(trace, out, *WORK, *saving("kept", "curves", "outputs"))
     numbers = arrays(out)
@@ -30,7 +31,7 @@ def whole(trace, tmp_path_factory):
     return rows, numbers
 
 
-def test_cells_whose_arrays_are_gone_are_replayed_and_gathered_again(trace, whole, tmp_path):
+def test_cells_with_missing_arrays_are_replayed(trace, whole, tmp_path):
     rows, numbers = whole
     words = [*WORK, *saving("kept", "curves", "outputs")]
     replayed(trace, tmp_path, *words)
@@ -55,7 +56,7 @@ def test_a_run_that_saves_more_than_the_one_before_has_the_arrays_of_every_cell(
     assert arrays(tmp_path) == numbers
 
 
-def test_lists_say_whose_they_are(trace, tmp_path):
+def test_lists_name_their_cells(trace, tmp_path):
     words = ["--method", "h2o,snapkv,adakv,exact", "--budget", "16,32", "--layers", "0", *saving("kept")]
     rows = replayed(trace, tmp_path, *words, "-s", "methods.1.window=8")
     with h5py.File(tmp_path / "kept.h5") as file:

@@ -1,4 +1,4 @@
-"""Budgets that are shares of the full cache's bytes: never above the share, and one token more would be."""
+"""Budgets as shares of the full cache's bytes: within the share, and one token more would exceed it."""
 
 import json
 
@@ -11,9 +11,9 @@ from program_beside_python import made_layer
 PROMPT, TOKENS = 136, 160
 SHARES = [0.05, 0.1, 0.2, 0.4, 0.7]
 KIVI = {"name": "kivi", "bits": 2, "g": 16, "R": 16}
-CLOSE = {"name": "kivi", "bits": 4, "g": 4, "R": 4}  # blocks so short that heads differ in their budgets
+CLOSE = {"name": "kivi", "bits": 4, "g": 4, "R": 4}  # blocks short enough that heads get different budgets
 GEAR = {"name": "gear", "bits": 4, "g": 16, "R": 16}
-# Of each kind one: scores, a window, one-shot, random, chunks, everything kept, a size that is data.
+# One method of each kind: scores, a window, one-shot, random, chunks, everything kept, a size from the data.
 METHODS = [
     {"name": "h2o", "row_format": ["source", "int8", KIVI], "gqa.level": ["kv", "query"]},
     {
@@ -53,7 +53,7 @@ def words(layers):
 
 
 def instances(entry):
-    """The entries of `methods` that lists in an entry stand for."""
+    """Expands lists in an entry of `methods` to single entries."""
     lists = [name for name, value in entry.items() if isinstance(value, list)]
     if not lists:
         return [entry]
@@ -61,7 +61,7 @@ def instances(entry):
 
 
 def checked(entry, over, words, measure="total_bytes", of="peak"):
-    """Number of (heads or layers, shares) of an entry that were found right."""
+    """Checks an entry; returns the number of (heads or layers, shares) checked."""
     budgets = {"share_of_cache": SHARES, "of": of}
     try:
         run = kv.replay(methods=[entry], budgets=budgets, **words)
@@ -82,7 +82,7 @@ def checked(entry, over, words, measure="total_bytes", of="peak"):
 
 
 def usable(table):
-    """A table without a failed cell, whose keys are plain numbers; seed -1: none."""
+    """A table without failed cells and with plain numbers as keys; seed -1 means no seed."""
     assert (table["status"] == "ok").all()
     return table.assign(
         seed=table["seed"].fillna(-1).astype(int), budget_tokens=table["budget_tokens"].astype(int)
@@ -93,7 +93,7 @@ FULL = {"total_bytes": "full_bytes", "mean_bytes": "mean_full_bytes", "prompt_by
 
 
 def of_full(rows, units, measure):
-    """(unit, what its cells take together of what full caches would)."""
+    """(unit, share of the full caches' bytes that its cells take together)."""
     for unit, own in rows.groupby(units):
         yield unit, own[measure].sum() / own[FULL[measure]].sum()
 
@@ -135,14 +135,14 @@ def test_a_share_of_the_prompt_bounds_what_is_held_when_it_ends(entry, words):
     assert checked(entry, over, words, "prompt_bytes", "prompt") > 0
 
 
-def test_of_the_prompt_one_shot_methods_reach_shares_below_what_comes_later(words):
+def test_by_prompt_bytes_one_shot_methods_reach_small_shares(words):
     budgets = {"share_of_cache": [0.1], "of": "prompt"}
     methods = [{"name": "snapkv", "window": 4}, "window", "quest"]
     with pytest.warns(UserWarning, match="10% of the prompt's cache is not reachable") as told:
         run = kv.replay(methods=methods, budgets=budgets, **words)
     assert [str(one.message).endswith(": quest") for one in told] == [True]
     assert "of the prompt's full cache)" in str(told[0].message)
-    # 13.6 tokens of 136: 13 rows, with 4 bytes for the position of each or without.
+    # 13.6 tokens of 136: 13 rows, with or without 4 bytes for each position.
     assert set(zip(run.table["method"], run.table["budget_tokens"], strict=True)) == {
         ("snapkv", 13),
         ("window", 13),
@@ -150,13 +150,13 @@ def test_of_the_prompt_one_shot_methods_reach_shares_below_what_comes_later(word
     answer = run.compare(0.1, of="prompt")
     assert sorted(answer.compared["label"]) == ["snapkv", "window"]
     assert answer.ranking.set_index("label")["how"]["quest"].startswith("needs 1")
-    # At their peaks snapkv takes 13 + 24 of 160 rows, window 13 + 1.
-    peak = run.compare(0.1).ranking.set_index("label")["how"]
-    assert peak["snapkv"].startswith("its least here is 23.")
-    assert peak["window"].startswith("its most here is 8.")
+    # At their peaks snapkv holds 13 + 24 of 160 rows, window 13 + 1.
+    peak = run.compare(0.1, of="peak").ranking.set_index("label")["how"]
+    assert peak["snapkv"].startswith("its smallest size here is 23.")
+    assert peak["window"].startswith("its largest size here is 8.")
 
 
-def test_a_cell_is_the_same_however_its_budget_was_asked_for(words):
+def test_a_cell_does_not_depend_on_the_form_of_its_budget(words):
     shares = kv.replay(methods=["h2o"], budgets=["20%"], **words).table
     (tokens,) = set(shares["budget_tokens"])
     plain = kv.replay(methods=["h2o"], budgets=[tokens], **words).table
@@ -166,7 +166,7 @@ def test_a_cell_is_the_same_however_its_budget_was_asked_for(words):
     assert (plain["budget_share"] == "").all()
 
 
-def test_a_heads_own_budget_can_be_asked_for_its_arrays(words):
+def test_a_heads_budget_selects_its_arrays(words):
     run = kv.replay(methods=["self_balancing_walk"], budgets=["62%"], **words)
     assert run.table["budget_tokens"].nunique() > 1
     for row in run.table.itertuples():
@@ -174,7 +174,7 @@ def test_a_heads_own_budget_can_be_asked_for_its_arrays(words):
         assert len(run.kept("self_balancing_walk", row.budget_tokens, **place)[0]) <= row.peak_kept_tokens
 
 
-def test_a_summary_has_a_row_for_each_share_whatever_the_heads_budgets(words):
+def test_a_summary_has_a_row_per_share_even_if_heads_budgets_differ(words):
     methods = [{"name": "h2o", "row_format": KIVI}, "exact", "window"]
     table = kv.replay(methods=methods, budgets=["40%", "60%"], **words).summary()
     assert [name.split()[0] for name in table["method"]] == ["exact", "h2o", "h2o", "window", "window"]
@@ -184,7 +184,7 @@ def test_a_summary_has_a_row_for_each_share_whatever_the_heads_budgets(words):
     assert (table["n_units"] == 4).all()
 
 
-def test_a_curve_has_one_point_at_a_share_whatever_the_heads_budgets(words):
+def test_a_curve_has_one_point_per_share_even_if_heads_budgets_differ(words):
     coded = {"name": "h2o", "row_format": CLOSE}
     frame = kv.replay(methods=[coded, "window"], budgets=["20%", 40], **words).frame
     common = with_common_budgets(frame)
@@ -195,7 +195,7 @@ def test_a_curve_has_one_point_at_a_share_whatever_the_heads_budgets(words):
     assert common[common["budget_share"] == ""]["budget_tokens"].eq(40).all()
 
 
-def test_a_cell_of_two_shares_is_at_each_of_them_once_whatever_budgets_other_heads_have(words):
+def test_a_cell_of_two_shares_counts_once_at_each(words):
     run = kv.replay(
         methods=[{"name": "h2o", "row_format": CLOSE}, "window"], budgets=["20%", "20.3%"], **words
     )
@@ -213,7 +213,7 @@ def test_two_shares_of_one_budget_are_one_cell_with_both(words):
     assert set(run.table[run.table["budget_share"] == "1"]["budget_tokens"]) == {TOKENS}
 
 
-def test_what_cannot_go_so_low_is_told_and_the_others_run(words):
+def test_methods_that_cannot_get_that_small_are_reported_and_the_others_run(words):
     with pytest.warns(UserWarning) as told:
         run = kv.replay(methods=["window", "quest", "snapkv"], budgets=["10%", "90%"], **words)
     said = sorted(str(warning.message) for warning in told)
@@ -226,8 +226,8 @@ def test_what_cannot_go_so_low_is_told_and_the_others_run(words):
     assert set(run.table["method"]) == {"window", "snapkv"}
 
 
-def test_a_short_prompt_is_solved_beside_a_long_one(tmp_path):
-    """The search begins where it has ended elsewhere, which may be no budget of a shorter text."""
+def test_a_short_prompt_is_solved_together_with_a_long_one(tmp_path):
+    """The search starts at an earlier result, which may not be a valid budget of a shorter text."""
     texts = {"long": 800, "short": 60}
     prompts = {
         name: {"layers": {3: made_layer(3, tokens=tokens)}, "n_prompt": tokens - 20}
@@ -239,12 +239,12 @@ def test_a_short_prompt_is_solved_beside_a_long_one(tmp_path):
     assert (run.table["total_bytes"] <= 0.1 * run.table["full_bytes"]).all()
 
 
-def test_tokens_beside_shares_are_rows_of_their_own_in_a_summary(words):
+def test_budgets_in_tokens_and_shares_have_separate_rows_in_a_summary(words):
     table = kv.replay(methods=["h2o"], budgets=[32, 100, "20%"], **words).summary()
     assert set(table.loc[table["share"].isna(), "budget_tokens"]) == {32, 100}
 
 
-def test_what_no_budget_reaches_is_named_by_the_answer(words):
+def test_shares_that_no_budget_reaches_are_named_in_the_answer(words):
     with pytest.warns(UserWarning, match="not reachable"):
         answer = kv.replay(methods=["window", "snapkv"], budgets=["10%"], **words).compare("10%")
     assert answer.ranking.set_index("label")["how"]["snapkv"].startswith("needs 1")
@@ -272,7 +272,7 @@ def test_the_table_of_a_run_shows_shares_and_what_is_not_reachable(trace, tmp_pa
     assert again.stdout == done.stdout
 
 
-def test_a_run_without_shares_says_what_its_budgets_take_of_the_cache(trace, tmp_path):
+def test_a_run_without_shares_shows_its_share_of_the_cache(trace, tmp_path):
     done = kvreplay("run", trace, "--method", "exact,window", "--budget", "39", "-o", tmp_path / "o")
     header, exact, window = done.stdout.splitlines()
     assert "share" not in header
@@ -300,10 +300,10 @@ def test_a_dry_run_counts_the_cells_of_shares_and_validate_does_not_replay(trace
 
 
 @pytest.mark.parametrize("word", ["0%", "150%"])
-def test_a_share_that_is_none_is_refused_on_the_command_line(trace, word):
+def test_an_invalid_share_is_refused_on_the_command_line(trace, word):
     done = kvreplay("run", trace, "--method", "window", "--budget", word)
     assert done.returncode == 2
-    assert "must be a share of the full cache's bytes, in (0, 1]" in done.stderr
+    assert f"--budget is {word} and must be a share of the full cache's bytes" in done.stderr
 
 
 def test_a_sweep_takes_the_budgets_of_its_plan(trace, tmp_path):

@@ -1,4 +1,4 @@
-"""Streaming methods at the command line: budgets that are outputs or defaults, text classes, log n."""
+"""Streaming methods on the command line: budgets as outputs or defaults, text classes, log n."""
 
 import h5py
 import pandas as pd
@@ -22,24 +22,24 @@ def run(trace, *arguments):
     return pd.read_csv(out / "results.csv")
 
 
-def test_keyformer_has_a_budget_of_its_own_where_none_is_given(trace):
+def test_keyformer_has_a_default_budget(trace):
     rows = run(trace, "--method", "keyformer", "--prefill", "157", "--seeds", "1")
     assert list(rows.budget_tokens) == [int(0.6 * 157)]
 
 
-def test_fastgen_takes_no_budget_and_says_what_it_chose(trace):
+def test_fastgen_takes_no_budget_and_reports_its_policy(trace):
     rows = run(trace, "--method", "fastgen", "--prefill", "157", "--set", "methods.0.recovery=0.5")
     assert rows.budget_tokens.isna().all()
     assert '"candidate"' in rows.extras[0] and '"recovered_mass"' in rows.extras[0]
 
 
-def test_fastgen_names_the_dump_option_that_a_trace_without_text_lacks(trace):
+def test_fastgen_names_the_recording_option_for_missing_text(trace):
     with h5py.File(trace, "r+") as f:
         del f["prompts/a/token_class"]
     done = kvreplay("run", trace, "--method", "fastgen", "--prefill", "157", "-o", trace.parent / "out")
     assert done.returncode == 2
-    assert "prompt a of" in done.stderr and "has no token_class" in done.stderr
-    assert "kvdump --with-text" in done.stderr
+    assert "fastgen needs the text of tokens, which" in done.stderr
+    assert "`kvreplay record --with-text`" in done.stderr
 
 
 def test_a_class_that_does_not_exist_is_refused(trace):
@@ -50,7 +50,7 @@ def test_a_class_that_does_not_exist_is_refused(trace):
     assert "token_class: holds 3 at 7, it must be from 0 to 2" in done.stderr
 
 
-def test_buzz_says_why_short_strides_are_refused(trace):
+def test_buzz_refuses_short_strides_with_the_reason(trace):
     done = kvreplay(
         *("run", trace, "--method", "buzz", "--budget", "40", "--prefill", "157", "-o", trace.parent / "out"),
         *("--set", "methods.0.stride=2"),

@@ -1,4 +1,4 @@
-"""The map of the code: which room may include which, and who may see which library."""
+"""The map of the code: which room may include which others, and which libraries each may use."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIB = ROOT / "lib"
 
-# A room includes itself and these. Data flows from the top of this table to its bottom.
+# A room may include itself and these rooms. Data flows from the top of this table to the bottom.
 INCLUDES = {
     "base": set(),
     "theory": set(),
@@ -40,13 +40,13 @@ INCLUDES = {
     "results": {"base", "formats", "trace", "catalog", "survey", "measures"},
     "sweep": {"base", "trace", "catalog", "config", "plan", "results"},
 }  # fmt: skip
-# Libraries that belong to one room.
+# Libraries that only one room may use.
 OWNED = {
     r"hdf5\.h|H5\w*\.h": "trace",
     r"yaml-cpp/.*": "config",
     r"cuda\w*\.h|cuda/.*": "device/cuda",
     r"boost/.*": "device/emulator",
-    r"CLI/.*": None,  # apps only
+    r"CLI/.*": None,  # only apps
 }
 
 
@@ -66,14 +66,14 @@ def test_every_room_is_on_the_map():
     assert {room(p) for p in sources()} == set(INCLUDES)
 
 
-def test_the_page_of_the_architecture_says_what_belongs_in_each_room():
+def test_the_page_of_the_architecture_describes_each_room():
     page = (ROOT / "ARCHITECTURE.md").read_text().partition("## Rooms")[2].partition("`apps/`")[0]
     rooms = set(re.findall(r"^\| `([\w/]+)` \| .+ \| .+ \|$", page, re.M))
     assert rooms == set(INCLUDES) | {f"device/{p.name}" for p in (LIB / "device").iterdir() if p.is_dir()}
 
 
 @pytest.mark.parametrize("name", INCLUDES)
-def test_a_room_includes_just_what_the_map_shows(name):
+def test_a_room_includes_only_what_the_map_allows(name):
     found = {}
     for path in sources(LIB / name):
         for target in includes(path):
@@ -81,18 +81,18 @@ def test_a_room_includes_just_what_the_map_shows(name):
     rooms = {other: where for other, where in found.items() if other in INCLUDES and other != name}
     for other in set(rooms) - INCLUDES[name]:
         raise AssertionError("\n".join(rooms[other]))
-    assert set(rooms) == INCLUDES[name], "the map has an arrow that nobody takes"
+    assert set(rooms) == INCLUDES[name], "the map has an unused arrow"
 
 
-def test_kernels_of_devices_know_nothing_of_who_launches_them():
+def test_device_kernels_do_not_depend_on_their_launchers():
     for path in sources(LIB / "device/kernels"):
         for target in includes(path):
             inside = not target.startswith("device/") or target.startswith("device/kernels/")
             assert inside, f"{path.relative_to(LIB)} includes {target}"
 
 
-def test_text_for_devices_counts_no_bits_by_the_standard_library():
-    """nvcc turns them into nothing, without a warning."""
+def test_device_code_does_not_use_the_standard_librarys_bit_counting():
+    """nvcc compiles such calls to nothing, without a warning."""
     names = "popcount|count[lr]_(zero|one)|rot[lr]|bit_(width|ceil|floor)|has_single_bit"
     bits = re.compile(rf"std::({names})[<(]")
     rooms = ("core", "methods", "formats/coders", "device/kernels")
@@ -107,14 +107,14 @@ def test_no_header_of_the_library_needs_the_parser_of_json():
             assert named <= {"nlohmann/json_fwd.hpp"}, path.relative_to(LIB)
 
 
-def test_one_file_of_the_program_sees_the_parser_of_command_lines():
+def test_one_file_of_the_program_includes_the_command_line_parser():
     apps = ROOT / "apps"
     seeing = [p for p in sources(apps) if any(target.startswith("CLI/") for target in includes(p))]
     assert seeing == [apps / "command_line.cpp"]
 
 
 @pytest.mark.parametrize("pattern,owner", OWNED.items())
-def test_a_library_is_seen_by_its_own_room_only(pattern, owner):
+def test_a_library_is_used_only_in_its_room(pattern, owner):
     for path in sources():
         for target in includes(path):
             if re.fullmatch(pattern, target) and not (LIB / target).exists():
@@ -132,7 +132,7 @@ def test_the_map_has_no_circle():
 
 
 def test_the_library_neither_prints_nor_exits():
-    # `_exit` may end a forked child, which rehearses the reading of a file that could crash HDF5.
+    # `_exit` may end a forked child, which tests whether reading a file crashes HDF5.
     forbidden = re.compile(r"(?<!\w)(?:std::)?(?:cout|cerr|clog|printf|puts|exit|abort)\s*[(<]")
     for path in sources():
         code = re.sub(r"//.*", "", path.read_text())
@@ -144,7 +144,7 @@ STANDARD = {"algorithm", "bit", "cmath", "cstdint", "numeric", "span", "string",
 
 
 def test_policies_have_no_hidden_memory():
-    """Types stop accidents; these words would get around them."""
+    """Types prevent accidents; these keywords would bypass them."""
     for path in (LIB / "methods").glob("*.hpp"):
         code = re.sub(r"//.*", "", path.read_text())
         assert not re.search(r"\b(const_cast|reinterpret_cast|thread_local|new)\b", code), path.name
@@ -165,7 +165,7 @@ def test_a_method_file_is_short():
         assert len(path.read_text().splitlines()) <= 150, path.name
 
 
-def test_the_page_on_methods_says_what_each_hook_is_for():
+def test_the_page_on_methods_describes_each_hook():
     listed = (
         (LIB / "core/hooks.hpp").read_text().partition("#define KVR_HOOKS(X)")[2].partition("enum class")[0]
     )
@@ -182,7 +182,7 @@ def test_the_page_on_methods_says_what_each_hook_is_for():
 
 
 ANALYSIS = ROOT / "analysis/kvanalysis"
-# The rooms of the Python side: tables become numbers, numbers become pictures, pictures become pages.
+# The rooms of the analysis: tables become numbers, numbers become pictures, pictures become pages.
 NUMBERS = {"stats", "budgets", "answer", "predict", "loss"}
 MAY_IMPORT = {
     "data": set(),
@@ -198,18 +198,28 @@ MAY_IMPORT = {
     "study": {"data", "stats", "loss", "predict", "figures"},
     "page": {"data", *NUMBERS, "drawing", "plots", "figures"},
 }
-SHARED_PLOTS = "run"  # the room of plots that the others may borrow from
+# Packages of Python, and those that each imports. kvreplay is on top; kvdump is its recorder's old name.
+PACKAGES = {
+    "kvbase": set(),
+    "kvtrace": {"kvbase"},
+    "kvrecord": {"kvbase", "kvtrace"},
+    "kvconfirm": {"kvbase", "kvtrace", "kvrecord"},
+    "kvanalysis": {"kvbase"},
+    "kvreplay": {"kvbase", "kvtrace", "kvrecord", "kvconfirm", "kvanalysis"},
+    "kvdump": {"kvbase", "kvrecord"},
+}
+SHARED_PLOTS = "run"  # the room of plots that other plots may use
 
 
 @cache
 def modules():
-    """{dotted name within the package: path}, a package by its own name."""
+    """{dotted name within the package: path}; a package has its own name."""
     files = {path: path.relative_to(ANALYSIS).with_suffix("").parts for path in ANALYSIS.rglob("*.py")}
     return {".".join(parts).removesuffix("__init__").rstrip("."): path for path, parts in files.items()}
 
 
 def imported(name, path, everywhere=False):
-    """Modules of the package that a module imports as it is loaded; `everywhere`: or later, too."""
+    """Modules of the package that a module imports when loaded; `everywhere` includes later imports."""
     package = [*name.split("."), ""] if path.name == "__init__.py" else name.split(".")
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree) if everywhere else tree.body:
@@ -222,7 +232,7 @@ def imported(name, path, everywhere=False):
 
 def test_every_room_of_the_analysis_is_on_its_map():
     assert {p.name for p in ANALYSIS.iterdir() if (p / "__init__.py").is_file()} == set(MAY_IMPORT)
-    assert {p.stem for p in ANALYSIS.glob("*.py")} == {"__init__", "__main__", "cli", "commands", "errors"}
+    assert {p.stem for p in ANALYSIS.glob("*.py")} == {"__init__", "cli", "commands", "errors"}
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -248,3 +258,30 @@ def test_no_module_of_the_analysis_imports_itself_through_others():
         assert ground, f"a circle among {sorted(above)}"
         for name in ground:
             del above[name]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_packages_import_in_one_direction(name):
+    (folder,) = (
+        ROOT / place / name for place in ("apps", "traces", "analysis") if (ROOT / place / name).is_dir()
+    )
+    found = {}
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            for target in names:
+                found.setdefault(target.split(".")[0], path.relative_to(ROOT))
+    above = {
+        target: path for target, path in found.items() if target in set(PACKAGES) - PACKAGES[name] - {name}
+    }
+    assert above == {}
+
+
+def test_the_packages_have_no_circle():
+    below = {name: set(others) for name, others in PACKAGES.items()}
+    while below:
+        ground = {name for name, others in below.items() if not others & set(below)}
+        assert ground, f"a circle among {sorted(below)}"
+        for name in ground:
+            del below[name]

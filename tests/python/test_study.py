@@ -1,4 +1,4 @@
-"""A study over models: its configuration, its commands, and how measures are ranked."""
+"""A study over models: its configuration, its commands, and the ranking of measures."""
 
 import numpy as np
 import pandas as pd
@@ -46,10 +46,10 @@ def test_a_study_names_models_texts_and_what_is_replayed(study_file, tmp_path):
         (("kind: study", "kind: sweep"), "write `kind: study`"),
         (("texts: [texts]", "texts: [nowhere]"), "no .txt file there"),
         (("max_tokens: 40", "tokens: 40"), "record: its keys are max_tokens"),
-        (("name: two", "name: one"), "one stands twice"),
+        (("name: two", "name: one"), "one occurs twice"),
         (("model: some/id", "modle: some/id"), "write {name: N, model: ID}"),
         (("two.gguf", "three.gguf"), "three.gguf; name its folder with --files"),
-        (("methods: [h2o], ", ""), "run: a configuration"),
+        (("methods: [h2o], ", ""), "run: write a configuration"),
         (("schema: 1", "schema: [1"), "cannot be read"),
     ],
 )
@@ -61,13 +61,13 @@ def test_a_mistake_in_a_study_is_named(study_file, change, says):
 
 
 def test_a_dry_run_prints_the_commands_of_every_model(study_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("KVREPLAY", "/bin/kvreplay")
+    monkeypatch.setenv("KVREPLAY", "/bin/true")
     run_study(read_study(study_file), tmp_path / "out", dry=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6
-    assert "-m kvdump --model some/id" in lines[0] and "--max-tokens 40" in lines[0]
-    assert lines[1].startswith("/bin/kvreplay run ")
-    assert "-m kvconfirm" in lines[5] and lines[5].endswith(f"--gguf-file {tmp_path / 'two.gguf'}")
+    assert "-m kvreplay record --model some/id" in lines[0] and "--max-tokens 40" in lines[0]
+    assert lines[1].startswith("/bin/true run ")
+    assert "-m kvreplay confirm" in lines[5] and lines[5].endswith(f"--gguf-file {tmp_path / 'two.gguf'}")
     assert not (tmp_path / "out").exists()
 
 
@@ -80,9 +80,9 @@ def test_the_engines_configuration_holds_the_trace_and_saves_what_the_study_need
 
 def test_a_step_that_fails_ends_the_study_with_its_code(study_file, tmp_path, monkeypatch):
     monkeypatch.setattr("kvanalysis.study.drive._commands", lambda *_: [["sh", "-c", "exit 3"]])
-    with pytest.raises(StudyError, match="ended with 3; run again to go on") as raised:
+    with pytest.raises(StudyError, match="ended with exit code 3; run again to continue") as raised:
         run_study(read_study(study_file), tmp_path / "out", say=lambda line: None)
-    assert raised.value.code == 3
+    assert raised.value.exit_code == 3
     with pytest.raises(StudyError, match="no model of the study is confirmed"):
         finished(read_study(study_file), tmp_path / "out")
 
@@ -121,10 +121,10 @@ def test_the_measure_of_a_held_out_model_is_chosen_by_the_others():
     places = [place(m, "t", RIGHT, simple=[2, 1, 3, 4, 5], other=RIGHT) for m in ("p", "q")]
     places.append(place("r", "t", RIGHT, simple=RIGHT, other=WRONG))
     held = {each.model: each for each in leave_one_out(rank_table(places), ["simple", "other"])}
-    # p and q choose the measure that is right on both, and r is where it fails.
+    # p and q choose the measure that is correct on both; it fails on r.
     assert (held["r"].chosen, held["r"].spearman) == ("other", pytest.approx(-1))
     assert (held["r"].best, held["r"].best_spearman) == ("simple", pytest.approx(1))
-    # p is judged by what q (other 1) and r (other -1) choose: the simple one.
+    # p is judged by the choice of q (other: 1) and r (other: -1), which is the simple measure.
     assert held["p"].chosen == "simple"
 
 
@@ -144,8 +144,9 @@ def test_the_rank_of_a_method_by_the_model_and_by_a_measure():
     assert rank_of(places, "a", "bad") == {"m": 5}
 
 
-def test_the_first_by_a_measure_is_judged_by_what_it_costs_the_model():
-    """By `bad` e is first: 5 of a least of 1, and 1 where the model agrees: the root of 5 on the whole."""
+def test_the_first_by_a_measure_is_rated_by_its_loss():
+    """By `bad`, e is first: it costs 5 times the lowest loss, and 1 time where the model agrees; on the whole
+    sqrt(5)."""
     places = [
         place("m", "s", RIGHT, bad=WRONG),
         place("m", "t", WRONG, bad=WRONG),
@@ -165,7 +166,7 @@ def test_methods_are_ranked_at_budgets_and_between_them_at_equal_bytes():
     table = pd.DataFrame(rows)
     places = {each.name: each for each in places_of("m", table, {"x": table["kl_mean"].to_numpy() * 2})}
     assert set(places) == {"64 tokens", "256 tokens", "10% of the bytes", "20% of the bytes"}
-    # Half way in logarithms: a loss of 4 at 5 % and 1 at 20 % is 2 at 10 %; at 40 % nothing was replayed.
+    # Halfway on a logarithmic scale: losses of 4 at 5 % and 1 at 20 % give 2 at 10 %; 40 % was not replayed.
     assert places["10% of the bytes"].measured[0] == pytest.approx(2)
     assert places["10% of the bytes"].values["x"][0] == pytest.approx(4)
     assert list(places["64 tokens"].measured) == [4, 5, 6, 7, 8]

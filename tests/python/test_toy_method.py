@@ -1,4 +1,4 @@
-"""A ninth method is one file and one line (tests/toy): the program that is built with them knows it."""
+"""A new method is one file and one line (tests/toy): a program built with them has the method."""
 
 import subprocess
 

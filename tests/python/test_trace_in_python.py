@@ -1,4 +1,4 @@
-"""Traces in Python: they say what the engine says, bit for bit, and are written whole or not at all."""
+"""Traces in Python agree with the engine bit for bit, and are written completely or not at all."""
 
 import ast
 import json
@@ -16,11 +16,11 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from kvdump.dtypes import bf16_file_type
-from kvreplay.errors import ConfigError, KvreplayError, OutputError, TraceError
+from kvbase.errors import ConfigError, KvreplayError, OutputError, TraceError
 from kvreplay.trace import Layer, LayerArrays, Trace
 from kvreplay.trace import open as open_trace
 from kvreplay_cli import ROOT, kvreplay, synth
+from kvtrace.dtypes import bf16_file_type
 from mutate_trace import mutations, write_trace
 from wrong_traces import attention
 
@@ -29,9 +29,9 @@ LAYER = "prompts/p0/layers/000"
 TOKENS, Q_HEADS, KV_HEADS, DIM = 48, 4, 2, 8
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ROPE = {"type": "default", "theta": 1e4, "layout": "half_split"}
-NAMED_MUTATIONS = 85  # those before the random ones
-# What only `validate --deep` looks at, and further passes, which are the engine's alone to read.
-OF_ENGINE = ("sha256", "whose name is damaged", "kvdump --repeat", "kvdump --lookahead")
+NAMED_MUTATIONS = 85  # the named damages precede the random ones
+# Damage that only `validate --deep` detects, and further passes, which only the engine reads.
+OF_ENGINE = ("sha256", "whose name is damaged", "kvreplay record --repeat", "kvreplay record --lookahead")
 
 
 def drawn(tokens=TOKENS, dtype=np.float32, seed=0, v_dim=DIM, dim=DIM):
@@ -78,14 +78,14 @@ def same_bits(trace, path_or_trace):
 # ---- the sample
 
 
-def test_the_sample_tells_its_model_prompts_layers_heads_and_tokens():
+def test_the_sample_has_its_model_prompts_layers_heads_and_tokens():
     text = repr(open_trace(SAMPLE))
     for fact in (
         "SmolLM2-135M",
         "1 prompt,",
-        "0 7 15 23 29 of 30",
+        "0 3 7 11 15 18 21 23 26 29 of 30",
         "9 query heads on 3 kv heads of 64",
-        "1024 tok",
+        "704 tok",
     ):
         assert fact in text
 
@@ -93,7 +93,7 @@ def test_the_sample_tells_its_model_prompts_layers_heads_and_tokens():
 def test_the_samples_arrays_are_its_bits_widened():
     layer = Trace(SAMPLE).layer(7)
     with h5py.File(SAMPLE) as file:
-        for name, shape in (("q", (9, 1024, 64)), ("k", (3, 1024, 64)), ("v", (3, 1024, 64))):
+        for name, shape in (("q", (9, 704, 64)), ("k", (3, 704, 64)), ("v", (3, 704, 64))):
             stored = np.empty(shape, np.uint16)
             dataset = file[f"prompts/0/layers/007/{name}"]
             dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, stored, dataset.id.get_type())
@@ -106,7 +106,7 @@ def test_the_samples_arrays_are_its_bits_widened():
             assert np.array_equal(raw, stored)
 
 
-def test_a_layer_of_the_sample_takes_less_than_half_of_what_hdf5s_own_conversion_takes():
+def test_a_layer_of_the_sample_loads_twice_as_fast_as_by_hdf5s_conversion():
     def seconds(work):
         start = time.perf_counter()
         work()
@@ -123,11 +123,11 @@ def test_a_layer_of_the_sample_takes_less_than_half_of_what_hdf5s_own_conversion
     assert ours < min(seconds(converted_by_hdf5) for _ in range(2)) / 2
 
 
-# ---- what it says, beside the engine
+# ---- facts, compared with the engine
 
 
 def all_facts(trace):
-    """A trace as `inspect --json` shows it, but for the file's size and history."""
+    """A trace as in `inspect --json`, except for the file's size and history."""
     prompts = []
     for prompt in map(trace.prompt, trace.prompts):
         layers = [prompt.layer(number) for number in prompt.layers]
@@ -176,10 +176,10 @@ def layer_facts(layer: Layer):
     }
 
 
-def says_what_the_engine_says(path):
+def check_facts_like_engine(path):
     engine, ours = inspected(path), all_facts(Trace(path))
     for prompt in engine["prompts"]:
-        for of_engine in ("bytes", "repeat", "lookahead"):  # further passes are the engine's alone to read
+        for of_engine in ("bytes", "repeat", "lookahead"):  # only the engine reads further passes
             del prompt[of_engine]
         for layer in prompt["layers"]:
             for of_engine in ("bytes", "repeat_rows", "repeat_in_norm", "resid_in_norm", "lookahead_rows"):
@@ -194,26 +194,26 @@ def without_id(path):
     return path
 
 
-def test_the_sample_says_what_the_engine_says(tmp_path):
-    says_what_the_engine_says(SAMPLE)
-    # Without an identity of its own it gets that of its content, in both.
+def test_facts_of_the_sample_equal_the_engines(tmp_path):
+    check_facts_like_engine(SAMPLE)
+    # Without a stored identity, both derive it from the content.
     shutil.copy(SAMPLE, tmp_path / "copy.h5")
-    ours = says_what_the_engine_says(without_id(tmp_path / "copy.h5"))
+    ours = check_facts_like_engine(without_id(tmp_path / "copy.h5"))
     assert ours["trace_id"] != Trace(SAMPLE).trace_id
 
 
 @pytest.mark.parametrize(
     "words", [("--dtype", "f16"), ("--no-rope",), ("--layers", 3, "--with-out")], ids=str
 )
-def test_synthetic_traces_say_what_the_engine_says(words, tmp_path):
+def test_facts_of_synthetic_traces_equal_the_engines(words, tmp_path):
     trace = synth(tmp_path / "t.h5", "--tokens", 64, "--prompt", 48, *words)
-    says_what_the_engine_says(trace)
-    says_what_the_engine_says(without_id(trace))
+    check_facts_like_engine(trace)
+    check_facts_like_engine(without_id(trace))
 
 
 def test_a_trace_of_five_lines_has_the_defaults(tmp_path):
     path = five_lines(tmp_path / "t.h5")
-    says_what_the_engine_says(path)
+    check_facts_like_engine(path)
     layer = Trace(path).layer(0)
     assert (layer.sliding_window, layer.softcap, layer.q_prescaled) == (0, 0, False)
     assert (layer.rope, layer.rope_recorded, layer.sinks, layer.out) == (None, False, None, None)
@@ -223,15 +223,15 @@ def test_a_trace_of_five_lines_has_the_defaults(tmp_path):
     assert (Trace(path).model, Trace(path).revision, Trace(path).n_layers) == ("unknown", "", 1)
 
 
-def test_what_follows_a_prompt_was_generated(tmp_path):
+def test_tokens_after_a_prompt_count_as_generated(tmp_path):
     path = five_lines(tmp_path / "t.h5")
     with h5py.File(path, "r+") as file:
         file["prompts/p0"].attrs["n_prompt"] = 40
-    says_what_the_engine_says(path)
+    check_facts_like_engine(path)
     assert Trace(path).prompt().n_generated == TOKENS - 40
 
 
-def test_everything_that_a_trace_may_say_is_said_as_the_engine_says_it(tmp_path):
+def test_all_facts_of_a_trace_equal_the_engines(tmp_path):
     path = five_lines(
         tmp_path / "t.h5",
         scaling=np.float32(0.3),
@@ -258,7 +258,7 @@ def test_everything_that_a_trace_may_say_is_said_as_the_engine_says_it(tmp_path)
         prompt["position_ids"] = np.arange(TOKENS, dtype=np.uint8) + 5
         prompt.create_dataset("token_text", data=["é"] * TOKENS, dtype=h5py.string_dtype())
         prompt.attrs.update(n_prompt=40, n_generated=3, source="a page")
-    says_what_the_engine_says(path)
+    check_facts_like_engine(path)
     layer = Trace(path).layer(0)
     assert layer.token_ids.tolist() == list(range(TOKENS))[::-1]
     assert layer.token_classes.dtype == np.uint8
@@ -289,13 +289,13 @@ OTHER = json.dumps(ROPE | {"theta": 77.0})
         ({}, {"rope_json": '{"type": "yarn", "inv_freq": [1, 0.5, 0.25, 1e-7]}'}, 0.0, True),
     ],
 )
-def test_a_layers_own_rope_comes_before_the_roots(layer, root, theta, recorded, tmp_path):
+def test_a_layers_rope_overrides_the_roots(layer, root, theta, recorded, tmp_path):
     path = five_lines(tmp_path / "t.h5", **layer)
     with h5py.File(path, "r+") as file:
         file.attrs.update(root)
     found = Trace(path).layer(0)
     assert (found.rope and found.rope["theta"], found.rope_recorded) == (theta, recorded)
-    says_what_the_engine_says(path)
+    check_facts_like_engine(path)
 
 
 BAD_ROPES = [
@@ -323,7 +323,7 @@ def test_a_rope_that_cannot_be_is_refused_in_the_engines_words(rope, tmp_path):
     assert str(error.value) in kvreplay("inspect", path).stderr
 
 
-def test_rotary_dims_that_are_said_twice_must_agree(tmp_path):
+def test_repeated_rotary_dims_must_agree(tmp_path):
     rope = json.dumps({"theta": 1e4, "rotary_dims": 4})
     path = five_lines(tmp_path / "t.h5", rope_json=rope, rotary_dims=6)
     with pytest.raises(TraceError, match="attribute rotary_dims is 6") as error:
@@ -342,9 +342,9 @@ def test_an_index_of_links_is_read_as_one_trace(tmp_path):
     (tmp_path / "p0").mkdir()
     five_lines(tmp_path / "p0/000.h5")
     with h5py.File(tmp_path / "p0/000.h5", "r+") as file:
-        file.attrs["rope_json"] = OTHER  # of the file that is linked to, since the index has none
+        file.attrs["rope_json"] = OTHER  # attribute of the linked file, since the index has none
     index = index_of(tmp_path / "index.h5", "p0/000.h5")
-    says_what_the_engine_says(index)
+    check_facts_like_engine(index)
     assert Trace(index).layer(0).rope["theta"] == 77.0
     assert Trace(tmp_path).path == index
     assert same_bits(Trace(index), tmp_path / "p0/000.h5")
@@ -373,7 +373,7 @@ def test_links_in_a_circle_are_refused(tmp_path):
         Trace(path).layer(0)
 
 
-# ---- how numbers are stored
+# ---- storage of numbers
 
 
 def replaced(path, name, array, file_type=None, **options):
@@ -402,7 +402,7 @@ MAPPED = {"float32", "float16", "bfloat16", "bfloat16 as bits"}
 
 
 @pytest.mark.parametrize("case", STORED)
-def test_numbers_come_as_they_are_stored(case, tmp_path):
+def test_numbers_are_read_as_stored(case, tmp_path):
     dtype, store = STORED[case]
     path = store(five_lines(tmp_path / "t.h5", source_dtype="bfloat16"))
     layer = Trace(path).layer(0)
@@ -416,10 +416,10 @@ def test_numbers_come_as_they_are_stored(case, tmp_path):
     assert not raw.flags.writeable
     assert not layer.k.flags.writeable
     assert isinstance(raw, np.memmap) == (case in MAPPED)
-    says_what_the_engine_says(path)
+    check_facts_like_engine(path)
 
 
-def test_a_memory_map_finds_its_numbers_behind_a_user_block(tmp_path):
+def test_a_memory_map_finds_its_numbers_after_a_user_block(tmp_path):
     path = five_lines(tmp_path / "plain.h5")
     with h5py.File(tmp_path / "t.h5", "w", userblock_size=1024) as file, h5py.File(path) as plain:
         file.attrs.update(plain.attrs)
@@ -429,11 +429,11 @@ def test_a_memory_map_finds_its_numbers_behind_a_user_block(tmp_path):
     assert np.array_equal(raw, drawn()[2])
 
 
-# ---- the file is let go
+# ---- closing the file
 
 
 @pytest.mark.parametrize("locking", [True, False])
-def test_a_file_that_somebody_else_has_open_can_be_read(locking, tmp_path):
+def test_a_file_opened_by_another_process_can_be_read(locking, tmp_path):
     path = five_lines(tmp_path / "t.h5")
     with h5py.File(path, "r", locking=locking):
         assert np.array_equal(Trace(path).layer(0).q, drawn()[0])
@@ -464,7 +464,7 @@ def test_traces_and_layers_are_pickled_by_their_path(tmp_path):
     assert pickle.loads(pickle.dumps(layer.prompt)).n_prompt == TOKENS
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def read_all(path):
@@ -478,7 +478,7 @@ def read_all(path):
 
 
 def outcome(path):
-    """0 or 3, from a child: a damaged file may end the process that reads it."""
+    """Exit code 0 or 3 of a child process: a damaged file may crash the reading process."""
     child = os.fork()
     if child == 0:
         try:
@@ -491,7 +491,7 @@ def outcome(path):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def agrees_with_the_engine(named, tmp_path):
+def check_outcome_like_engine(named, tmp_path):
     write_trace(tmp_path / "sound.h5")
     differing = {}
     for name, damage in named:
@@ -500,7 +500,7 @@ def agrees_with_the_engine(named, tmp_path):
         shutil.copy(tmp_path / "sound.h5", folder / "damaged.h5")
         damage(folder / "damaged.h5")
         ours, engine = outcome(folder / "damaged.h5"), kvreplay("validate", "--deep", folder / "damaged.h5")
-        # 2: without its first bytes the program takes it for a configuration.
+        # Exit code 2: without its first bytes the program reads the file as a configuration.
         same = ours == engine.returncode or (ours, engine.returncode) == (3, 2)
         if not same and not (ours == 0 and any(word in engine.stderr for word in OF_ENGINE)):
             differing[name] = (ours, engine.returncode, engine.stderr)
@@ -509,14 +509,14 @@ def agrees_with_the_engine(named, tmp_path):
 
 
 @pytest.mark.long
-def test_what_the_engine_refuses_is_refused_and_nothing_else(tmp_path):
-    assert agrees_with_the_engine(mutations(NAMED_MUTATIONS), tmp_path) == {}
+def test_python_refuses_exactly_the_traces_that_the_engine_refuses(tmp_path):
+    assert check_outcome_like_engine(mutations(NAMED_MUTATIONS), tmp_path) == {}
 
 
 @pytest.mark.slow
 def test_randomly_damaged_traces_end_as_in_the_engine(tmp_path):
-    # One draw damages a dataset that no reader knows; only --deep looks at it.
-    assert len(agrees_with_the_engine(mutations(1000)[NAMED_MUTATIONS:], tmp_path)) <= 1
+    # One seed damages a dataset that readers ignore; only --deep reads it.
+    assert len(check_outcome_like_engine(mutations(1000)[NAMED_MUTATIONS:], tmp_path)) <= 1
 
 
 def test_a_chunk_that_was_never_written_is_no_zeros(tmp_path):
@@ -537,7 +537,7 @@ def test_extents_that_the_file_cannot_hold_are_refused(tmp_path):
     content = path.read_bytes()
     assert there in content
     path.write_bytes(content.replace(there, claimed))
-    # HDF5 from 2.0 on sees it by itself.
+    # HDF5 detects it itself from version 2.0 on.
     with pytest.raises(TraceError, match=r"/layers/000/k: (declares .* but the file holds only|is damaged)"):
         Trace(path).layer(0)
     assert "but the file holds only" in kvreplay("inspect", path).stderr
@@ -567,7 +567,7 @@ def test_a_number_that_cannot_be_replayed_is_named(number, name, tmp_path):
         (lambda t: open_trace(ROOT / "docs"), "is a folder"),
     ],
 )
-def test_what_is_not_there_is_named_with_what_is(ask, words, tmp_path):
+def test_missing_parts_are_named_with_the_available_ones(ask, words, tmp_path):
     with pytest.raises(TraceError) as error:
         ask(Trace(five_lines(tmp_path / "t.h5")))
     assert words in str(error.value)
@@ -575,11 +575,10 @@ def test_what_is_not_there_is_named_with_what_is(ask, words, tmp_path):
     assert isinstance(error.value, KvreplayError)
 
 
-# What a room of the package may import of it; the trace is what the importer builds on.
+# Rooms of the package, and packages below it, that each room may import; the importer builds on the trace.
 ROOMS = {
-    "trace_io": {"errors", "trace_io"},
-    "trace": {"errors", "trace_io", "trace"},
-    "importing": {"errors", "trace", "trace_io", "importing"},
+    "trace": {"trace", "kvtrace", "kvbase"},
+    "importing": {"importing", "trace", "kvtrace", "kvbase"},
 }
 
 
@@ -590,9 +589,8 @@ def test_rooms_of_traces_import_only_what_lies_below_them(room):
     assert files
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                above = node.level == 2
-                target = (node.module or "").split(".")[0] if above else room
+            if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("kv")):
+                target = (node.module or "").split(".")[0] if node.level != 1 else room
                 assert target in ROOMS[room], f"{path.name} imports {target}"
 
 
@@ -617,7 +615,7 @@ def test_written_arrays_come_back_bit_for_bit(dtype, compress, tmp_path):
             assert np.array_equal(bits(raw), bits(array))
     assert trace.layer(3).scaling == 1 / math.sqrt(DIM)
     assert is_sound(trace.path)
-    says_what_the_engine_says(trace.path)
+    check_facts_like_engine(trace.path)
     assert [p.name for p in tmp_path.iterdir()] == ["t.h5"]
 
 
@@ -628,7 +626,7 @@ def test_views_and_other_orders_of_memory_are_written_as_their_values(tmp_path):
     assert same_bits(trace, Trace.write(tmp_path / "u.h5", {0: (q, k, v[:, ::-1])}))
 
 
-def test_everything_that_is_given_is_written(tmp_path):
+def test_all_arguments_are_written(tmp_path):
     q, k, v = drawn()
     strided = {
         "q": q[:, ::3],
@@ -669,7 +667,7 @@ def test_everything_that_is_given_is_written(tmp_path):
         source="a page",
     )
     assert is_sound(trace.path)
-    facts = says_what_the_engine_says(trace.path)
+    facts = check_facts_like_engine(trace.path)
     assert (facts["model"], facts["revision"], facts["n_layers"]) == ("Größe", "abc", 8)
     first, layer, last = map(trace.layer, (0, 1, 2))
     assert (first.rope["theta"], layer.rope["theta"], last.rope, last.rope_recorded) == (
@@ -708,7 +706,7 @@ def test_a_trace_is_named_by_its_content_facts_included(tmp_path):
         {"sinks": np.ones(Q_HEADS, np.float32)},
     )
     assert len({identity(**change) for change in changes} | {plain}) == len(changes) + 1
-    # The name that a file gets is the one that the engine finds where there is none.
+    # A file's stored identity equals the one that the engine derives when none is stored.
     identity()
     assert inspected(without_id(tmp_path / "t.h5"))["trace_id"] == plain
 
@@ -764,7 +762,7 @@ def test_several_prompts_are_written_into_one_trace(tmp_path):
     assert is_sound(trace.path)
 
 
-def test_layers_are_asked_for_one_after_the_other(tmp_path):
+def test_layers_are_requested_one_at_a_time(tmp_path):
     asked = []
 
     class Lazy(dict):
@@ -838,7 +836,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_trace_is_refused_by_name_and_nothing_is_left(case, tmp_path):
+def test_an_invalid_trace_is_refused_and_no_file_is_left(case, tmp_path):
     layers, words, expected = REFUSED[case]
     path = tmp_path / "t.h5"
     five_lines(path)

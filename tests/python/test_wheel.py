@@ -1,37 +1,39 @@
-"""The wheel without building it: what it says of itself, and where the command `kvreplay` leads."""
+"""Checks the wheel without building it: its metadata, and the command `kvreplay`."""
 
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
-from kvreplay_cli import ROOT, kvreplay, table
+from kvreplay.verbs import VERBS
+from kvreplay_cli import BINARY, ROOMS, ROOT, kvreplay, table
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETTINGS = PROJECT["tool"]["scikit-build"]
-ALONE = (sys.executable, "-S")  # without what is installed beside this Python
-# Shows its words, and what became of the signals that Python ignores.
+ALONE = (sys.executable, "-S")  # without this Python's installed packages
+# Prints its arguments, and the state of the signals that Python ignores.
 STAND_IN = """#!/bin/sh
 [ "$1" = fail ] && exit 41
 [ "$1" = die ] && kill -TERM $$
 grep SigIgn /proc/self/status
-echo "$KVREPLAY_PYTHON"
 for word in "$@"; do echo "<$word>"; done
 """
 
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder with the package as a wheel would hold it, and a program that shows how it was called."""
+    """A folder with the package as in a wheel, and a program that prints how it was called."""
     folder = tmp_path / "site"
-    (folder / "kvreplay/bin").mkdir(parents=True)
-    for path in (ROOT / "apps/kvreplay").glob("*.py"):
-        (folder / "kvreplay" / path.name).write_bytes(path.read_bytes())
+    for package in ("kvbase", "kvreplay"):
+        shutil.copytree(
+            ROOT / "apps" / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    (folder / "kvreplay/bin").mkdir()
     program = folder / "kvreplay/bin/kvreplay"
     program.write_text(STAND_IN)
     program.chmod(0o755)
@@ -39,7 +41,7 @@ def installed(tmp_path):
 
 
 def command(folder, *words, cwd=None, **environment):
-    """The console script of a package in `folder`, run to its end."""
+    """Runs the console script of a package in `folder` to its end."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVREPLAY", "PYTHON"))}
     return subprocess.run(
         [*ALONE, "-c", "import sys; from kvreplay.program import main; sys.exit(main())", *words],
@@ -61,14 +63,13 @@ def test_the_version_is_the_same_everywhere():
 def test_every_package_and_every_command_of_the_wheel_exists():
     for folder in SETTINGS["wheel"]["packages"]:
         assert (ROOT / folder / "__init__.py").is_file(), folder
-    names = {Path(folder).name for folder in SETTINGS["wheel"]["packages"]}
-    assert set(PROJECT["project"]["scripts"]) == names
-    for name, place in PROJECT["project"]["scripts"].items():
+    program = (ROOT / "apps/kvreplay/program.py").read_text()
+    scripts = PROJECT["project"]["scripts"]
+    assert set(scripts) == {"kvreplay", "kvdump", "kvconfirm", "kvanalysis"}
+    for place in scripts.values():
         module, function = place.split(":")
-        assert module.split(".")[0] == name
-        (folder,) = (f for f in SETTINGS["wheel"]["packages"] if Path(f).name == name)
-        source = ROOT / folder / f"{module.split('.')[1]}.py"
-        assert f"\ndef {function}(" in source.read_text(), place
+        assert module == "kvreplay.program"
+        assert f"\ndef {function}(" in program, place
 
 
 def test_an_editable_installation_compiles_nothing():
@@ -76,7 +77,7 @@ def test_an_editable_installation_compiles_nothing():
     assert override["wheel"]["cmake"] is False
 
 
-def test_what_quickstart_replays_is_in_the_wheel_as_the_configuration_names_it():
+def test_the_wheel_contains_quickstarts_trace_at_the_configured_path():
     rules = (ROOT / "lib/cmake/wheel.cmake").read_text()
     placed = dict(re.findall(r"install\(DIRECTORY (\S+) DESTINATION kvreplay/data(\S*)", rules))
     assert placed == {"configs": "", "traces/samples": "/traces"}
@@ -86,14 +87,10 @@ def test_what_quickstart_replays_is_in_the_wheel_as_the_configuration_names_it()
     assert (ROOT / "configs" / trace).is_file()
 
 
-def test_the_program_gets_the_words_as_they_are_and_the_python_to_draw_with(installed):
-    done = command(installed, "run", "a b", "--set", "x=[1, 2]", "")
+def test_the_program_gets_the_words_as_they_are(installed):
+    done = command(installed, "-q", "run", "a b", "--set", "x=[1, 2]", "")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[1:] == [sys.executable, "<run>", "<a b>", "<--set>", "<x=[1, 2]>", "<>"]
-
-
-def test_a_python_that_the_user_named_stays(installed):
-    assert command(installed, "run", KVREPLAY_PYTHON="mine").stdout.splitlines()[1] == "mine"
+    assert done.stdout.splitlines()[1:] == ["<-q>", "<run>", "<a b>", "<--set>", "<x=[1, 2]>", "<>"]
 
 
 def test_exit_codes_and_signals_are_those_of_the_program(installed):
@@ -107,13 +104,12 @@ def test_no_signal_is_ignored_that_the_caller_did_not_ignore(installed):
         assert not ignored >> (number - 1) & 1, number
 
 
-def test_a_command_of_the_program_loads_no_package_but_its_own(installed):
-    (installed / "kvreplay/bin/kvreplay").unlink()
+def test_a_command_of_the_program_loads_no_other_package(installed):
     heavy = "numpy pandas matplotlib h5py argparse subprocess typing pathlib"
     words = (
-        "import sys\nfrom kvreplay.program import main\n"
-        "try: main(['--version'])\n"
-        f"except SystemExit: print(sorted(set({heavy.split()}) & set(sys.modules)))"
+        "import os, sys\nfrom kvreplay.program import main\n"
+        f"os.execv = lambda *_: sys.exit(print(sorted(set({heavy.split()}) & set(sys.modules))))\n"
+        "main(['--version'])"
     )
     done = subprocess.run(
         [*ALONE, "-c", words],
@@ -125,7 +121,7 @@ def test_a_command_of_the_program_loads_no_package_but_its_own(installed):
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_without_the_program_one_line_says_what_to_do(installed):
+def test_without_the_program_a_one_line_message_gives_the_remedy(installed):
     (installed / "kvreplay/bin/kvreplay").unlink()
     done = command(installed, "run")
     assert done.returncode == 2
@@ -134,11 +130,15 @@ def test_without_the_program_one_line_says_what_to_do(installed):
 
 def test_import_leads_to_its_module_and_its_exit_code_is_passed_on(installed):
     cli = installed / "kvreplay/importing/cli.py"
+    shutil.rmtree(cli.parent)
     cli.parent.mkdir()
     (cli.parent / "__init__.py").touch()
-    cli.write_text("def main(words):\n    print(words)\n    return 7\n")
-    done = command(installed, "import", "a.npz", "--help")
-    assert (done.returncode, done.stdout) == (7, "['a.npz', '--help']\n"), done.stderr
+    cli.write_text(
+        "def add_options(parser): parser.add_argument('source')\n"
+        "def run(options):\n    print(options.source)\n    return 7\n"
+    )
+    done = command(installed, "import", "a.npz")
+    assert (done.returncode, done.stdout) == (7, "a.npz\n"), done.stderr
 
 
 def test_quickstart_ends_with_the_first_step_that_fails(installed):
@@ -150,7 +150,7 @@ def test_quickstart_ends_with_the_first_step_that_fails(installed):
     assert done.stdout.splitlines()[1:] == ["run"]
 
 
-def test_quickstart_passes_on_what_asks_it_to_end(installed):
+def test_quickstart_forwards_termination_signals(installed):
     (installed / "kvreplay/bin/kvreplay").write_text(
         "#!/bin/bash\ntrap 'echo saved; exit 75' TERM\necho started\nfor i in {1..100}; do sleep 0.1; done\n"
     )
@@ -167,23 +167,72 @@ def test_quickstart_passes_on_what_asks_it_to_end(installed):
     assert (running.returncode, rest) == (75, "saved\n")
 
 
-def test_help_of_the_program_lists_what_the_python_package_adds():
-    shown = kvreplay("--help").stdout
-    for name in ("quickstart", "import"):
-        assert re.search(rf"^  {name} .*\(of the Python package\)$", shown, re.M)
+def test_the_program_names_the_verbs_of_the_python_package_and_refuses_them():
+    shown = subprocess.run([BINARY, "--help"], capture_output=True, text=True, check=True).stdout
+    named = re.search(r"^With the Python package: (.*?)\n\n", shown, re.M | re.S)[1]
+    assert re.sub(r"\s+", " ", named).split(", ") == list(VERBS)
+    for name in VERBS:
+        refused = subprocess.run([BINARY, name, "x"], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"kvreplay: error: {name} is a verb of the Python package")
+        assert refused.stderr.count("\n") == 1
 
 
-def test_the_program_hands_quickstart_to_the_python_package(tmp_path):
-    done = kvreplay("-q", "quickstart", "--help", cwd=tmp_path, KVREPLAY_PYTHON=sys.executable)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: kvreplay quickstart")
+def test_help_lists_the_verbs_of_the_program_and_of_python(tmp_path):
+    shown = front_door("--help", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert front_door(cwd=tmp_path).stdout == shown.stdout
+    own = subprocess.run([BINARY, "--help"], capture_output=True, text=True, check=True).stdout
+    verbs = re.findall(r"^  (\w+)  ", own.partition("Subcommands:")[2], re.M)
+    assert set(re.findall(r"^  (\w+)  ", shown.stdout.partition("Subcommands:")[2], re.M)) >= {*verbs, *VERBS}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_of_python_has_help_with_two_examples(verb, tmp_path):
+    shown = front_door(verb, "--help", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"usage: kvreplay {verb}")
+    assert shown.stdout.count(f"  kvreplay {verb} ") + shown.stdout.count(f"  kvreplay {verb}\n") >= 2
+
+
+@pytest.mark.parametrize("words", [["table", "r"], ["--help"]])
+def test_a_reader_that_stops_early_is_no_error(tmp_path, words):
+    """`kvreplay compare ... | head`: the pipe is closed before the answer is written."""
+    if words[0] != "--help":
+        run = ["run", ROOT / "traces/samples/smollm2-135m.h5", "--method", "h2o,tova", "--budget", "64,128"]
+        assert front_door(*map(str, run), "-o", "r", cwd=tmp_path).returncode == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvreplay", *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "KVREPLAY": str(BINARY), "PYTHONPATH": os.pathsep.join(ROOMS)},
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def front_door(*words, cwd):
+    """Runs the command of the Python package in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "kvreplay", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "KVREPLAY": str(BINARY), "PYTHONPATH": os.pathsep.join(ROOMS)},
+    )
 
 
 @pytest.mark.long
-def test_quickstart_leaves_what_its_last_line_names(tmp_path):
-    done = kvreplay("quickstart", "-o", "here", cwd=tmp_path, KVREPLAY_PYTHON=sys.executable)
+def test_quickstart_makes_the_files_in_its_last_line(tmp_path):
+    done = kvreplay("quickstart", "-o", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     named = done.stdout.splitlines()[-1].removeprefix("done: ").split(", ")
     assert named == ["here/results.csv", "here/figures/", "here/report.html"]
     assert all((tmp_path / name).exists() for name in named)
-    assert len(table(tmp_path / "here")) == 420
+    assert len(table(tmp_path / "here")) == 1140

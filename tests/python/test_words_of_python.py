@@ -1,4 +1,4 @@
-"""What a replay refuses, it refuses in the words of Python's arguments."""
+"""Refusals of a replay use the names of Python's arguments."""
 
 import kvreplay
 import numpy as np
@@ -11,12 +11,14 @@ REFUSED = {
     "budgets is 0 and must be at least 1": {"budgets": [0]},
     "set prefill below 64": {"prefill": 80},
     'write {"name": "streaming_llm", "positions": "original"}': {"methods": ["streaming_llm"]},
-    "(of arrays: rope=...) records no rotary embedding": {"methods": ["streaming_llm"]},
+    "the arrays lack, to re-assign positions (layer 0)": {"methods": ["streaming_llm"]},
+    'give rope={"theta": 10000.0}': {"methods": ["streaming_llm"]},
+    "kvzip needs a repeat pass, which the arrays lack (layer 0)": {"methods": ["kvzip"]},
 }
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_a_refusal_names_what_python_calls_it(said):
+def test_a_refusal_uses_pythons_names(said):
     q = np.zeros((2, 64, 8), np.float32)
     given = {"prefill": 48, "methods": ["h2o"], "budgets": [16], **REFUSED[said]}
     with pytest.raises(kvreplay.ConfigError) as refused:

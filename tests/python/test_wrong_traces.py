@@ -1,4 +1,4 @@
-"""`validate --deep` on traces that are wrong in one thing: which it is, and silence where nothing is."""
+"""`validate --deep` on traces with one mistake names it, and is silent on correct traces."""
 
 import warnings
 
@@ -35,9 +35,9 @@ def deep(path):
     return kvreplay("validate", "--deep", path)
 
 
-# --- Where `out` says what the model made of it ------------------------------------------------------------
+# --- Traces with the model's output `out` ------------------------------------------------------------------
 
-# What is recorded, and what is told of it.
+# Recorded mistakes, and the messages about them.
 AGAINST_OUT = {
     "a scale that is another": (
         {"scaling": 1 / DIM},
@@ -101,12 +101,12 @@ ROUNDED = ("a scale that is another", "query heads that are interleaved", "rotat
 
 
 def slug(words):
-    """The id of the prompt that is wrong in this."""
+    """The id of the prompt with this mistake."""
     return words.strip("[]").replace(" ", "_")
 
 
 def lines_of(done, path, mistake, severity):
-    """What is said of the prompt that is wrong in this."""
+    """The messages about the prompt with this mistake."""
     start = f"kvreplay: {severity}: {path}: /prompts/{slug(mistake)}/"
     return [line for line in done.stderr.splitlines() if line.startswith(start)]
 
@@ -140,7 +140,7 @@ def test_rounded_numbers_hide_no_mistake(against_out, mistake, dtype):
     assert AGAINST_OUT[mistake][1] in line
 
 
-def test_what_disagrees_is_named_with_head_row_expected_and_found(tmp_path):
+def test_a_disagreement_is_reported_with_head_row_expected_and_found(tmp_path):
     out = OUT.copy()
     out[4, TOKENS - 1, 7] += 3
     done = deep(write(tmp_path / "t.h5", **(RIGHT_NUMBERS | {"out": out})))
@@ -149,7 +149,7 @@ def test_what_disagrees_is_named_with_head_row_expected_and_found(tmp_path):
     assert "1 of 9 heads disagree" in done.stderr
 
 
-# Numbers that were rounded, and facts of every kind, with what the model makes of them.
+# Correct traces: rounded numbers and facts of every kind, with the model's output.
 RIGHT = {
     "as it is": {},
     "a window": {"out": attention(Q, K, V, window=48), "sliding_window": 48},
@@ -172,9 +172,9 @@ def test_right_traces_pass_without_a_word(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# --- Where nothing but the numbers tells -------------------------------------------------------------------
+# --- Traces without `out` ----------------------------------------------------------------------------------
 
-MHA = Q[::GROUP]  # as many query heads as kv heads
+MHA = Q[::GROUP]  # equally many query heads and kv heads
 SUSPICIOUS = {
     "tokens before heads": (
         {"q": MHA.swapaxes(0, 1), "k": K.swapaxes(0, 1), "v": V.swapaxes(0, 1)},
@@ -199,7 +199,7 @@ SUSPICIOUS = {
     ),
     "queries that are keys": ({"q": K}, "/q: holds the numbers of k. Write the queries"),
     "values that are keys": ({"v": K}, "/v: holds the numbers of k. Write the values"),
-    "norms that are worlds apart": ({"q": Q * 2000}, "in the root mean square, keys 2.05: a factor of 2e+03"),
+    "norms that are worlds apart": ({"q": Q * 2000}, "in the root mean square, keys 2.06: a factor of 2e+03"),
     "attention that is uniform": ({"q": Q / 1000}, "attention is uniform in every row"),
     "attention on one token": ({"q": Q * 100}, "attention is on one token alone in most rows"),
     "keys that are not rotated": ({"k": rotated(K, -1)}, "/k: keys look not rotated"),
@@ -220,20 +220,20 @@ def suspicious(tmp_path_factory):
 
 
 @pytest.mark.parametrize("mistake", SUSPICIOUS)
-def test_what_is_seldom_meant_so_is_a_warning(suspicious, mistake):
+def test_suspicious_input_gives_a_warning(suspicious, mistake):
     path, done = suspicious
     lines = lines_of(done, path, mistake, "warning")
     assert any(SUSPICIOUS[mistake][1] in line for line in lines), lines
     assert (done.returncode, done.stdout) == (0, f"{path}: a sound trace, every number read\n")
 
 
-def test_what_all_layers_have_is_told_once(tmp_path):
+def test_a_warning_common_to_all_layers_appears_once(tmp_path):
     path = write(tmp_path / "t.h5", q=Q, k=K, v=K)
     with h5py.File(path, "a") as f:
         f.copy(f[home("p0")], f["prompts/p0/layers"], name="001")
     told = [line for line in deep(path).stderr.splitlines() if "holds the numbers of k" in line]
     assert len(told) == 1
-    assert told[0].endswith("(so in 2 layers)")
+    assert told[0].endswith("(in 2 layers)")
 
 
 SYNTHETIC = [
@@ -255,7 +255,7 @@ def test_the_sample_passes_without_a_word():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# --- The same in Python ------------------------------------------------------------------------------------
+# --- Warnings in Python ------------------------------------------------------------------------------------
 
 
 def test_arrays_whose_kv_heads_repeat_are_replayed_with_a_warning():

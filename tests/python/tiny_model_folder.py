@@ -1,4 +1,4 @@
-"""Tiny models saved to a folder with a tokenizer, as the command line of the dumper loads them."""
+"""Tiny models saved to a folder with a tokenizer, as the recorder's command line loads them."""
 
 import json
 
@@ -7,27 +7,27 @@ import transformers
 from tiny_models import ARCHITECTURES, VOCABULARY, build
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-# A special token is found inside words too, so no word may begin like one.
+# Special tokens are also found inside words, so no word may start like one.
 WORDS = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
 TEXT = " ".join(f"w{(5 * i * i + i) % 60 + 3}" for i in range(20))
 
 
 def saved(folder, name="llama", dtype=torch.float32, **changes):
-    """A folder with the tokenizer and the model of an architecture, or of the class prefix `name`."""
+    """Saves the tokenizer and the model of an architecture, or of the class prefix `name`, to a folder."""
     known = name in ARCHITECTURES
     model = ARCHITECTURES[name].build() if known else build(name, **changes)
     return folder_of(model.to(dtype), folder)
 
 
 def folder_of(model, folder):
-    """A folder with that model and the tokenizer."""
+    """Saves a model and the tokenizer to a folder."""
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
 
 def tokenizer():
-    """Of WORDS; it has no chat template."""
+    """A tokenizer of WORDS, without a chat template."""
     words = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
@@ -36,7 +36,7 @@ def tokenizer():
 
 
 def words_for(model, prompts, *always):
-    """make(output, options...): arguments of the dumper for a saved model and its prompts."""
+    """make(output, options...): arguments of the recorder for a saved model and its prompts."""
 
     def make(output, *options):
         given = ("--model", model, "--prompts", prompts, "-o", output, *always, *options)
@@ -46,6 +46,6 @@ def words_for(model, prompts, *always):
 
 
 def jsonl(path, *texts):
-    """A file with one prompt per text, named p0, p1, ..."""
+    """Writes a file with one prompt per text, named p0, p1, ..."""
     path.write_text("".join(json.dumps({"id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
     return path

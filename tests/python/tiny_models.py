@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures, and by hand what a trace of each must say."""
+"""Tiny random models of many architectures, and the expected contents of their traces, written by hand."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-# Tiny tensors gain nothing from threads, and lose much where cores are shared.
+# Threads do not speed up tiny tensors, and they slow them down where cores are shared.
 torch.set_num_threads(1)
 
 PROMPT = torch.tensor([[(7 * i * i + 3 * i + 5) % 61 + 3 for i in range(24)]])
@@ -35,7 +35,7 @@ class Rope:
 
 @dataclass
 class Layer:
-    """What a trace must say of one layer; heads = (Hq, Hkv, D, Dv)."""
+    """Expected facts of one layer in a trace; heads = (Hq, Hkv, D, Dv)."""
 
     heads: tuple
     scaling: float
@@ -48,24 +48,24 @@ class Layer:
 
 @dataclass
 class Architecture:
-    """A model by the prefix of its configuration class, and {layer: Layer} of what is recorded of it."""
+    """A model, by the prefix of its configuration class, and {layer: Layer} of its recorded layers."""
 
     prefix: str
     layers: dict
     config: dict = field(default_factory=dict)
     gated: bool = False  # the output is multiplied by a gate before it is projected
     since: tuple = (0, 0)  # the release of transformers from which `layers` holds
-    before: str = ""  # and what an older one does
+    before: str = ""  # description of older releases
 
     def build(self, seed=0):
-        """The model with random weights, in float32 and eval mode; skips where the release is too old."""
+        """The model with random weights, in float32 and eval mode; skips if the release is too old."""
         if self.since > RELEASE:
             pytest.skip(f"{self.prefix} of transformers {transformers.__version__} {self.before}")
         return build(self.prefix, seed, **self.config)
 
 
 def config_class(prefix):
-    """The configuration class of that prefix; skips where the release has none."""
+    """The configuration class with this prefix; skips if the release has none."""
     found = getattr(transformers, prefix + "Config", None)
     if found is None:
         pytest.skip(f"transformers {transformers.__version__} has no {prefix}")
@@ -73,8 +73,8 @@ def config_class(prefix):
 
 
 def spelled(changes):
-    """Changes of a configuration as this release spells them: before transformers 5 the facts of a rotary
-    table stood in `rope_theta`, `partial_rotary_factor` and `rope_scaling`."""
+    """Changes of a configuration in the spelling of this release: before transformers 5 the facts of a rotary
+    table were in `rope_theta`, `partial_rotary_factor` and `rope_scaling`."""
     if RELEASE >= (5, 0) or "rope_parameters" not in changes:
         return changes
     scaling = dict(changes["rope_parameters"])
@@ -86,7 +86,7 @@ def spelled(changes):
 
 
 def build(prefix, seed=0, **changes):
-    """A tiny model whose attention is far from uniform and whose biases, norms and sinks all matter."""
+    """A tiny model with attention far from uniform, in which biases, norms and sinks all have an effect."""
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": VOCABULARY,
@@ -112,7 +112,8 @@ def build(prefix, seed=0, **changes):
 
 
 def yarn(theta, dims, factor, original_positions, beta_fast, beta_slow):
-    """YaRN's table without truncation: slow pairs are interpolated, fast ones kept, a ramp between."""
+    """YaRN's table without truncation: slow pairs are interpolated, fast pairs kept, with a ramp in
+    between."""
     pairs = np.arange(dims // 2)
     own = theta ** (-2.0 * pairs / dims)
 
@@ -347,7 +348,7 @@ SILENT = {
 
 
 def silent(prefix):
-    """The configuration of one of SILENT; skips where the release calls the interface."""
+    """The configuration of a model in SILENT; skips if the release calls the interface."""
     if prefix == "GPTJ" and RELEASE >= (5, 24):
         pytest.skip("GPTJ calls the attention interface from 5.24 on")
     return SILENT[prefix]
@@ -359,7 +360,7 @@ def every_architecture(*left_out):
 
 
 def generate(model, n=GENERATED, ids=PROMPT, **options):
-    """[1, T + n] the prompt and n tokens, greedily."""
+    """[1, T + n] ids: the prompt and n greedy tokens."""
     mask = torch.ones_like(ids)
     return model.generate(
         ids, attention_mask=mask, max_new_tokens=n, min_new_tokens=n, do_sample=False, **options

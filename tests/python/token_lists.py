@@ -1,4 +1,4 @@
-"""Lists of tokens as files of kept sets hold them."""
+"""Reads lists of tokens from files of kept sets."""
 
 from itertools import pairwise
 
@@ -7,6 +7,6 @@ import numpy as np
 
 
 def ragged(group: h5py.Group, name: str) -> list[np.ndarray]:
-    """The lists of `<name>_flat`, each from one entry of `<name>_off` to the next."""
+    """The lists in `<name>_flat`; each extends from one entry of `<name>_off` to the next."""
     flat, off = group[name + "_flat"][:], group[name + "_off"][:]
     return [flat[a:b] for a, b in pairwise(off)]

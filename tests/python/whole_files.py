@@ -1,4 +1,4 @@
-"""What stands under a final name is whole, whatever happened to who wrote it."""
+"""Checks that files under final names are complete, even if their writer was killed."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ UNFINISHED = (".part", ".tmp", ".spool")
 
 
 def check_whole(folder):
-    """How many files of a folder were read; AssertionError, ValueError or OSError where one is torn."""
+    """Number of files read in a folder; AssertionError, ValueError or OSError if one is incomplete."""
     files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and is_final(path, folder)]
     for path in files:
         READERS.get(path.suffix, Path.read_bytes)(path)
@@ -25,8 +25,8 @@ def read_csv(path):
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
-        assert None not in row and None not in row.values(), f"{path}: a row is torn"
-    assert path.read_bytes().endswith(b"\n"), f"{path}: the last line is torn"
+        assert None not in row and None not in row.values(), f"{path}: a row is incomplete"
+    assert path.read_bytes().endswith(b"\n"), f"{path}: the last line is incomplete"
 
 
 def read_json(path):

@@ -1,4 +1,4 @@
-"""Traces made from the sample's own numbers, right ones and such as people write by mistake."""
+"""Traces made from the sample's numbers: correct ones, and ones with typical mistakes."""
 
 import json
 from functools import cache
@@ -26,8 +26,8 @@ def sample():
 
 
 def rotated(rows, times=1, interleaved=False):
-    """rows [heads, T, 64] with the rotary embedding of positions 0..T-1 applied `times` more (below 0: taken
-    off)."""
+    """rows [heads, T, 64] with the rotary embedding of positions 0..T-1 applied `times` more (negative:
+    removed)."""
     angles = times * np.arange(rows.shape[1])[:, None] * FREQUENCIES
     turned = np.empty_like(rows)
     half = DIM // 2
@@ -74,12 +74,12 @@ STORED = {
 
 
 def home(prompt):
-    """Group of the layer of a prompt."""
+    """Path of the layer's group in a prompt."""
     return f"prompts/{prompt}/layers/000"
 
 
 def write(path, prompt="p0", *, q, k, v, out=None, dtype="float32", more=None, **attributes):
-    """Adds a prompt of one layer to the trace at `path`; `more`: further datasets of the layer."""
+    """Adds a prompt with one layer to the trace at `path`; `more`: further datasets of the layer."""
     with h5py.File(path, "a") as f:
         f.attrs["kvreplay_schema"] = 1
         layer = f.create_group(home(prompt))

@@ -1,4 +1,4 @@
-"""A tiny model, its trace, and what the real engine kept of it."""
+"""A tiny model, its trace, and the tokens that the real engine kept."""
 
 import csv
 import json
@@ -9,10 +9,10 @@ from kvreplay_cli import kvreplay
 import torch  # isort: skip
 import transformers  # isort: skip
 
-import kvdump
-from kvconfirm.cli import main
+import kvrecord
+from front_door import confirm as closed_loop
 
-# Tiny tensors gain nothing from threads, and lose much where cores are shared.
+# Threads do not speed up tiny tensors, and they slow them down where cores are shared.
 torch.set_num_threads(1)
 
 PREFILL, TOKENS = 40, 72
@@ -32,7 +32,7 @@ METHODS = [
     {"name": "uniform", "sinks": 2, "recent": 4},
     {"name": "topk_oracle", "per_head": True},
 ]
-# Their rows are weighted, synthetic or stand otherwise: what the lists say of them is the file's business.
+# Methods whose rows are weighted, synthetic or at other positions.
 WEIGHTED = [
     {"name": "subgen_stream", "delta_rel": 0.7, "t": 4, "s": 16},
     {"name": "wildcat", "sinks": 2, "recent": 4},
@@ -57,7 +57,7 @@ def tiny_llama(seed=0, **changes):
 
 
 def gemma2():
-    """Windows, soft caps, a norm between projection and sum."""
+    """Has windows, soft caps, and a norm between the output projection and the residual sum."""
     torch.manual_seed(0)
     sizes = SIZES | {"head_dim": 8, "sliding_window": 24, "query_pre_attn_scalar": 8}
     return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes)).eval()
@@ -66,10 +66,10 @@ def gemma2():
 def record(model, path, prompts=("a",), **options):
     """A float32 trace of random tokens; returns its path.
 
-    The prompt and what follows run one after the other, as they do again when they are confirmed: so the rows
-    are the same to the last bit, and no code of a row format flips.
+    The prompt and the later tokens run in two passes, as in a confirmation. The rows are therefore equal to
+    the last bit, and no code of a row format flips.
     """
-    with kvdump.record(model, path, **options) as recorder, torch.no_grad():
+    with kvrecord.record(model, path, **options) as recorder, torch.no_grad():
         for number, prompt in enumerate(prompts):
             with recorder.prompt(prompt):
                 ids = tokens_of(number)
@@ -79,13 +79,13 @@ def record(model, path, prompts=("a",), **options):
 
 
 def tokens_of(number):
-    """Token ids [1, T] of the prompt of that number."""
+    """Token ids [1, T] of prompt `number`."""
     torch.manual_seed(number)
     return torch.randint(3, 64, (1, TOKENS))
 
 
 def replay(trace, out, methods, budget=16, **sections):
-    """Replays `methods`, saving lists and outputs; returns the results folder."""
+    """Replays `methods`, saves lists and outputs, and returns the results folder."""
     config = {
         "schema": 1,
         "name": "confirm",
@@ -104,14 +104,14 @@ def replay(trace, out, methods, budget=16, **sections):
 
 
 def saved(model, folder):
-    """A folder that --model takes."""
+    """Saves the model to a folder that --model accepts."""
     model.save_pretrained(folder)
     return folder
 
 
 def confirm(out, model, *words):
     """Runs the command line in this process; returns its exit code."""
-    return main([str(out), "--model", str(model), *map(str, words)])
+    return closed_loop.main([str(out), "--model", str(model), *map(str, words)])
 
 
 def rows(out, name="confirm.csv", **where):
@@ -122,7 +122,7 @@ def rows(out, name="confirm.csv", **where):
 
 
 def whole(out, **where):
-    """The row of each instance over all its distances."""
+    """The rows that cover all distances, one for each instance."""
     return [row for row in rows(out, **where) if row["distance_from"] in ("", "0") and _widest(row)]
 
 
@@ -133,17 +133,17 @@ def _widest(row):
 
 
 def meta(out):
-    """The record of the runs."""
+    """The contents of confirm.meta.json."""
     return json.loads((out / "confirm.meta.json").read_text())
 
 
 def verified(out):
-    """Deviations from the engine's outputs that are on record."""
+    """The recorded deviations from the engine's outputs."""
     return [one["deviation"] for one in meta(out)["verified"].values()]
 
 
 def copy_of(out, to):
-    """A results folder of its own, without what was confirmed."""
+    """A copy of a results folder, without its confirmation."""
     to.mkdir()
     for name in ("results.csv", "results.meta.json", "kept.h5", "outputs.h5"):
         (to / name).write_bytes((out / name).read_bytes())

@@ -1,4 +1,4 @@
-"""One tiny model, its trace and what the engine kept, for all tests that do not need their own."""
+"""One tiny model, its trace and the engine's results, shared by all tests that need no others."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def own_copy(tiny, tmp_path):
-    """The same results in a folder that a test may change."""
+    """A copy of these results that a test may change."""
     import confirm_fixture as fixture
 
     return fixture.copy_of(tiny[0], tmp_path / "out")

@@ -1,4 +1,4 @@
-"""kvconfirm follows every row format: in the first layer the model's outputs are the engine's."""
+"""The closed loop follows every row format: the model's first-layer outputs equal the engine's."""
 
 import json
 
@@ -26,7 +26,7 @@ COMPOSED = [
     {"name": "int4", "keys": "pre_rope"},
     {**KIVI, "full_precision": {"sinks": 2}},
 ]
-# One cache a query head, keys that are turned, lists of what is attended to, weights.
+# One cache per query head, re-rotated keys, lists of attended tokens, and weights.
 WAYS = [
     {"name": "snapkv", "window": 4, "gqa.level": "query"},
     {"name": "h2o", "positions": "cache"},
@@ -43,34 +43,34 @@ def wide(tmp_path_factory):
     return saved(model, folder / "model"), record(model, folder / "trace.h5")
 
 
-def test_every_format_is_followed(wide, tmp_path):
+def test_the_model_follows_every_format(wide, tmp_path):
     formats = [SMALLER.get(name, name) for name in kv.formats()] + COMPOSED
     out = replay(wide[1], tmp_path / "out", [{"name": "h2o", "row_format": one} for one in formats])
     assert confirm(out, wide[0], "--trace", wide[1], "--verify", "--draws", 1) == 0
     meta = json.loads((out / "confirm.meta.json").read_text())
     assert len(meta["verified"]) == len(formats)
     lost = [row["kl_mean"] for row in rows(out, distance_from="0", distance_to="31")]
-    assert len(set(lost)) > len(formats) - 5  # a few are others under another name, or lose nothing
+    assert len(set(lost)) > len(formats) - 5  # a few formats are aliases, or lose nothing
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_formats_are_followed_under_any_choice_of_tokens(wide, tmp_path, way):
+def test_formats_are_followed_under_any_selection_of_tokens(wide, tmp_path, way):
     methods = [{**way, "row_format": one} for one in [*COMPOSED, "kvquant", "tq_prod"]]
     streams = way["name"] == "subgen_stream"
-    if streams:  # constants of a whole prompt are none of one that comes token by token
+    if streams:  # a prompt that arrives token by token has no whole-prompt constants
         methods = [one for one in methods if one["row_format"] != "kvquant"]
     out = replay(wide[1], tmp_path / "out", methods)
     code = confirm(out, wide[0], "--trace", wide[1], "--verify", "--draws", 1, "--layers", 0)
     failed = rows(out, status="failed")
     assert code == (1 if streams else 0), failed
-    # It holds a token several times: rows of one token that were coded at different times are in no list.
+    # It holds a token several times: no list tells when each of a token's rows was coded.
     assert all("use --select own" in row["error"] for row in failed)
     waits = [one for one in COMPOSED if "kivi" in str(one) or "recent" in str(one)]
     assert len(failed) == (len(waits) if streams else 0)
 
 
-def test_rows_that_the_engine_replays_layer_by_layer_lose_the_same(wide, tmp_path):
-    """Nothing is chosen, so both ways attend to the same rows."""
+def test_both_selections_give_equal_losses_without_eviction(wide, tmp_path):
+    """No token is evicted, so both selections attend to the same rows."""
     formats = [*COMPOSED, "kvquant", "tq_prod", SMALLER["gear"]]
     out = replay(wide[1], tmp_path / "out", [{"name": "exact", "row_format": one} for one in formats])
     lost = {}
@@ -79,4 +79,4 @@ def test_rows_that_the_engine_replays_layer_by_layer_lose_the_same(wide, tmp_pat
         told = rows(out, selection=select, distance_from="0", distance_to="31")
         lost[select] = [float(row["kl_mean"]) for row in told]
     assert len(lost["own"]) == len(formats) and min(lost["own"]) > 1e-4
-    assert lost["own"] == pytest.approx(lost["recorded"], rel=2e-3)  # a code may fall otherwise
+    assert lost["own"] == pytest.approx(lost["recorded"], rel=2e-3)  # rounding may flip a code

@@ -1,5 +1,5 @@
-"""What is easily taken for something else: windows that nothing has left yet, unequal lists, streamed
-prompts, tokens without weight, results that were replaced, runs that were cut short."""
+"""Cases that are easy to confuse: windows that are not full yet, unequal lists, streamed prompts, tokens
+without weight, replaced results, interrupted runs."""
 
 import stat
 
@@ -26,18 +26,20 @@ from confirm_fixture import (  # noqa: E402
     verified,
     whole,
 )
-from kvconfirm import cli, losses, recorded  # noqa: E402
-from kvconfirm.engine import find_engine  # noqa: E402
+from front_door import confirm as cli  # noqa: E402
+from kvbase.errors import ConfigError, KvreplayError  # noqa: E402
+from kvbase.program import program_path  # noqa: E402
+from kvconfirm import cli as closed_loop  # noqa: E402
+from kvconfirm import losses, recorded  # noqa: E402
 from kvconfirm.prompt_job import PromptJob  # noqa: E402
 from kvconfirm.witness import Witness  # noqa: E402
-from kvdump.errors import DumpError, UsageError  # noqa: E402
 from kvreplay_cli import table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 KIVI = {"name": "kivi", "bits": 4, "g": 4, "R": 8}
 
 
-# --- What is attended to --------------------------------------------------------------------------
+# --- Attended tokens ------------------------------------------------------------------------------
 
 
 def test_a_window_that_the_prompt_does_not_fill_is_followed(tmp_path):
@@ -53,7 +55,7 @@ def test_a_window_that_the_prompt_does_not_fill_is_followed(tmp_path):
 
 
 def per_head(group, heads):
-    """The first query head's lists of attended tokens, `heads` times."""
+    """Replaces a cell's lists by those of its first query head, repeated `heads` times."""
     off = group["attended_off"][...]
     one = off[: (TOKENS - PREFILL) + 1]
     flat = group["attended_flat"][: one[-1]]
@@ -62,7 +64,7 @@ def per_head(group, heads):
     group["attended_off"] = np.concatenate([one[:1], *(one[1:] + i * one[-1] for i in range(heads))])
 
 
-def test_a_kv_head_whose_query_heads_read_the_same_stands_once_in_the_file(tiny, own_copy):
+def test_a_kv_head_with_equal_reads_of_its_query_heads_is_stored_once(tiny, own_copy):
     """kv head 0 has one series for its two query heads, kv head 1 two."""
     found = []
     cells = [row for row in table(own_copy) if row["method"] == "topk_oracle" and row["kv_head"] == "0"]
@@ -111,7 +113,7 @@ def test_blocks_that_were_coded_while_the_prompt_came_in_are_in_no_list(tiny, tm
     assert len(whole(out, status="ok")) == 1
 
 
-def test_a_listed_token_without_weight_moves_those_behind_it(tiny, tmp_path):
+def test_a_listed_token_without_weight_shifts_later_tokens(tiny, tmp_path):
     lists = tmp_path / "lists.h5"
     with h5py.File(lists, "w") as file:
         for layer in range(3):
@@ -164,7 +166,7 @@ def test_an_error_is_measured_where_its_block_adds_it_to_the_stream(build, tmp_p
         assert float(row["drift_mean"]) > 1e-3
 
 
-# --- Numbers that are none ------------------------------------------------------------------------
+# --- Missing and infinite numbers -----------------------------------------------------------------
 
 
 def test_logits_that_are_not_finite_fail_the_instance(tiny, own_copy, monkeypatch):
@@ -180,7 +182,7 @@ def test_logits_that_are_not_finite_fail_the_instance(tiny, own_copy, monkeypatc
     assert failed["method"] == "tova" and "not finite" in failed["error"]
 
 
-def test_one_head_without_a_number_is_no_agreement():
+def test_a_nan_in_one_head_fails_the_verification():
     class Same:
         instance = type("", (), {"cells": {(0, 0): "a", (0, 1): "b"}, "n_prefill": 0})
 
@@ -193,7 +195,7 @@ def test_one_head_without_a_number_is_no_agreement():
     assert witness._compare(found) == 0
     found[0, 1, 2] = np.nan
     witness.deviation = witness._compare(found)
-    with pytest.raises(DumpError, match="differs from the engine's by nan"):
+    with pytest.raises(KvreplayError, match="differs from the engine's by nan"):
         witness.check()
 
 
@@ -203,10 +205,10 @@ def test_tokens_of_equal_probability_share_a_rank():
     assert losses.answer_of(logits, torch.tensor([0]), 0).rank == 3
 
 
-# --- Runs that go on ------------------------------------------------------------------------------
+# --- Resumed runs ---------------------------------------------------------------------------------
 
 
-def test_verify_compares_what_an_earlier_run_did_not(tiny, own_copy, capsys):
+def test_verify_compares_prompts_that_an_earlier_run_skipped(tiny, own_copy, capsys):
     words = ("--trace", tiny[2], "--methods", "tova", "--layers", 0)
     assert confirm(own_copy, tiny[1], *words) == 0
     assert meta(own_copy)["verified"] == {}
@@ -233,7 +235,7 @@ def test_an_interrupted_run_has_the_checks_of_finished_prompts_on_record(tiny, t
     assert set(meta(out)["full_model"]) == {"a"}
 
 
-def test_what_was_confirmed_from_results_that_were_replaced_is_replaced(tiny, tmp_path):
+def test_confirmations_of_replaced_results_are_replaced(tiny, tmp_path):
     methods = [{"name": "window"}, {"name": "tova"}]
     out = replay(tiny[2], tmp_path / "out", methods, select={"prompts": ["b"]})
     assert confirm(out, tiny[1], "--trace", tiny[2]) == 0
@@ -253,30 +255,30 @@ def test_what_was_confirmed_from_results_that_were_replaced_is_replaced(tiny, tm
     }
 
 
-def test_an_answer_that_the_replay_cut_short_is_no_answer(tmp_path, capsys):
+def test_an_answer_truncated_by_the_replay_is_refused(tmp_path, capsys):
     model = tiny_llama()
-    import kvdump
+    import kvrecord
 
     trace = tmp_path / "trace.h5"
     where = {"n_prompt": PREFILL, "n_generated": TOKENS - PREFILL, "answer_from": 60}
-    with kvdump.record(model, trace) as recorder, torch.no_grad(), recorder.prompt("p", where):
+    with kvrecord.record(model, trace) as recorder, torch.no_grad(), recorder.prompt("p", where):
         model(input_ids=tokens_of(0), use_cache=False)
     out = replay(trace, tmp_path / "out", [{"name": "window"}], replay={"prefill": "trace", "tokens": 62})
     assert confirm(out, saved(model, tmp_path / "model"), "--trace", trace) == 2
     assert "its answer is tokens 60 to 71, the replay compressed 40 of 62 tokens" in capsys.readouterr().err
 
 
-# --- Machines that fail ---------------------------------------------------------------------------
+# --- Failures of the machine ----------------------------------------------------------------------
 
 
-def test_an_engine_is_a_program_and_is_found_beside_the_user(tmp_path, monkeypatch):
+def test_an_engine_must_be_executable_and_is_found_in_the_working_folder(tmp_path, monkeypatch):
     engine = tmp_path / "engine"
     engine.write_text("#!/bin/sh\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="engine is no program here"):
-        find_engine("engine")
+    with pytest.raises(ConfigError, match="engine cannot be run"):
+        program_path("engine")
     engine.chmod(engine.stat().st_mode | stat.S_IXUSR)
-    assert find_engine("engine") == engine.resolve()
+    assert program_path("engine") == "engine"
 
 
 @pytest.mark.parametrize(
@@ -288,18 +290,18 @@ def test_an_engine_is_a_program_and_is_found_beside_the_user(tmp_path, monkeypat
     ],
 )
 def test_a_full_disk_and_too_little_memory_are_errors(own_copy, capsys, monkeypatch, problem, message):
-    def fails(args):
+    def fails(args, rows):
         raise problem
 
-    monkeypatch.setattr(cli, "run", fails)
-    assert cli.main([str(own_copy)]) == 3
+    monkeypatch.setattr(closed_loop, "_run", fails)
+    assert cli.main([str(own_copy), "--model", "recorded"]) == 3
     assert message in capsys.readouterr().err
 
 
-def test_another_error_is_ours_and_says_where(own_copy, monkeypatch):
-    def fails(args):
+def test_an_unexpected_error_keeps_its_traceback(own_copy, monkeypatch):
+    def fails(args, rows):
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(cli, "run", fails)
+    monkeypatch.setattr(closed_loop, "_run", fails)
     with pytest.raises(RuntimeError, match="shapes"):
-        cli.main([str(own_copy)])
+        cli.main([str(own_copy), "--model", "recorded"])

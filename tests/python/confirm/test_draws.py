@@ -1,4 +1,4 @@
-"""Instances whose rows are coded run several times, each under another rounding; masks run once."""
+"""Instances with coded rows run several times, each time with different rounding; masks run once."""
 
 import csv
 
@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 import numpy as np  # noqa: E402
 from confirm_fixture import PREFILL, confirm, copy_of, replay, rows, whole  # noqa: E402
 from kvconfirm import engine  # noqa: E402
-from kvconfirm.draws import Disturbance, codes_rows, over_draws, spread  # noqa: E402
+from kvconfirm.draws import Disturbance, codes_rows, mean_over_draws, spread  # noqa: E402
 from kvconfirm.prompt_job import PromptJob  # noqa: E402
 from kvconfirm.results import Results  # noqa: E402
 from kvreplay_cli import BINARY  # noqa: E402
@@ -23,21 +23,21 @@ ADDED = ("n_draws", "loss_increase_sd", "kl_mean_sd")
 
 @pytest.fixture(scope="module")
 def drawn(tiny, tmp_path_factory):
-    """(results folder, options): two instances of masks and one of codes, not confirmed."""
+    """(results folder, options): two mask instances and one with coded rows, not yet confirmed."""
     out = replay(tiny[2], tmp_path_factory.mktemp("draws") / "out", METHODS, select={"prompts": ["b"]})
     return out, (tiny[1], "--trace", tiny[2])
 
 
 @pytest.fixture
 def fresh(drawn, tmp_path):
-    """The same in a folder that a test may change."""
+    """A copy of `drawn` that a test may change."""
     return copy_of(drawn[0], tmp_path / "out"), drawn[1]
 
 
-# --- How numbers are disturbed --------------------------------------------------------------------
+# --- Disturbed numbers ----------------------------------------------------------------------------
 
 
-def test_a_disturbed_number_is_one_of_its_neighbours_or_itself():
+def test_a_disturbed_number_moves_to_a_neighbour_or_stays():
     x = torch.randn(2, 50, 8, generator=torch.Generator().manual_seed(0))
     x[0, 0, 0] = 0
     found = Disturbance("0", 1, "p")(3, "k", x)
@@ -48,7 +48,7 @@ def test_a_disturbed_number_is_one_of_its_neighbours_or_itself():
     assert (Disturbance("0", 1, "p")(3, "k", half) != half).float().mean() > 0.3
 
 
-def test_a_disturbance_depends_on_what_it_is_of_and_on_nothing_that_ran_before():
+def test_a_disturbance_depends_only_on_draw_prompt_layer_and_name():
     x = torch.ones(2, 6, 4)
     first = Disturbance("0", 1, "p")(3, "k", x)
     others = [
@@ -64,7 +64,7 @@ def test_a_disturbance_depends_on_what_it_is_of_and_on_nothing_that_ran_before()
     assert torch.equal(again(3, "k", x), first)
 
 
-def test_a_tokens_disturbance_is_the_same_whatever_comes_behind_it():
+def test_a_tokens_disturbance_does_not_depend_on_later_tokens():
     x = torch.ones(2, 6, 4)
     disturb = Disturbance("0", 1, "p")
     assert torch.equal(disturb(0, "k", x[:, :2]), disturb(0, "k", x)[:, :2])
@@ -75,9 +75,9 @@ def test_a_tokens_disturbance_is_the_same_whatever_comes_behind_it():
 
 def test_the_numbers_of_several_draws_are_their_mean_and_the_spread_of_one():
     draws = [{"loss_increase": x, "kl_mean": 2 * x, "n_rows": 31} for x in (0.1, 0.2, 0.6)]
-    mean = over_draws(draws)
+    mean = mean_over_draws(draws)
     assert (mean["loss_increase"], mean["kl_mean"], mean["n_rows"]) == pytest.approx((0.3, 0.6, 31))
-    # Squares of -0.2, -0.1 and 0.3 sum to 0.14, over n - 1 = 2.
+    # The squares of -0.2, -0.1 and 0.3 sum to 0.14; divide by n - 1 = 2.
     assert spread(draws) == {
         "n_draws": 3,
         "loss_increase_sd": pytest.approx(0.07**0.5),
@@ -87,21 +87,21 @@ def test_the_numbers_of_several_draws_are_their_mean_and_the_spread_of_one():
 
 def test_a_single_draw_stays_as_it_is_and_has_no_spread():
     draw = {"loss_increase": 0.1, "kl_mean": 0.2, "answer_exact": 1}
-    assert over_draws([draw]) == draw and isinstance(over_draws([draw])["answer_exact"], int)
+    assert mean_over_draws([draw]) == draw and isinstance(mean_over_draws([draw])["answer_exact"], int)
     assert spread([draw]) == {"n_draws": 1, "loss_increase_sd": None, "kl_mean_sd": None}
 
 
 # --- Instances ------------------------------------------------------------------------------------
 
 
-def test_what_codes_its_rows_is_drawn_and_what_keeps_them_is_not(tiny):
+def test_only_instances_with_coded_rows_are_drawn(tiny):
     found = {(i.method, i.given): codes_rows(i) for i in Results(tiny[0]).instances}
     coded = {method for (method, given), codes in found.items() if codes and "row_format" not in given}
     assert coded == {"qjl"}
     assert all(codes for (_, given), codes in found.items() if "row_format" in given)
 
 
-def test_masks_run_once_and_coded_rows_as_often_as_there_are_draws(fresh, capsys, monkeypatch):
+def test_masks_run_once_and_coded_rows_once_per_draw(fresh, capsys, monkeypatch):
     out, words = fresh
     ran = []
     real = PromptJob._draw
@@ -114,7 +114,7 @@ def test_masks_run_once_and_coded_rows_as_often_as_there_are_draws(fresh, capsys
     monkeypatch.setattr(PromptJob, "_draw", counted)
     assert confirm(out, *words, "--draws", 3) == 0
     assert [one[:2] for one in ran] == [("tova", 0), ("snapkv", 0), ("h2o", 0), ("h2o", 1), ("h2o", 2)]
-    assert "3 to run, 3 layers, selection recorded, 5 runs: 3 draws where rows" in capsys.readouterr().err
+    assert "3 to run, 3 layers, selection recorded, 5 runs: 3 draws if rows" in capsys.readouterr().err
     masks = [row for row in rows(out) if row["method"] != "h2o"]
     assert {tuple(row[name] for name in ADDED) for row in masks} == {("1", "", "")}
     for place, row in enumerate(rows(out, method="h2o")):
@@ -155,7 +155,7 @@ def test_the_first_draw_is_the_run_as_it_is(fresh, monkeypatch):
     assert double["loss"] == single["loss"] and double["loss_increase_sd"] == "0"
 
 
-def test_with_own_choices_the_engine_sees_the_prompt_as_the_model_sees_it(fresh, monkeypatch):
+def test_own_selections_use_the_models_disturbed_prompt(fresh, monkeypatch):
     out, words = fresh
     real, compared = engine.OwnRows._write_layer, []
 
@@ -182,10 +182,10 @@ def test_with_own_choices_the_engine_sees_the_prompt_as_the_model_sees_it(fresh,
     assert float(whole(out, selection="own")[0]["kl_mean_sd"]) > 0
 
 
-# --- Runs that go on ------------------------------------------------------------------------------
+# --- Resumed runs ---------------------------------------------------------------------------------
 
 
-def test_more_draws_run_only_what_has_fewer(fresh, capsys):
+def test_more_draws_only_run_instances_with_fewer(fresh, capsys):
     out, words = fresh
     assert confirm(out, *words, "--draws", 1) == 0
     masks = rows(out, method="tova")
@@ -216,7 +216,7 @@ def test_a_table_of_an_older_version_is_one_draw_of_everything(fresh, capsys):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many"])
-def test_a_number_of_draws_is_one_or_more(fresh, capsys, text):
+def test_the_number_of_draws_must_be_positive(fresh, capsys, text):
     with pytest.raises(SystemExit):
         confirm(fresh[0], *fresh[1], f"--draws={text}")
-    assert f"'{text}' is no number of draws: 1 or more" in capsys.readouterr().err
+    assert f"'{text}' is not a number of draws: give 1 or more" in capsys.readouterr().err

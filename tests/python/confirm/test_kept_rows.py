@@ -1,4 +1,5 @@
-"""From the lists of kept.h5 to weights, coded rows and turned keys: small numbers, worked out by hand."""
+"""From the lists of kept.h5 to weights, coded rows and re-rotated keys, with small numbers worked out by
+hand."""
 
 import h5py
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvbase.errors import KvreplayError  # noqa: E402
 from kvconfirm.attention import LogitRule, attend, bias_of  # noqa: E402
 from kvconfirm.coded_rows import format_of, names_in, with_columns  # noqa: E402
 from kvconfirm.kept_lists import KeptFile, Series  # noqa: E402
@@ -13,8 +15,7 @@ from kvconfirm.losses import answer_of, compare  # noqa: E402
 from kvconfirm.rotation import Rotary, turn  # noqa: E402
 from kvconfirm.row_weights import LayerRows, moves, weigh  # noqa: E402
 from kvconfirm.table import spans  # noqa: E402
-from kvdump.errors import DumpError  # noqa: E402
-from kvdump.facts import rotate  # noqa: E402
+from kvrecord.facts import rotate  # noqa: E402
 from kvreplay.reading_back import NEVER, ReadBack  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -56,7 +57,7 @@ def test_a_step_attends_to_the_list_before_it_and_to_its_own_token():
     assert found.num.tolist() == [[1, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
 
 
-def test_lists_of_attended_tokens_are_taken_as_they_stand():
+def test_lists_of_attended_tokens_are_used_unchanged():
     found = weigh(series([[0, 3], [1, 2]]), "attended", prefill=3, tokens=5)
     assert found.num.tolist() == [[1, 0, 0, 1, 0], [0, 1, 1, 0, 0]]
 
@@ -81,14 +82,15 @@ def test_a_layers_window_hides_what_a_one_shot_list_would_show():
 def test_the_j_th_attended_token_moves_to_position_j():
     shown = np.array([[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 1, 1]], dtype=bool)
     moved = moves(shown, prefill=4, positions=np.arange(6))
-    # Row 4 sees 0, 3, 4 at places 0, 1, 2 and stands at 2 itself: token 0 is 4 back and should be 2 back.
+    # Row 4 sees tokens 0, 3, 4 at places 0, 1, 2, its own place being 2: token 0 is 4 back and should be 2
+    # back.
     assert moved.tolist() == [[2, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]]
 
 
 # --- The file -------------------------------------------------------------------------------------
 
 
-def test_the_file_says_how_its_lists_are_to_be_read(tmp_path):
+def test_the_file_states_how_its_lists_are_read(tmp_path):
     assert lists_of(write_kept(tmp_path / "a.h5", [[0, 1]], attributes={"oneshot": 1})).kind == "oneshot"
     assert lists_of(write_kept(tmp_path / "b.h5", [[0], [3], [4]])).kind == "before"
     assert lists_of(write_kept(tmp_path / "c.h5", [[0], [1]], name="attended")).kind == "attended"
@@ -106,25 +108,28 @@ def test_as_many_series_as_query_heads_that_choose_for_themselves(tmp_path):
     ("lists", "attributes", "message"),
     [
         ([[0], [3]], {}, "2 lists, 3 are needed: steps are missing"),
-        ([[0], [4], [4]], {}, "list 1 holds token 4, which has not come yet"),
-        ([[3]], {"oneshot": 1}, "list 0 holds token 3, which has not come yet"),
+        ([[0], [4], [4]], {}, "list 1 holds token 4, which comes later"),
+        ([[3]], {"oneshot": 1}, "list 0 holds token 3, which comes later"),
         ([[0], [1], [2]], {"partial": 1}, "use --select own"),
     ],
 )
 def test_lists_that_cannot_be_followed_are_refused(tmp_path, lists, attributes, message):
-    with pytest.raises(DumpError, match=message):
+    with pytest.raises(KvreplayError, match=message):
         lists_of(write_kept(tmp_path / "kept.h5", lists, attributes=attributes))
 
 
 def test_a_cell_that_is_not_in_the_file_is_named(tmp_path):
     write_kept(tmp_path / "kept.h5", [[0]])
-    with KeptFile(tmp_path / "kept.h5") as kept, pytest.raises(DumpError, match=r"/other: not in the file"):
+    with (
+        KeptFile(tmp_path / "kept.h5") as kept,
+        pytest.raises(KvreplayError, match=r"/other: not in the file"),
+    ):
         kept.lists("other", 3, 5)
 
 
 def test_weights_of_another_length_are_refused(tmp_path):
     write_kept(tmp_path / "kept.h5", [[0, 1]], attributes={"oneshot": 1}, num=[1.0], den=[1.0])
-    with pytest.raises(DumpError, match="num and den are not as long"):
+    with pytest.raises(KvreplayError, match="num and den are not as long"):
         lists_of(tmp_path / "kept.h5")
 
 
@@ -200,7 +205,8 @@ def test_a_turned_key_is_the_key_of_another_position():
 
 
 def test_each_state_of_a_token_is_a_column_of_the_rows_that_read_it_so():
-    """Token 0 is coded, 1 its key from row 1 and its value from row 2 on, 2 never; 3 is not held."""
+    """Token 0 is coded; token 1's key is coded from row 1 and its value from row 2; 2 never; 3 is not
+    held."""
     k, v = numbers(1, 4, 4, seed=1), numbers(1, 4, 2, seed=2)
     since = np.array([0, 1, NEVER, 0]), np.array([0, 2, NEVER, 0])
     back = ReadBack(k[0].numpy() + 9, v[0].numpy() + 5, *since)
@@ -222,7 +228,7 @@ def test_each_state_of_a_token_is_a_column_of_the_rows_that_read_it_so():
         assert torch.allclose(out[:, row], expected[:, 0], atol=1e-5)
 
 
-def test_series_with_fewer_columns_are_filled_with_some_that_nobody_reads():
+def test_series_with_fewer_columns_are_padded_with_unused_ones():
     k, v = numbers(2, 3, 4, seed=1), numbers(2, 3, 2, seed=2)
     num = torch.tensor([[[1.0, 1, 1]], [[0, 0, 1]]])
     back = [ReadBack(x.numpy(), y.numpy(), *(np.full(3, NEVER),) * 2) for x, y in zip(k, v, strict=True)]

@@ -1,4 +1,4 @@
-"""kvconfirm on tiny random models, with the real engine."""
+"""The closed loop on tiny random models, with the real engine."""
 
 import json
 import os
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.torch
 WRITES_ROWS = {"wildcat", "qjl"}
 
 
-# --- What is attended to --------------------------------------------------------------------------
+# --- Attended tokens ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layer", [0, 2])
@@ -51,14 +51,14 @@ def test_the_models_masks_give_the_engines_outputs_for_every_method_with_lists(t
     assert max(deviations) < 1e-5
 
 
-def test_own_selection_gives_the_engines_outputs_for_every_method_while_nothing_has_drifted(tiny, own_copy):
+def test_own_selection_gives_the_engines_outputs_without_earlier_compressed_layers(tiny, own_copy):
     _, model, trace = tiny
     words = ("--trace", trace, "--layers", 1, "--verify", "--select", "own", "--kvreplay", BINARY)
     assert confirm(own_copy, model, *words) == 0
     assert len(whole(own_copy, status="ok", selection="own")) == len(METHODS) + 3
 
 
-def test_a_witness_speaks_up_when_the_lists_are_others(tiny, own_copy):
+def test_verification_fails_for_other_lists(tiny, own_copy):
     _, model, trace = tiny
 
     def shift(group):
@@ -77,7 +77,7 @@ def test_a_witness_speaks_up_when_the_lists_are_others(tiny, own_copy):
 
 @pytest.fixture(scope="module")
 def confirmed(tiny, tmp_path_factory):
-    """Results of which every layer was compressed."""
+    """Confirmed results with every layer compressed."""
     out, model, trace = tiny
     out = copy_of(out, tmp_path_factory.mktemp("confirmed") / "out")
     confirm(out, model, "--trace", trace)
@@ -142,15 +142,15 @@ def test_every_row_of_an_instance_has_its_losses_in_a_file(confirmed):
 
 
 def test_losses_are_those_of_the_model_under_the_same_mask(tiny, confirmed):
-    """The window of the last tokens, by a mask that transformers makes itself: an independent way."""
+    """An independent computation: transformers itself makes the mask of the window of last tokens."""
     _, folder, trace = tiny
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     out = replay(trace, confirmed.parent / "window", [{"name": "window"}], select={"prompts": ["b"]})
     assert confirm(out, folder, "--trace", trace) == 0
-    ids = tokens_of(1)  # of prompt b
+    ids = tokens_of(1)  # prompt b
     steps = torch.arange(TOKENS)
     hidden = steps[None, :] > steps[:, None]
-    # A window of 16 attends to the 16 tokens before the new one.
+    # A window of 16 means the 16 tokens before the new one.
     hidden |= (steps[:, None] >= PREFILL) & (steps[None, :] < steps[:, None] - 16)
     mask = torch.zeros(TOKENS, TOKENS).masked_fill(hidden, -torch.inf)[None, None]
     with torch.no_grad():
@@ -174,14 +174,14 @@ def test_the_layers_errors_are_the_engines(confirmed):
     assert compared == 3 * (len(METHODS) + 1)
 
 
-def test_in_the_first_layer_the_drift_is_the_error_behind_the_projection(confirmed):
+def test_in_the_first_layer_the_drift_is_the_error_after_the_projection(confirmed):
     for row in rows(confirmed, "confirm_layers.csv", layer="0"):
         assert float(row["drift_mean"]) == pytest.approx(float(row["rel_err_resid_mean"]), abs=1e-6)
     deeper = rows(confirmed, "confirm_layers.csv", layer="2", method="streaming_llm")
     assert float(deeper[0]["drift_mean"]) != pytest.approx(float(deeper[0]["rel_err_resid_mean"]), rel=0.01)
 
 
-def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(tiny, tmp_path):
+def test_selections_on_the_compressed_model_differ_in_deeper_layers(tiny, tmp_path):
     _, model, trace = tiny
     methods = [{"name": "h2o"}, {"name": "tova"}, {"name": "snapkv", "window": 4}]
     out = replay(trace, tmp_path / "out", methods, 20, select={"prompts": ["b"]})
@@ -192,8 +192,8 @@ def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(ti
         recorded, own = (whole(out, method=method, selection=way)[0] for way in ("recorded", "own"))
         assert recorded["key"] != own["key"]
         moved[method] = abs(float(recorded["loss"]) - float(own["loss"]))
-    assert min(moved["h2o"], moved["tova"]) > 0.01  # they go on choosing while they decode
-    assert moved["snapkv"] < 1e-5  # it chose in the prompt, which nothing disturbs
+    assert min(moved["h2o"], moved["tova"]) > 0.01  # they evict while decoding
+    assert moved["snapkv"] < 1e-5  # it selects in the prompt, which is not compressed
 
 
 # --- Other architectures --------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_windows_soft_caps_sinks_and_partial_rotation_are_followed(build, tmp_pa
     assert float(whole(out, method="exact", layers="0-2")[0]["loss_increase"]) == pytest.approx(0, abs=1e-6)
 
 
-# --- What does not fit ----------------------------------------------------------------------------
+# --- Mismatches and refusals ----------------------------------------------------------------------
 
 
 def refused(capsys, out, model, *words, code=2):
@@ -248,7 +248,7 @@ def test_a_trace_that_was_not_replayed_is_refused(tiny, own_copy, tmp_path, caps
     assert "give the trace that was replayed" in message and str(other) in message
 
 
-def test_a_model_of_another_shape_is_refused_by_the_name_of_what_differs(tiny, own_copy, tmp_path, capsys):
+def test_a_model_of_another_shape_is_refused_with_the_difference(tiny, own_copy, tmp_path, capsys):
     other = saved(tiny_llama(num_hidden_layers=4), tmp_path / "model")
     message = refused(capsys, own_copy, other, "--trace", tiny[2])
     assert "the model has n_layers = 4" in message and "recorded from a model with 3" in message
@@ -260,7 +260,7 @@ def test_a_model_with_other_weights_is_refused_by_its_keys(tiny, own_copy, tmp_p
     assert "the model's keys differ from the recorded ones" in message and "prompt b" in message
 
 
-def test_results_that_lack_layers_say_which_and_what_to_do(tiny, tmp_path, capsys):
+def test_missing_layers_of_results_are_named_with_the_remedy(tiny, tmp_path, capsys):
     some = {"layers": [0, 2], "prompts": ["b"]}
     out = replay(tiny[2], tmp_path / "out", [{"name": "h2o"}], select=some)
     message = refused(capsys, out, tiny[1], "--trace", tiny[2])
@@ -270,7 +270,7 @@ def test_results_that_lack_layers_say_which_and_what_to_do(tiny, tmp_path, capsy
 
 
 def test_all_layers_are_those_with_attention_where_the_trace_holds_them_all(tiny, tmp_path):
-    """Some models have attention in every fourth layer alone."""
+    """Some models have attention only in every fourth layer."""
     path = tmp_path / "some.h5"
     path.write_bytes(tiny[2].read_bytes())
     with h5py.File(path, "r+") as file:
@@ -284,7 +284,7 @@ def test_all_layers_are_those_with_attention_where_the_trace_holds_them_all(tiny
         assert trace.attention_layers(3) == [0, 1, 2]
 
 
-def test_results_that_lack_kv_heads_say_which(tiny, tmp_path, capsys):
+def test_missing_kv_heads_of_results_are_named(tiny, tmp_path, capsys):
     some = {"kv_heads": [1], "prompts": ["b"]}
     out = replay(tiny[2], tmp_path / "out", [{"name": "h2o"}], select=some)
     assert "lack kv heads 0 of layer 0" in refused(capsys, out, tiny[1], "--trace", tiny[2])
@@ -300,13 +300,13 @@ def test_results_that_lack_kv_heads_say_which(tiny, tmp_path, capsys):
         (lambda text: text + text.splitlines()[1].split(",")[0] + "\n", "results.csv:"),
     ],
 )
-def test_a_results_file_that_is_none_is_refused(tiny, own_copy, capsys, change, message):
+def test_an_invalid_results_file_is_refused(tiny, own_copy, capsys, change, message):
     path = own_copy / "results.csv"
     path.write_text(change(path.read_text()))
     assert message in refused(capsys, own_copy, tiny[1], "--trace", tiny[2])
 
 
-def test_results_without_lists_say_how_to_save_them(tiny, own_copy, capsys):
+def test_results_without_lists_are_refused_with_the_option_that_saves_them(tiny, own_copy, capsys):
     (own_copy / "kept.h5").unlink()
     message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2])
     assert "kept.h5" in message and "output.save: [kept]" in message
@@ -314,7 +314,7 @@ def test_results_without_lists_say_how_to_save_them(tiny, own_copy, capsys):
 
 @pytest.fixture
 def no_model(monkeypatch):
-    """Whatever would load a model fails the test."""
+    """Any attempt to load a model fails the test."""
 
     def loads(*_):
         raise AssertionError("a model is loaded")
@@ -332,7 +332,7 @@ def another_budget(group):
 
 
 def another_length(group):
-    """A list too many; lists that are attended to are counted by an instance's own run."""
+    """Adds one list. Lists of attended tokens are only counted when the instance runs."""
     if "kept_off" in group:
         off = group["kept_off"][...]
         del group["kept_off"]
@@ -342,9 +342,9 @@ def another_length(group):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (another_method, "its lists are of method tova"),
-        (another_budget, "its lists are of budget_tokens 17"),
-        (another_length, f"lists, a prompt of {PREFILL} tokens and {TOKENS - PREFILL} steps have"),
+        (another_method, "its lists have method tova"),
+        (another_budget, "its lists have budget_tokens 17"),
+        (another_length, f"lists, but a prompt of {PREFILL} tokens and {TOKENS - PREFILL} steps need"),
     ],
 )
 def test_lists_of_another_run_are_refused_before_a_model_is_loaded(
@@ -383,7 +383,7 @@ def test_missing_steps_fail_the_instance_and_no_other(tiny, own_copy):
     assert {row["method"] for row in rows(own_copy, status="ok")} == {
         "h2o",
         "snapkv",
-    }  # hf_mask: attended lists
+    }  # hf_mask stores attended lists
     errors = [row["error"] for row in rows(own_copy, status="failed")]
     assert errors and all("steps are missing" in error for error in errors)
 
@@ -393,19 +393,19 @@ def test_no_results_are_refused(tiny, tmp_path, capsys):
     assert "give the folder that kvreplay run wrote" in capsys.readouterr().err
 
 
-def test_a_choice_that_the_results_do_not_hold_lists_what_they_hold(tiny, own_copy, capsys):
+def test_a_selection_missing_from_the_results_lists_the_available_ones(tiny, own_copy, capsys):
     message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2], "--methods", "h2o,nosuch")
     assert "no method nosuch" in message and "snapkv" in message
 
 
-def test_a_table_of_something_else_is_left_alone(tiny, own_copy, capsys):
+def test_a_foreign_table_is_not_changed(tiny, own_copy, capsys):
     (own_copy / "confirm.csv").write_text("key,colour\n1,red\n")
     assert confirm(own_copy, tiny[1], "--trace", tiny[2]) == 2
     assert "colour" in capsys.readouterr().err
     assert (own_copy / "confirm.csv").read_text() == "key,colour\n1,red\n"
 
 
-# --- Runs that go on ------------------------------------------------------------------------------
+# --- Resumed runs ---------------------------------------------------------------------------------
 
 
 def test_running_again_does_only_what_is_missing(tiny, own_copy, capsys):
@@ -413,7 +413,7 @@ def test_running_again_does_only_what_is_missing(tiny, own_copy, capsys):
     assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--methods", "tova") == 0
     first = rows(own_copy)
     assert confirm(own_copy, tiny[1], *words) == 0
-    assert "6 to run" in capsys.readouterr().err  # six ways of h2o
+    assert "6 to run" in capsys.readouterr().err  # six instances of h2o
     assert rows(own_copy)[: len(first)] == first
     before = (own_copy / "confirm.csv").read_bytes()
     assert confirm(own_copy, tiny[1], *words) == 0
@@ -449,10 +449,10 @@ def test_a_dry_run_writes_nothing(tiny, own_copy, capsys):
     assert not (own_copy / "confirm.csv").exists()
 
 
-KVCONFIRM = "import sys; from kvconfirm import cli; sys.exit(cli.main(sys.argv[1:]))"
+KVCONFIRM = "import sys; from front_door import confirm; sys.exit(confirm.main(sys.argv[1:]))"
 
 
-def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, tmp_path, dumpers, monkeypatch):
+def test_results_published_by_another_process_are_kept(tiny, own_copy, tmp_path, dumpers, monkeypatch):
     from kvconfirm.prompt_job import PromptJob
 
     words = ("--trace", tiny[2], "--methods")

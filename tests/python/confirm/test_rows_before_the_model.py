@@ -1,4 +1,4 @@
-"""Rows that cannot be coded are found before the model is loaded."""
+"""Rows that cannot be coded are reported before the model is loaded."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def out(coded, tmp_path):
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """How often the weights are loaded from here on."""
+    """A list with one entry for each later loading of the weights."""
     seen = []
     real = confirmation.load_model
     monkeypatch.setattr(confirmation, "load_model", lambda *words: seen.append(words) or real(*words))
@@ -39,7 +39,7 @@ def loaded(monkeypatch):
 
 
 def as_nvfp4(out):
-    """Rows become those of nvfp4, which takes blocks of 16 numbers: a head has 8."""
+    """Changes the row format to nvfp4, whose blocks have 16 numbers; a head has 8."""
     table = out / "results.csv"
     with table.open(newline="", encoding="utf-8") as file:
         cells = list(csv.DictReader(file))
@@ -54,7 +54,7 @@ def as_nvfp4(out):
         writer.writerows(cells)
 
 
-def test_a_format_that_cannot_be_is_found_before_the_model_is_loaded(tiny, out, loaded, capsys):
+def test_an_impossible_format_is_reported_before_the_model_is_loaded(tiny, out, loaded, capsys):
     as_nvfp4(out)
     assert confirm(out, tiny[1], "--trace", tiny[2], "--methods", "h2o") == 3
     said = capsys.readouterr().err
@@ -62,7 +62,7 @@ def test_a_format_that_cannot_be_is_found_before_the_model_is_loaded(tiny, out, 
     assert loaded == [] and not (out / "confirm.csv").exists()
 
 
-def test_where_some_formats_can_be_the_others_are_named_before_the_model_is_loaded(tiny, out, loaded, capsys):
+def test_impossible_formats_among_others_are_named_before_the_model_is_loaded(tiny, out, loaded, capsys):
     as_nvfp4(out)
     assert confirm(out, tiny[1], "--trace", tiny[2], "--draws", 1) == 1
     first = capsys.readouterr().err.splitlines()[0]
@@ -71,13 +71,13 @@ def test_where_some_formats_can_be_the_others_are_named_before_the_model_is_load
     assert {row["method"]: row["status"] for row in rows(out)} == {"tova": "ok", "h2o": "failed"}
 
 
-def test_a_missing_engine_is_found_before_the_model_is_loaded(tiny, out, loaded, capsys, monkeypatch):
+def test_a_missing_engine_is_reported_before_the_model_is_loaded(tiny, out, loaded, capsys, monkeypatch):
     monkeypatch.delattr(kv, "_engine", raising=False)
     monkeypatch.delitem(sys.modules, "kvreplay.reading_back", raising=False)
     monkeypatch.setitem(sys.modules, "kvreplay._engine", None)
     assert confirm(out, tiny[1], "--trace", tiny[2]) == 2
     said = capsys.readouterr().err
-    assert "its rows are coded, which needs the engine" in said and "-DKVREPLAY_PYTHON=ON" in said
+    assert "its rows are quantised, which needs the engine" in said and "-DKVREPLAY_PYTHON=ON" in said
     assert loaded == []
-    # Masks need none.
+    # Masks need no engine.
     assert confirm(out, tiny[1], "--trace", tiny[2], "--methods", "tova") == 0

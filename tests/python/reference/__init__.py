@@ -1,1 +1,1 @@
-"""Plain numpy definitions of the compression methods, written from their specification alone."""
+"""Plain numpy definitions of the compression methods, written only from their specifications."""

@@ -1,4 +1,4 @@
-"""BalanceKV and what it is compared with: uniform samples, the self-balancing walk, both cache forms."""
+"""BalanceKV and its comparisons: uniform samples, the self-balancing walk, both forms of the cache."""
 
 import math
 
@@ -16,7 +16,8 @@ class WalkFailed(ValueError):
 
 
 def protected(B, sinks=None, recent=None, large=256):
-    """Sinks and recents of `uniform` and `balancekv`: 4 and floor(B/4) below B = 1024 if neither is given."""
+    """Sinks and recents of `uniform` and `balancekv`. Defaults if both are missing: 4 and floor(B/4) below B
+    = 1024."""
     if sinks is None and recent is None and B is not None and B < 1024:
         return 4, B // 4
     return large if sinks is None else sinks, large if recent is None else recent
@@ -78,8 +79,8 @@ def uniform(
 def notebook(head, middle, rounds, block, seed):
     """Fair coins, the first of each block +, stable sort (- before +), first half kept, weight 2^rounds.
 
-    Survivors go on in the order of that sort. Our reading: ascending sort of the signs; structure 4 with the
-    round; half = floor(m/2).
+    Survivors enter the next round in the order of that sort. Our reading: ascending sort of the signs;
+    structure 4 with the round; half = floor(m/2).
     """
     ids = middle
     for r in range(rounds):
@@ -94,7 +95,8 @@ def notebook(head, middle, rounds, block, seed):
 
 
 def sign_walk(K, U, c, on_fail="fail"):
-    """Signs and probabilities of the walk with Gram matrix K, c already times r^2; fail index or -1.
+    """Signs and probabilities of the walk with Gram matrix K, and the index of the failure or -1. c includes
+    r^2.
 
     After a failure with `fail` the remaining signs and probabilities are 0.
     """
@@ -113,7 +115,7 @@ def sign_walk(K, U, c, on_fail="fail"):
 
 
 def smaller_class(sign):
-    """Positions of the smaller sign class; equal sizes give +."""
+    """Positions of the smaller sign class; + if both are equally large."""
     plus, minus = np.flatnonzero(sign > 0), np.flatnonzero(sign < 0)
     return plus if len(plus) <= len(minus) else minus
 
@@ -207,7 +209,8 @@ def balancekv(
     temp=1.0,
     U=None,
 ):
-    """Halve the middle `rounds` times. Our reading: `preset: longbench` counts as giving sinks and recent."""
+    """Halves the middle `rounds` times. Our reading: `preset: longbench` counts as setting sinks and
+    recent."""
     if preset == "longbench":
         sinks, recent = 32 if sinks is None else sinks, 32 if recent is None else recent
         rounds = 2 if rounds is None else rounds
@@ -236,7 +239,7 @@ def balancekv(
 
 
 def reference_signs(head, ids, w, u, block, gamma, tau, beta, c0):
-    """Steps 1 to 4 of the released walk: blocks filled with zero rows, centred keys."""
+    """Steps 1 to 4 of the released walk: blocks padded with zero rows, centred keys."""
     m = len(ids)
     padding = -m % block
     k = np.concatenate([head.k[ids], np.zeros((padding, head.d))])
@@ -254,7 +257,7 @@ def reference_signs(head, ids, w, u, block, gamma, tau, beta, c0):
 
 
 def truncate(sign):
-    """Steps 5 and 6: positions kept and whether their weight doubles."""
+    """Steps 5 and 6: kept positions, and whether their weight doubles."""
     h = len(sign) // 2
 
     def reaches(value):
@@ -292,7 +295,7 @@ def paper_round(head, ids, u, block, c, delta, temp):
 
 
 class MergeAndReduce:
-    """Levels of (token, ...) lists; a full level's smaller class moves one level up."""
+    """Levels of (token, ...) lists; the smaller class of a full level moves one level up."""
 
     def __init__(self, batch, levels, halve):
         self.batch, self.levels, self.halve = batch, [[] for _ in range(levels + 1)], halve

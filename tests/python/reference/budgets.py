@@ -1,4 +1,4 @@
-"""Who gets how much: LU-KV and HeadKV share tokens over heads, DuoAttention says which heads stream.
+"""Budgets of heads: LU-KV and HeadKV distribute tokens over heads, DuoAttention selects streaming heads.
 
 Sources: LU-KV (arXiv 2602.08585), HeadKV (arXiv 2410.19258), DuoAttention (arXiv 2410.10819). Budgets are in
 tokens per kv head, utilities in expected attention mass over the decode rows.
@@ -16,22 +16,22 @@ from .leverage import scaled, unrotated
 
 
 def future_mass(head):
-    """I: the mean over decode rows and the group of the exact attention to each prompt token. [P]."""
+    """I, [P]: exact attention to each prompt token, averaged over decode rows and the group."""
     return causal_probs(head)[:, head.P :, : head.P].mean(axis=(0, 1))
 
 
 def keep_order(scores, protected):
-    """Prompt tokens as a scorer would keep them one by one, protected ones first."""
+    """Prompt tokens in the order in which a scorer keeps them, protected ones first."""
     return np.argsort(-np.where(protected, np.inf, scores), kind="stable")
 
 
 def utility(mass, order):
-    """U(0..P): what the first b tokens of the order are worth."""
+    """U(0..P): U(b) is the utility of the first b tokens of the order."""
     return np.append(0.0, np.cumsum(mass[order]))
 
 
 def hull_slopes(curve):
-    """Slopes of the upper concave hull of curve(0..P), one per token, never rising."""
+    """Slopes of the upper concave hull of curve(0..P), one per token, non-increasing."""
     corners = []
     for x, y in enumerate(curve):
         while len(corners) > 1:
@@ -46,7 +46,8 @@ def hull_slopes(curve):
 
 
 def greedy_shares(slopes, total, lo):
-    """Every head starts with lo tokens; the largest slope gets the next one, ties to the lower head."""
+    """Budgets: every head starts with lo tokens; the largest slope gets the next one, ties to the lower
+    head."""
     budgets = np.minimum(lo, [len(s) for s in slopes])
     while budgets.sum() < total:
         following = [s[b] if b < len(s) else -np.inf for s, b in zip(slopes, budgets, strict=True)]
@@ -64,7 +65,7 @@ def largest_remainder(shares, total):
 
 
 def lu_kv_budgets(heads, scores, protected, B, lo=None):
-    """Budgets of `calibration: self`, which sees the future; heads: all recorded ones, layer-major."""
+    """Budgets of `calibration: self`, which uses future rows; heads: all recorded ones, layer-major."""
     lo = max(1, int(protected.sum())) if lo is None else lo
     slopes = [
         hull_slopes(utility(future_mass(head), keep_order(s, protected)))
@@ -74,12 +75,12 @@ def lu_kv_budgets(heads, scores, protected, B, lo=None):
 
 
 def lu_kv_learned(prompts, B, P, lo, norms=None):
-    """Budgets of a prompt of P tokens by the curves of others: (heads, scores, protected) of each.
+    """Budgets of a prompt of P tokens from the curves of other prompts: (heads, scores, protected) of each.
 
-    norms(head): what weight contrib multiplies by.
+    norms(head): the factors of `weight: contrib`.
 
-    Every calibration prompt is divided by its own curves at the same share of its tokens, lo included; a head
-    gets the mean of its shares.
+    Each calibration prompt is distributed by its own curves at an equal share of its tokens, lo included; a
+    head gets the mean of its shares.
     """
     shares = []
     for heads, scores, protected in prompts:
@@ -99,9 +100,9 @@ def lu_kv_learned(prompts, B, P, lo, norms=None):
 
 
 def headkv_budgets(shares, B, w, beta=1.2, temp=1.0):
-    """An equal part for every head and a pool that goes by importance; shares: one per kv head, positive.
+    """An equal part for every head plus a pool shared by importance; shares: one per kv head, positive.
 
-    Rounding is half to even, so that the sum may miss B*heads by a few tokens.
+    Rounding is half to even, so that the sum may differ from B*heads by a few tokens.
     """
     b, weights = B - w, np.asarray(shares, dtype=float) ** temp
     given = math.floor(b / beta)
@@ -113,14 +114,15 @@ def headkv_budgets(shares, B, w, beta=1.2, temp=1.0):
 
 
 def duo_mass(head, sinks=128, recent=256):
-    """Mean attention that prompt rows from sinks + recent on pay to tokens sinks..t - recent, group mean."""
+    """Mean attention of prompt rows t >= sinks + recent to tokens sinks..t - recent, averaged over the
+    group."""
     x = causal_probs(head, head.P)
     rows = range(sinks + recent, head.P)
     return float(np.mean([x[:, t, sinks : t - recent + 1].sum(axis=1).mean() for t in rows]))
 
 
 def duo_area(head, length=500):
-    """Mean of the cumulative attention of the last row over copies of the mean key: large looks far."""
+    """Mean cumulative attention of the last row over copies of the mean key; large values reach far back."""
     at = np.arange(head.P)
     k = unrotated(head.k[: head.P], at, head.rope).mean(axis=0)
     areas = []
@@ -135,13 +137,14 @@ def duo_area(head, length=500):
 
 
 def streaming_heads(shares, stream_frac=0.5):
-    """Which of all recorded heads stream: the lowest shares, ties to the lower head."""
+    """Selects the streaming heads among all recorded ones: the lowest shares, ties to the lower head."""
     lowest = np.argsort(shares, kind="stable")[: round(stream_frac * len(shares))]
     return np.isin(np.arange(len(shares)), lowest)
 
 
 def duo_budgets(shares, B, stream_frac=0.5, sinks=128, recent=256):
-    """The allocator: streaming heads hold their ends, the others share the rest (largest remainder)."""
+    """The allocator: streaming heads hold sinks and recents, the others share the rest (largest
+    remainder)."""
     streams = streaming_heads(np.asarray(shares), stream_frac)
     rest = B * streams.size - streams.sum() * (sinks + recent)
     tokens = np.full(streams.size, sinks + recent)
@@ -150,7 +153,7 @@ def duo_budgets(shares, B, stream_frac=0.5, sinks=128, recent=256):
 
 
 def duo_attention(layers, B=None, rule="mass", stream_frac=0.5, sinks=128, recent=256, length=500):
-    """Retrieval heads keep everything; the others the sinks and the newest recents at every step.
+    """Retrieval heads keep everything; the others keep the sinks and the newest tokens at every step.
 
     layers: the kv heads of each layer; heads of all layers compete. One list of results per layer.
     """

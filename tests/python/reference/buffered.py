@@ -14,10 +14,10 @@ from .tier2_scores import ends, pooled
 
 
 def buffered(head, m, buffer, cut, phase="stream", due=None):
-    """Cut to m tokens at the end of the prompt, then whenever `buffer` more steps are complete.
+    """Cuts to m tokens at the end of the prompt, then whenever `buffer` more steps are complete.
 
-    cut(live, T) names the survivors of the live tokens, T = tokens seen so far. due(live): whether there is
-    anything to cut, by default more than m live tokens. Steps are counted whether or not they end in a cut.
+    cut(live, T) returns the survivors of the live tokens, T = tokens seen so far. due(live): whether a cut is
+    due, by default more than m live tokens. Steps count whether or not they end in a cut.
     """
     due = due or (lambda live: len(live) > m)
     return held_by(
@@ -26,8 +26,8 @@ def buffered(head, m, buffer, cut, phase="stream", due=None):
 
 
 def buffered_sets(P, n, buffer, cut, due):
-    """The frame of any heads that hold the same tokens: what is kept after the prompt and after each step up
-    to token n, and what each step attends to."""
+    """The frame for heads that hold equal tokens: the kept sets after the prompt and after each step up to
+    token n, and the set that each step attends to."""
     live = np.arange(P)
     if due(live):
         live = cut(live, P)
@@ -42,14 +42,14 @@ def buffered_sets(P, n, buffer, cut, due):
 
 
 def held_by(head, kept, attended, phase):
-    """A head's Result of these sets."""
+    """A head's Result for these sets."""
     if phase == "oneshot":
         return oneshot(head, kept[0])
     return Result(kept, stack(head, [attend(head, head.P + i, live)[1] for i, live in enumerate(attended)]))
 
 
 def target(B, buffer, buffer_in_budget):
-    """Tokens that a cut leaves: all of the budget, or what the buffer does not take of it."""
+    """Tokens left by a cut: the budget, less the buffer if the buffer counts."""
     return B - buffer if buffer_in_budget else B
 
 
@@ -57,17 +57,17 @@ def target(B, buffer, buffer_in_budget):
 
 
 def importance(logits, kernel=7, agg="max"):
-    """Step 2: what the window's rows give the older keys, max pooled. logits: [G, w, older keys].
+    """Step 2: attention of the window's rows to the older keys, max pooled. logits: [G, w, older keys].
 
-    The softmax is over the older keys only. `max`: of the logits over the group, before the softmax; `sum`:
-    the mean over the heads of their softmaxes (a sum would scale it).
+    The softmax is over the older keys only. `max`: maximum of the logits over the group, before the softmax;
+    `sum`: mean of the heads' softmaxes (a sum would only scale it).
     """
     p = softmax(logits.max(axis=0)) if agg == "max" else softmax(logits).mean(axis=0)
     return pooled(p.mean(axis=0), kernel, "max")
 
 
 def similarity(keys):
-    """Step 3: cosines of all live keys, 0 on the diagonal; each pair summed alike, so that equal keys tie."""
+    """Step 3: cosines of all live keys, 0 on the diagonal; one summation order, so that equal keys tie."""
     u = keys / (np.sqrt((keys * keys).sum(axis=1)) + 1e-8)[:, None]
     S = dots(u, u)
     np.fill_diagonal(S, 0.0)
@@ -75,10 +75,10 @@ def similarity(keys):
 
 
 def without_one_copy(S, threshold=0.5, retain="last"):
-    """Step 4: per row the entry of one similar key is zeroed; a row without any zeroes that of key 0.
+    """Step 4: zeroes the entry of one similar key in each row; a row without similar keys zeroes key 0.
 
-    `first` is the smallest index of a list in which every key that is not similar counts as 0: always key 0,
-    since no key is similar to itself.
+    `first` takes the smallest index of a list in which every key that is not similar counts as 0. This is
+    always key 0, since no key is similar to itself.
     """
     S = S.copy()
     if retain == "none":
@@ -90,7 +90,7 @@ def without_one_copy(S, threshold=0.5, retain="last"):
 
 
 def redundancy(keys, threshold=0.5, retain="last"):
-    """Steps 3-5: softmax over all live keys of their mean similarity. One entry per live key."""
+    """Steps 3-5: softmax of the mean similarity over all live keys. One entry per live key."""
     S = without_one_copy(similarity(keys), threshold, retain)
     return softmax(S.sum(axis=0) / len(keys))
 
@@ -104,7 +104,7 @@ def rkv_scores(head, live, T, window=8, kernel=7, blend=0.1, threshold=0.5, reta
 
 
 def rkv(head, B, phase="stream", window=8, buffer=128, buffer_in_budget=False, **more):
-    """R-KV: important and not redundant keys stay, and the w newest. `lambda` comes in `more`."""
+    """R-KV: keeps important, non-redundant keys and the w newest. `lambda` is passed in `more`."""
     m = target(B, buffer, buffer_in_budget)
     scoring = dict(more)
     scoring["blend"] = scoring.pop("lambda", 0.1)
@@ -136,22 +136,22 @@ def frequencies(rope):
 
 
 def factor(rope):
-    """What cosine and sine of the rotation were multiplied by."""
+    """The attention factor: cosine and sine of the rotation were multiplied by it."""
     return 1.0 if rope is None else rope.factor
 
 
 def unrotated_pairs(x, positions, rope):
-    """C15: the pairs of stored vectors [m, d] turned back by their positions, without the factor."""
+    """C15: the pairs of stored vectors [m, d], rotated back by their positions, without the factor."""
     z, rest = pairs_and_rest(x, rope)
     turn = np.exp(-1j * np.asarray(positions, dtype=float)[:, None] * frequencies(rope))
     return z / factor(rope) * turn, rest
 
 
 def calibrate(head, others=None):
-    """Per query head the mean pair, the mean length of a pair, the mean rest, of un-rotated queries.
+    """Mean pair, mean pair length and mean rest of each query head's un-rotated queries.
 
-    q_mean [G, F] complex, q_abs_mean [G, F], q_rest_mean [G, d - 2F]; of the prompt (`calibration: self`),
-    or with `others`, the same head in other texts, the mean over these of each one's mean over all its rows.
+    q_mean [G, F] complex, q_abs_mean [G, F], q_rest_mean [G, d - 2F] of the prompt (`calibration: self`).
+    With `others` (this head in other texts): each text's mean over all its rows, averaged over the texts.
     """
     if others is not None:
         means = [calibrate(replace(text, P=text.n)) for text in others]
@@ -165,12 +165,12 @@ def calibrate(head, others=None):
 
 
 def distances(offsets=65536):
-    """1, 2, 4, ... up to `offsets`: how far ahead, in tokens, a future query may stand."""
+    """1, 2, 4, ... up to `offsets`: distances of future queries in tokens."""
     return 2.0 ** np.arange(int(np.log2(offsets)) + 1)
 
 
 def tri_scores(head, stats, live, T, offsets=65536, offset_agg="mean", norm_term="residual", trig_term=True):
-    """Steps 1-2: what future queries are expected to see in a live key, [G, live]. No softmax, no scale."""
+    """Steps 1-2: expected logits of future queries for each live key, [G, live]. No softmax, no scale."""
     q_mean, q_abs_mean, q_rest_mean = stats
     kappa, rest = unrotated_pairs(head.k[live], live, head.rope)
     w, ahead = frequencies(head.rope), distances(offsets)
@@ -189,7 +189,8 @@ def tri_scores(head, stats, live, T, offsets=65536, offset_agg="mean", norm_term
 
 
 def tri_scores_of_stored_keys(head, stats, live, T, offsets=65536):
-    """The same (mean, residual) without turning a key back: the offsets are folded into the query."""
+    """(mean, residual) as in tri_scores, without rotating keys back: the offsets are folded into the
+    query."""
     q_mean, q_abs_mean, q_rest_mean = stats
     z, rest = pairs_and_rest(head.k[live], head.rope)
     z = z / factor(head.rope)
@@ -204,7 +205,7 @@ def tri_scores_of_stored_keys(head, stats, live, T, offsets=65536):
 
 
 def standardised(scores):
-    """Step 3: per query head over the candidates, population deviation of at least 1e-6."""
+    """Step 3: standardised per query head over the candidates; population deviation of at least 1e-6."""
     deviation = np.maximum(scores.std(axis=1, keepdims=True), 1e-6)
     return (scores - scores.mean(axis=1, keepdims=True)) / deviation
 
@@ -232,8 +233,8 @@ def triattention_together(
     others=None,
     **more,
 ):
-    """A Result of each of the heads, which hold the same tokens: best(scores, count) says which `count` of
-    the candidates stay, from scores [query heads, candidates] of each."""
+    """One Result per head; all heads hold equal tokens. best(scores, count) selects `count` of the candidates
+    from each head's scores [query heads, candidates]."""
     m, P = target(B, buffer, buffer_in_budget), heads[0].P
     stats = [calibrate(head, others) for head in heads]
 

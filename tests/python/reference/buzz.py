@@ -16,14 +16,14 @@ def sizes(B, sinks=4, stride=5):
 
 
 def log_factor(log_n, length, t):
-    """ln(L)/ln(512) on the logits: live L = |C_t|, context L = t + 1."""
+    """ln(L)/ln(512), a factor of the logits: L = |C_t| (live) or t + 1 (context)."""
     if log_n == "off":
         return 1.0
     return math.log(length if log_n == "live" else t + 1) / math.log(512)
 
 
 def causal_scores(head, log_n):
-    """Row i's probabilities over 0..i of the prompt, with the factor of the row: [G, P, P]."""
+    """Probabilities of prompt row i over tokens 0..i, with the row's log factor: [G, P, P]."""
     if log_n == "off":
         return causal_probs(head, head.P)
     factors = np.array([log_factor(log_n, i + 1, i) for i in range(head.n)])
@@ -31,7 +31,7 @@ def causal_scores(head, log_n):
 
 
 class Hive:
-    """Steps 2 to 5 on a live list; c is the number of old tokens in its middle."""
+    """Steps 2 to 5 on a live list; c counts the old tokens in its middle."""
 
     def __init__(self, sinks, window, threshold, stride, fires_at, mode):
         self.sinks, self.window, self.stride, self.mode = sinks, window, stride, mode
@@ -71,7 +71,7 @@ def buzz(
     positions="original",
     agg="sum",
 ):
-    """Sizes are resolved from B unless both window and threshold are given."""
+    """BUZZ; sizes follow from B unless both window and threshold are set."""
     if window is None:
         window, threshold = sizes(B, sinks, stride)
     passes = prefill_passes or {"reference": "single", "paper": "until_fit"}[variant]
@@ -79,7 +79,7 @@ def buzz(
     x = aggregate(causal_scores(head, log_n), agg)
     A = np.zeros(head.n)
     if passes == "chunked":
-        # Our reading: a chunk's rows vote with their exact causal probabilities (C5) before its pass.
+        # Our reading: before a chunk's pass, its rows vote with their exact causal probabilities (C5).
         live = np.zeros(0, dtype=int)
         for first in range(0, head.P, threshold):
             chunk = np.arange(first, min(first + threshold, head.P))

@@ -11,9 +11,9 @@ import numpy as np
 
 @dataclass
 class Rope:
-    """Rotary embedding: one frequency per pair, after any scaling; pairs are half-split or interleaved.
+    """Rotary embedding with one frequency per pair, after any scaling; pairs are half-split or interleaved.
 
-    factor: what cosine and sine were multiplied by (YaRN's attention factor).
+    factor: cosine and sine were multiplied by it (YaRN's attention factor).
     """
 
     inv_freq: np.ndarray
@@ -23,7 +23,7 @@ class Rope:
 
 @dataclass(eq=False)
 class Head:
-    """One kv head with its G query heads (C1). A token's position is its index. Equal is only itself."""
+    """One kv head with its G query heads (C1). A token's position is its index. Compared by identity."""
 
     q: np.ndarray  # [G, n, d]
     k: np.ndarray  # [n, d]
@@ -35,7 +35,7 @@ class Head:
     n_layers: int = 1
     rope: Rope | None = None
     prompt_rank: int = 0
-    o_proj: np.ndarray | None = None  # [G, dv, hidden]: what the layer makes of a head's output
+    o_proj: np.ndarray | None = None  # [G, dv, hidden]: the head's part of the output projection
 
     def __post_init__(self):
         self.q, self.k, self.v = (np.asarray(x, dtype=np.float64) for x in (self.q, self.k, self.v))
@@ -58,18 +58,18 @@ class Head:
 
     @lru_cache(maxsize=32)  # noqa: B019  (what is computed of a head is kept with it)
     def of_query_head(self, g):
-        """The head as query head g alone sees it (`gqa.level: query`)."""
+        """A head with query head g only (`gqa.level: query`)."""
         o_proj = None if self.o_proj is None else self.o_proj[g : g + 1]
         return replace(self, q=self.q[g : g + 1], o_proj=o_proj)
 
 
 @dataclass
 class Result:
-    """What a method keeps and computes.
+    """The kept sets and outputs of a method.
 
-    kept: ascending index arrays, first after the prompt, then one per decode step (one-shot: only the first;
-    later tokens are all kept). num, den: weights of the entries of each kept list, None = all 1.
-    out: [G, n - P, dv]. attended: one index array per decode row, for query-time methods.
+    kept: ascending index arrays, one after the prompt, then one per decode step (one-shot: only the first;
+    all later tokens are kept). num, den: weights of the entries of each kept list, None = all 1. out: [G, n -
+    P, dv]. attended: one index array per decode row, for query-time methods.
     """
 
     kept: list | None
@@ -81,14 +81,15 @@ class Result:
 
 
 class EmptyDenominator(ValueError):
-    """The estimator of C7 has nothing to divide by: a reported failure."""
+    """The denominator of the estimator C7 is empty: a reported failure."""
 
 
 # --- Attention -------------------------------------------------------------------------------------------
 
 
 def dots(q, k):
-    """Inner products of queries [..., d] with keys [m, d], each summed alike: equal keys tie exactly."""
+    """Inner products of queries [..., d] with keys [m, d]; one summation order, so that equal keys tie
+    exactly."""
     return np.einsum("...d,md->...m", q, k)
 
 
@@ -106,7 +107,7 @@ def causal_probs(head, rows=None):
         return np.zeros((head.G, 0, 0))
     logits = head.scale * dots(head.q[:, :rows], head.k[:rows])
     probs = softmax(np.where(np.tril(np.ones((rows, rows), dtype=bool)), logits, -np.inf))
-    probs.flags.writeable = False  # all callers share it
+    probs.flags.writeable = False  # shared by all callers
     return probs
 
 
@@ -134,7 +135,7 @@ def weighted_sums(logits, values, a, b):
 
 
 def weighted_output(q, keys, values, a, b, scale, seen=True):
-    """C7: sum a e^l v / sum b e^l for queries [..., d]; seen: which keys each of them attends."""
+    """C7: sum a e^l v / sum b e^l for queries [..., d]; seen: mask of the keys that each query attends to."""
     if len(keys) == 0 or not np.any(np.asarray(b) > 0):
         raise EmptyDenominator
     logits = np.where(seen, scale * dots(q, keys), -np.inf)
@@ -168,19 +169,19 @@ def bottom(scores, m):
 
 
 def aggregate(x, agg="sum"):
-    """C9: the group's values (axis 0) as one."""
+    """C9: combines the values of the group (axis 0)."""
     return {"sum": x.sum(axis=0), "mean": x.mean(axis=0), "max": x.max(axis=0), "first": x[0]}[agg]
 
 
 def farthest_first(points, m, start=0):
-    """Farthest-first traversal: m positions in the order of their choice; ties to the lowest."""
+    """Farthest-first traversal: m positions in the order of selection; ties to the lowest."""
     order = []
     nearest = np.full(len(points), np.inf)
     while len(order) < m:
         i = start if not order else int(np.argmax(nearest))
         order.append(i)
         nearest = np.minimum(nearest, np.sqrt(((points - points[i]) ** 2).sum(axis=1)))
-        nearest[order] = -1.0  # a chosen point is never chosen again
+        nearest[order] = -1.0  # a selected point is never selected again
     return np.array(order, dtype=int)
 
 
@@ -234,7 +235,7 @@ def head_uniform(head, seed, structure, position, slot=0, round=0):
 
 
 def rotate(x, by, rope):
-    """Rotate vectors x [m, d] forward by `by` [m] positions; dimensions beyond the pairs stay."""
+    """Rotates vectors x [m, d] forward by `by` [m] positions; dimensions beyond the pairs are unchanged."""
     half = len(rope.inv_freq)
     angle = np.asarray(by, dtype=float)[:, None] * rope.inv_freq
     cos, sin = np.cos(angle), np.sin(angle)
@@ -261,16 +262,17 @@ def live_keys(head, t, live, positions="original"):
 
 
 def attend(head, t, live, positions="original", factor=1.0):
-    """Row t over its live tokens: probabilities [G, m] and outputs [G, dv]."""
+    """Attention of row t over its live tokens: probabilities [G, m] and outputs [G, dv]."""
     p = softmax(factor * head.scale * dots(head.q[:, t], live_keys(head, t, live, positions)))
     return p, p @ head.v[live]
 
 
 def replay(head, start, evict=None, positions="original", factor=None, order="attend_then_evict"):
-    """C4: append, attend, let `evict(t, live, p)` name the survivors. Without `evict` all are kept.
+    """C4: appends, attends, and keeps the survivors that `evict(t, live, p)` returns. Without `evict` all
+    stay.
 
-    Returns the kept lists (the first is `start`) and the outputs. With `order: evict_then_attend` the
-    output is over the survivors (for rules that use no score of the row, where nothing else changes).
+    Returns the kept lists (the first is `start`) and the outputs. With `order: evict_then_attend` the output
+    is over the survivors; this suits rules that use no score of the row, and changes nothing else.
     """
     live, kept, outs = np.asarray(start, dtype=int), [np.asarray(start, dtype=int)], []
     for t in range(head.P, head.n):
@@ -304,7 +306,7 @@ def oneshot(head, kept, num=None, den=None, positions="original", extras=None):
         keys = live_keys(head, t, live[:m], positions)
         return weighted_output(head.q[:, t], keys, head.v[live[:m]], a_live[:m], b_live[:m], head.scale)
 
-    if positions == "original" or head.rope is None:  # the keys of all rows are the same
+    if positions == "original" or head.rope is None:  # all rows see equal keys
         queries, seen = head.q[:, head.P :], (live < head.P) | (live <= rows[:, None])
         out = weighted_output(queries, head.k[live], head.v[live], a_live, b_live, head.scale, seen)
     else:
@@ -320,14 +322,14 @@ def oneshot(head, kept, num=None, den=None, positions="original", extras=None):
 
 
 def play(head, start, evict, phase="stream", positions="original", **more):
-    """The prompt cut to `start`; a stream goes on evicting, one shot does not."""
+    """Cuts the prompt to `start`; a streaming method evicts later, too, a one-shot method does not."""
     if phase == "oneshot":
         return oneshot(head, start, positions=positions)
     return Result(*replay(head, start, evict, positions, **more))
 
 
 def query_time(head, attended):
-    """Plain attention over the attended set of each decode row; a list entry = one set per head."""
+    """Plain attention over the attended set of each decode row; a list as entry has one set per head."""
     outs = []
     for t, live in enumerate(attended, start=head.P):
         if not isinstance(live, list):
@@ -341,7 +343,7 @@ def query_time(head, attended):
 
 
 def per_query_head(method, head, *args, **params):
-    """`gqa.level: query`: every query head its own set, head after head."""
+    """`gqa.level: query`: every query head has a separate set; results follow head by head."""
     parts = [method(head.of_query_head(g), *args, **params) for g in range(head.G)]
 
     def joined(name):
@@ -359,6 +361,7 @@ def per_query_head(method, head, *args, **params):
 
 
 def streamed_prompt(method, head, *args, **params):
-    """`replay.prompt: stream` (C5): the prompt as decode steps from token 0 on, its rows not scored."""
+    """`replay.prompt: stream` (C5): replays the prompt as decode steps from token 0; its rows are not
+    scored."""
     result = method(replace(head, P=0), *args, **params)
     return Result(kept=result.kept[head.P :], out=result.out[:, head.P :], extras=result.extras)

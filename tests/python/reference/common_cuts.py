@@ -1,4 +1,4 @@
-"""TriAttention where heads cut together (`level: head`, `level: union`): all of them hold the same tokens."""
+"""TriAttention with common cuts (`level: head`, `level: union`): all heads hold equal tokens."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from .common import aggregate, top
 
 
 def proposed(scores, m):
-    """`union`: every query head proposes its top m; of these the m largest by the maximum over all heads,
-    filled up by that maximum. scores: [query heads of the model, candidates]."""
+    """`union`: every query head proposes its top m; the m proposals with the largest maximum over all heads
+    are kept, and the same maximum fills up. scores: [query heads of the model, candidates]."""
     largest = scores.max(axis=0)
     some = np.zeros(len(largest), dtype=bool)
     for own in scores:
@@ -22,7 +22,7 @@ def proposed(scores, m):
 
 
 def triattention(layers, B, level, group="max", **o):
-    """A Result for each head of each layer; layers: [[Head]], as many heads in each."""
+    """A Result for each head of each layer; layers: [[Head]], equally many heads in each."""
     if level == "union":
         found = iter(triattention_together([h for same in layers for h in same], B, _union, **o))
         return [[next(found) for _ in same] for same in layers]

@@ -1,4 +1,4 @@
-"""H2O: heavy hitters by accumulated attention, and what was released under its name."""
+"""H2O: heavy hitters by accumulated attention, and the variants of its released code."""
 
 import math
 
@@ -21,7 +21,7 @@ from .common import (
 
 
 def prompt_votes(head, score_rows="full", agg="sum"):
-    """A and the number of rows that saw each token, over the prompt rows that count."""
+    """Accumulated attention A, and the number of rows that saw each token, over the voting prompt rows."""
     first = {"full": 0, "decode_only": head.P}.get(score_rows)
     if first is None:
         first = max(0, head.P - int(score_rows.removeprefix("last:")))
@@ -33,13 +33,13 @@ def prompt_votes(head, score_rows="full", agg="sum"):
 
 
 def sizes(B, recent_frac=0.5, heavy=None, recent=None):
-    """Heavy and recent of a budget."""
+    """Numbers of heavy and recent tokens of a budget."""
     heavy = math.floor((1 - recent_frac) * B + 1e-9) if heavy is None else heavy
     return heavy, B - heavy if recent is None else recent
 
 
 def h2o(head, B, seed=0, variant="real_drop", recent_frac=0.5, heavy=None, recent=None, **more):
-    """All variants by name."""
+    """H2O; `variant` selects a rule by name."""
     if variant == "observed":
         return observed(head, B, **more)
     if variant == "kvfactory":
@@ -59,13 +59,13 @@ def h2o(head, B, seed=0, variant="real_drop", recent_frac=0.5, heavy=None, recen
 
 
 def h2o_heavy(head, B, seed=0, variant="default"):
-    """Heavy hitters and the newest; strict: heavy hitters only."""
+    """Keeps heavy hitters and the newest token; strict: heavy hitters only."""
     recent = 0 if variant == "strict" else 1
     return real_drop(head, B - recent, recent)
 
 
 def drop_heavy(head, B, seed=0, drop="heavy", sinks=0):
-    """Prompt tokens but P - B: the most attended, the least, or random ones; sinks are never among them."""
+    """Drops P - B prompt tokens: the most attended, the least attended, or random ones; never sinks."""
     A = prompt_votes(head)[0][: head.P]
     u = head_uniform(head, seed, "uniform", np.arange(head.P))
     score = {"heavy": -A, "light": A, "random": -u}[drop]
@@ -84,7 +84,7 @@ def real_drop(
     agg="sum",
     play=play,
 ):
-    """The released "real drop" rule: the last `recent` and the top `heavy` of the rest."""
+    """The released "real drop" rule: keeps the last `recent` and the top `heavy` of the rest."""
     A, seen = prompt_votes(head, score_rows, agg)
 
     def cut(live):
@@ -104,7 +104,8 @@ def real_drop(
 
 
 def alg1(head, B, agg="sum"):
-    """The paper's Algorithm 1: streamed prompt, no recents, one eviction a token, no score while filling."""
+    """The paper's Algorithm 1: streamed prompt, no recents, one eviction per token, no scores while
+    filling."""
     A, live, kept, outs = np.zeros(head.n), np.zeros(0, dtype=int), [], []
     for t in range(head.n):
         full = len(live) >= B
@@ -121,7 +122,7 @@ def alg1(head, B, agg="sum"):
 
 
 def hf_mask(head, heavy, recent):
-    """The released mask simulation: nothing is dropped, column K - recent hides for one step."""
+    """The released mask simulation: nothing is dropped, column K - recent is hidden for one step."""
     A, _ = prompt_votes(head)
     attended, outs = [], []
     for K in range(head.P, head.n):  # K columns so far; row K is the incoming one
@@ -138,7 +139,7 @@ def hf_mask(head, heavy, recent):
 
 
 def local_mask(head, heavy, recent):
-    """Causal mask of the released lm-eval script: full rows are added, scores outside the kept become 0."""
+    """Causal mask of the released lm-eval script: full rows are added, scores of tokens not kept become 0."""
     x = aggregate(causal_probs(head))
     A = np.zeros(head.n)
     A[:heavy] = x[:heavy, :heavy].sum(axis=0)
@@ -154,7 +155,7 @@ def local_mask(head, heavy, recent):
 
 
 def oracle_global(head, heavy, recent):
-    """Not causal: the top `heavy` by the scores of all n rows, for every row, and the last recent + 1."""
+    """Not causal: every row keeps the top `heavy` by the scores of all n rows, and the last recent + 1."""
     heavies = top(aggregate(causal_probs(head)).sum(axis=0), heavy)
     attended = [
         np.union1d(heavies[heavies <= t], np.arange(max(0, t - recent), t + 1)) for t in range(head.P, head.n)
@@ -163,7 +164,8 @@ def oracle_global(head, heavy, recent):
 
 
 def flexgen(head, heavy):
-    """2*heavy - 1 entries; each step the weakest heavy one leaves and the oldest recent takes its place."""
+    """2*heavy - 1 entries; each step evicts the weakest heavy token, and the oldest recent one replaces
+    it."""
     A, _ = prompt_votes(head)
     old = head.P - heavy + 1
     heavies = top(A[:old], min(heavy, old))

@@ -1,4 +1,4 @@
-"""Small seeded traces for comparing an engine with the reference: odd sizes, sinks, clusters, duplicates."""
+"""Small seeded traces for comparing the engine with the reference: odd sizes, sinks, clusters, duplicates."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .common import Head, Rope
 
 @dataclass(frozen=True)
 class Shape:
-    """One trace. `layers` are the numbers of the recorded layers among n_layers; prompts are ids."""
+    """One trace. `layers`: numbers of the recorded layers among n_layers; `prompts`: ids."""
 
     name: str
     G: int
@@ -48,7 +48,7 @@ def inverse_frequencies(shape):
 def tensors(shape, prompt, layer):
     """q [Hq, n, d], k [Hkv, n, d], v [Hkv, n, dv] in float32.
 
-    Keys drift through five topics; token 0 and token 2 are sinks (queries like them, their values are
+    Keys drift through five clusters; tokens 0 and 2 are sinks (they get much attention, their values are
     small); value norms spread over several powers of two, one is zero; the last `duplicates` keys of the
     prompt's middle repeat earlier ones.
     """
@@ -69,14 +69,14 @@ def tensors(shape, prompt, layer):
 
 
 def token_classes(n):
-    """Class of every token: now and then punctuation (1), two special ones (2)."""
+    """Class of every token: some punctuation (1), two special tokens (2)."""
     classes = np.zeros(n, dtype=np.uint8)
     classes[4::7], classes[[0, n // 3]] = 1, 2
     return classes
 
 
 def write_trace(path, shape):
-    """A trace in the engine's own format."""
+    """Writes a trace in the engine's format."""
     rope = {
         "type": "default",
         "theta": 100.0,

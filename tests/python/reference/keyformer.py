@@ -17,7 +17,8 @@ def keyformer(
     gen_len=None,
     noise=True,
 ):
-    """f sums the softmax of the noisy logits at temperature tau; the last `recent` and the top of f stay."""
+    """Keyformer: f sums the softmax of the noisy logits at temperature tau; keeps the last `recent` and the
+    top f."""
     B = max(1, math.floor(0.6 * head.P)) if B is None else B
     recent = math.floor(recent_frac * B)
     gen_len = head.n - head.P if gen_len is None else gen_len
@@ -50,10 +51,10 @@ SPECIAL, PUNCTUATION = 2, 1  # as traces store them
 
 
 def fastgen(head, B=None, seed=0, classes=None, recovery=0.95, local_frac=0.3, heavy_frac=0.3):
-    """The cheapest policy whose kept mass over the prompt rows reaches `recovery`.
+    """FastGen: the cheapest policy whose kept mass over the prompt rows reaches `recovery`.
 
-    Our reading: a policy is one token set, that of the end of the prompt; heavy hitters are the top of all
-    live tokens, protected ones included; parts are united.
+    Our reading: a policy is one token set, fixed at the end of the prompt; heavy hitters are the top of all
+    live tokens, protected ones included; the parts of a policy are united.
     """
     x = aggregate(causal_probs(head, head.P), "mean")
     A = np.zeros(head.n)

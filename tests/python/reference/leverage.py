@@ -26,12 +26,12 @@ def from_pairs(z, rest, rope):
 
 
 def unrotated(x, positions, rope):
-    """C15: vectors turned back by their positions; rotated channels are divided by the attention factor."""
+    """C15: vectors rotated back by their positions; rotated channels are divided by the attention factor."""
     return from_pairs(*unrotated_pairs(x, positions, rope), rope)
 
 
 def scaled(x, rope):
-    """What a rotation does to the length of the rotated channels: times the attention factor."""
+    """Multiplies the rotated channels by the attention factor, as a rotation does."""
     z, rest = pairs_and_rest(x, rope)
     return from_pairs(z * (1.0 if rope is None else rope.factor), rest, rope)
 
@@ -45,7 +45,7 @@ def box_muller(u, count):
 
 
 def gaussian_matrix(head, rows, columns, U=None, seed=0):
-    """[rows, columns], row-major, from the given uniforms or the head's own sketch array (C13)."""
+    """[rows, columns], row-major, from the uniforms U or the head's sketch array (C13)."""
     count = rows * columns
     if U is None:
         U = head_uniform(head, seed, "sketch", np.arange(count + count % 2))
@@ -53,7 +53,7 @@ def gaussian_matrix(head, rows, columns, U=None, seed=0):
 
 
 def keep_best(scores, held, B):
-    """Held tokens and the best of the others, B in all. scores: [tokens]."""
+    """Keeps the held tokens and the best others, B in all. scores: [tokens]."""
     free = np.flatnonzero(~held)
     return np.sort(np.append(np.flatnonzero(held), free[top(scores[free], B - held.sum())]))
 
@@ -78,12 +78,12 @@ def received(head, first, last, chunk):
 
 
 def standardised(x):
-    """Over all heads and tokens of the layer."""
+    """Standardised over all heads and tokens of the layer."""
     return (x - x.mean()) / max(x.std(ddof=1), 1e-6)
 
 
 def compactor_parts(heads, sinks=8, recent=4, chunk=256, sketch=48, ridge=1e-2, U=None, seed=0):
-    """(leverage, attention) of the tokens between sinks and recents, [kv heads, tokens] each, raw."""
+    """Raw (leverage, attention) of the tokens between sinks and recents, [kv heads, tokens] each."""
     first, last = sinks, heads[0].P - recent
     lev = []
     for i, head in enumerate(heads):
@@ -112,18 +112,19 @@ def compactor(heads, B, blend=0.35, sinks=8, recent=4, **more):
 
 
 def expected_query(q, head, first, n_future):
-    """Mean of one query head's prompt queries from `first` on, turned by the average future rotation.
+    """Mean of one query head's prompt queries from `first` on, rotated by the average future rotation.
 
-    The attention factor is divided out and not there again: the average is one of pure rotations.
+    The attention factor is divided out and not restored: the average is over pure rotations.
     """
     mean = unrotated(q[first : head.P], np.arange(first, head.P), head.rope).mean(axis=0)
     return mean_rotation(head, n_future) @ mean
 
 
 def capkv_scores(head, tau=5.0, n_future=512, sinks=4, eps=1e-6, variant="kvpress"):
-    """Weighted leverage of the values, mean over the group; weights from cosine or logit to the coming query.
+    """Weighted leverage of the values, averaged over the group; weights from cosine or logit to the expected
+    query.
 
-    The sinks take no part, neither in the largest exponent nor in A. [P], 0 for sinks.
+    The sinks are left out of the largest exponent and of A. [P], 0 for sinks.
     """
     keys, v = head.k[sinks : head.P], head.v[sinks : head.P]
     total = np.zeros(head.P)
@@ -142,7 +143,7 @@ def capkv_scores(head, tau=5.0, n_future=512, sinks=4, eps=1e-6, variant="kvpres
 
 
 def capkv(head, B, sinks=4, **more):
-    """CapKV: the sinks and the tokens of largest score."""
+    """CapKV: keeps the sinks and the tokens with the largest scores."""
     if head.P <= B:
         return oneshot(head, np.arange(head.P))
     return oneshot(head, keep_best(capkv_scores(head, sinks=sinks, **more), ends(head.P, sinks), B))
@@ -154,7 +155,8 @@ def capkv(head, B, sinks=4, **more):
 def filter_direction(head, others=None):
     """Mean over the group of each head's first right singular vector, signed. [d].
 
-    Of the prompt's queries (`calibration: self`), or of all queries of the same head in `others`, stacked.
+    Computed from the prompt's queries (`calibration: self`), or from all queries of this head in `others`,
+    stacked.
     """
     found = []
     for g, q in enumerate(head.q):
@@ -166,7 +168,7 @@ def filter_direction(head, others=None):
 
 
 def qfilters(head, B, phase="oneshot", recent=32, others=None):
-    """Q-Filters: the recent tokens and the keys that point most along the queries' main direction."""
+    """Q-Filters: keeps the recent tokens and the keys that point most along the queries' main direction."""
     scores = rowwise(head.k, filter_direction(head, others))
 
     def cut(live):

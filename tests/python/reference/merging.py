@@ -1,4 +1,4 @@
-"""What becomes of evicted rows: CaM, D2O, LOOK-M's pivots, WeightedKV and KVMerger, over any eviction.
+"""Merging of evicted rows: CaM, D2O, LOOK-M's pivots, WeightedKV and KVMerger, on top of any eviction.
 
 Sources: CaM (openreview LCTmppB165), D2O (arXiv 2406.13035), LOOK-M (arXiv 2406.18139), WeightedKV
 (arXiv 2503.01330), KVMerger (arXiv 2407.08454). A row is a key, a value and the weights of C7 (num, den); a
@@ -11,7 +11,7 @@ import numpy as np
 
 from .common import Result, causal_probs, dots, head_uniform, per_query_head, rotate, stack, weighted_output
 
-STRUCTURE = 17  # of CaM's coin
+STRUCTURE = 17  # number of the random stream of CaM's coin
 CHANGES_KEYS = ("d2o", "pivot", "gaussian")
 
 
@@ -19,7 +19,8 @@ CHANGES_KEYS = ("d2o", "pivot", "gaussian")
 class Rows:
     """All rows of one head, by token.
 
-    received: attention so far, summed over the group; seen: rows that gave it; last: what the last one gave.
+    received: attention so far, summed over the group; seen: number of rows that attended; last: attention of
+    the last of these rows.
     """
 
     key: np.ndarray  # [n, d]
@@ -39,7 +40,8 @@ class Rows:
 
     @classmethod
     def after_prompt(cls, head):
-        """The prompt's rows have voted, every query head alike; later tokens have received nothing yet."""
+        """All prompt rows have voted, with equal weight of the query heads; later tokens have no attention
+        yet."""
         rows = cls.of(head.k, head.v)
         rows.received[: head.P] = causal_probs(head, head.P).sum(axis=(0, 1))
         rows.seen[: head.P] = head.P - np.arange(head.P)
@@ -48,13 +50,14 @@ class Rows:
         return rows
 
     def hear(self, live, p):
-        """One more row gave p [G, live]."""
+        """Adds the attention p [G, live] of one more row."""
         self.received[live] += p.sum(axis=0)
         self.seen[live] += 1
         self.last[live] = p.sum(axis=0)
 
     def pour(self, victim, target, share=1.0):
-        """`mass: keep`: that share of the victim's weights joins the target, whose value is their mean."""
+        """`mass: keep`: adds this share of the victim's weights to the target, whose value becomes their
+        mean."""
         num = share * self.num[victim]
         both = self.num[target] * self.value[target] + num * self.value[victim]
         self.num[target] += num
@@ -74,12 +77,12 @@ class Merging:
     attention: str = "accumulated"
     targets: int = 32  # CaM's m
     release: bool = False  # D2O's released sums
-    threshold: float = 0.75  # KVMerger's, of neighbours
+    threshold: float = 0.75  # KVMerger's threshold for neighbours
     seed: int = 0
     tau: float | None = None
 
     def __call__(self, head, rows, victims, kept):
-        """The rows that stay, once the victims are merged into them. Both lists ascend."""
+        """Merges the victims and returns the rows that stay. Both lists ascend."""
         if self.rule == "gaussian":
             return np.sort(np.append(kept, [self.one_row(rows, run) for run in self.runs(rows, victims)]))
         if len(victims) and len(kept):
@@ -94,7 +97,8 @@ class Merging:
     def average(self, rows):
         return rows.received / np.maximum(rows.seen, 1) if self.attention == "accumulated" else rows.last
 
-    # CaM: a coin of probability A_i over the mean A of the next m kept rows; heads: v_i/m joins each of them.
+    # CaM: a coin with probability A_i / (mean A of the next m kept rows); on heads, v_i/m is added to each of
+    # them.
     def cam(self, head, rows, victims, kept):
         A = self.votes(rows)
         for i in victims:
@@ -116,7 +120,7 @@ class Merging:
             elif A[i] + A[j] > 0:
                 rows.value[j] = (A[i] * rows.value[i] + A[j] * rows.value[j]) / (A[i] + A[j])
 
-    # D2O: victims that resemble a kept key enough join it, weighted by e^s; the others are dropped.
+    # D2O: victims similar enough to a kept key are merged into it, weighted by e^s; the others are dropped.
     def d2o(self, head, rows, victims, kept):
         s, target = nearest(rows.key, victims, kept)
         self.tau = s.mean() if self.tau is None else (self.tau + s.mean()) / 2
@@ -136,7 +140,7 @@ class Merging:
             self.join(rows, j, victims[own], np.append(1 + c / 2, np.full(c, 0.5)) / (1 + c))
 
     def join(self, rows, j, victims, weights):
-        """Key and value of row j become the weighted sum over j and its victims; j's weight comes first."""
+        """Key and value of row j become the weighted sum over j and its victims; j's weight is the first."""
         members = np.append(j, victims)
         rows.key[j] = weights @ rows.key[members]
         if self.mass == "none":
@@ -145,7 +149,7 @@ class Merging:
         for i in victims:
             rows.pour(i, j)
 
-    # KVMerger: runs of victims whose neighbours resemble each other.
+    # KVMerger: runs of victims in which neighbours are similar.
     def runs(self, rows, victims):
         run = []
         for i in victims:
@@ -157,7 +161,7 @@ class Merging:
             yield np.array(run)
 
     def one_row(self, rows, run):
-        """The run as one row, at the token of most attention: the nearer to its key, the more weight."""
+        """Merges a run into one row at the token with the most attention; nearer keys get more weight."""
         p = run[np.argmax(self.votes(rows)[run])]
         others = run[run != p]
         if len(others):
@@ -170,12 +174,12 @@ class Merging:
 
 
 def chance(a, mean):
-    """CaM's probability: a/mean within [0, 1], 0/0 = 0."""
+    """CaM's probability: a/mean, clipped to [0, 1], 0/0 = 0."""
     return 0.0 if a == 0 else 1.0 if a >= mean else a / mean
 
 
 def cosines(x, y):
-    """[len(x), len(y)]; 0 with a vector of length 0."""
+    """Cosines [len(x), len(y)]; 0 for vectors of length 0."""
     lengths = np.sqrt(np.outer((x * x).sum(axis=1), (y * y).sum(axis=1)))
     return np.divide(dots(x, y), lengths, out=np.zeros(lengths.shape), where=lengths > 0)
 
@@ -186,13 +190,13 @@ def alike(x, y):
 
 
 def nearest(key, victims, kept):
-    """Largest cosine of each victim with the kept keys, and whose it is; ties to the lower token."""
+    """Largest cosine of each victim with the kept keys, and that key's token; ties to the lower token."""
     found = cosines(key[victims], key[kept])
     return found.max(axis=1), kept[found.argmax(axis=1)]
 
 
 def groups(target, merged):
-    """(target, which victims it takes) for every target that takes any."""
+    """(target, mask of its victims) for every target that has any."""
     for j in np.unique(target[merged]):
         yield j, np.flatnonzero(merged & (target == j))
 
@@ -201,7 +205,7 @@ def groups(target, merged):
 
 
 def attend(head, rows, t, live, positions="original"):
-    """Row t over rows: probabilities [G, live], weighted by den, and outputs [G, dv]."""
+    """Attention of row t over rows: probabilities [G, live], weighted by den, and outputs [G, dv]."""
     keys = rows.key[live]
     if positions == "cache" and head.rope is not None:
         keys = rotate(keys, (t - live) - (len(live) - 1 - np.arange(len(live))), head.rope)
@@ -213,7 +217,7 @@ def attend(head, rows, t, live, positions="original"):
 
 
 def player(merging):
-    """A `play` that merges what leaves."""
+    """A `play` that merges the evicted rows."""
 
     def play(head, start, evict, phase="stream", positions="original"):
         if merging.rule in CHANGES_KEYS and positions == "cache":
@@ -240,7 +244,7 @@ def player(merging):
 
 
 def merged(base, head, B, merge, level="kv", seed=0, options=None, **more):
-    """`base` at budget B whose victims are merged; `options` are the rule's, `more` the base's."""
+    """`base` at budget B with merged victims; `options` belong to the rule, `more` to the base."""
     if level == "query":
         return per_query_head(lambda one: merged(base, one, B, merge, "kv", seed, options, **more), head)
     return base(head, B, play=player(Merging(merge, seed=seed, **(options or {}))), **more)

@@ -1,4 +1,4 @@
-"""topk_oracle, topp and static_oracle: ceilings that see what a method may not."""
+"""topk_oracle, topp and static_oracle: upper limits that use information hidden from methods."""
 
 import math
 
@@ -24,13 +24,13 @@ def exact_row(head, t):
 
 
 def _read(head, choose):
-    """Attend to choose(t, x_t) at every decode row."""
+    """Attends to choose(t, x_t) at every decode row."""
     attended = [choose(t, exact_row(head, t)) for t in range(head.P, head.n)]
     return Result(None, query_time(head, attended), attended=attended)
 
 
 def topk_oracle(head, B, seed=0, extra=1, per_head=False, variant="default", f=None, renormalise=True):
-    """The B + extra largest x_t; see the helpers for the variants."""
+    """Reads the B + extra largest x_t; the helpers describe the variants."""
     if variant == "topk_plus_current":
         return topk_plus_current(head, B / head.P if f is None else f, renormalise, per_head)
     if variant == "with_h2o":
@@ -41,7 +41,8 @@ def topk_oracle(head, B, seed=0, extra=1, per_head=False, variant="default", f=N
 
 
 def topk_plus_current(head, f, renormalise=True, per_head=False):
-    """The top floor(f*t) of the t previous tokens and the current one; without renormalising, p stays x."""
+    """Reads the top floor(f*t) of the t previous tokens and the current one; without renormalising, p stays
+    x."""
 
     def choose(t, scores):
         return np.append(top(scores[:t], math.floor(f * t)), t)
@@ -62,7 +63,7 @@ def topk_plus_current(head, f, renormalise=True, per_head=False):
 def topk_with_h2o(head, B):
     """floor(B/2) resident heavy hitters, the newest token, and the top B - floor(B/2) of x_t of all tokens.
 
-    Our reading: scores are the probabilities over what is attended; the newest competes (no recents).
+    Our reading: scores are the probabilities over the attended tokens; the newest competes (no recents).
     """
     heavy = B // 2
     A = np.zeros(head.n)
@@ -83,21 +84,21 @@ def topk_with_h2o(head, B):
 
 
 def _prefix(mass, p):
-    """The shortest prefix of the tokens, by C8, whose mass reaches p."""
+    """The shortest prefix of the tokens, sorted by C8, with mass of at least p."""
     order = np.argsort(-mass, kind="stable")
     count = int(np.searchsorted(np.cumsum(mass[order]), p)) + 1
     return np.sort(order[:count])
 
 
 def topp(head, B=None, seed=0, p=0.95, per_head=False):
-    """The shortest prefix of the sorted x_t (group mean) whose mass reaches p."""
+    """Reads the shortest prefix of the sorted x_t (group mean) with mass of at least p."""
     if per_head:
         return _read(head, lambda t, x: [_prefix(row, p) for row in x])
     return _read(head, lambda t, x: _prefix(aggregate(x, "mean"), p))
 
 
 def static_oracle(head, B, seed=0, per_head=False):
-    """The B prompt tokens with the largest exact mass over all decode rows."""
+    """Keeps the B prompt tokens with the largest exact mass over all decode rows."""
     if per_head and head.G > 1:
         return per_query_head(static_oracle, head, B)
     if head.P <= B:

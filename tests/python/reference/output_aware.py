@@ -1,4 +1,4 @@
-"""Scores that know the values: OBCache's closed forms, and the wrappers CriticalKV and CAOTE.
+"""Scores that use the values: OBCache's closed forms, and the wrappers CriticalKV and CAOTE.
 
 Sources: OBCache (arXiv 2510.07651), CriticalKV (arXiv 2502.03805), CAOTE (arXiv 2504.14051). A score in mean
 form is a probability averaged over its voting rows (D1); c of CAOTE is a length in the space of outputs.
@@ -13,11 +13,11 @@ from .h2o import sizes
 from .tier2_scores import dots as rowwise
 from .tier2_scores import ends, expected_logits, norms, pooled
 
-# --- What a row gives each token --------------------------------------------------------------------
+# --- Scores of single rows --------------------------------------------------------------------------
 
 
 def obc(score, p, logits, v, out):
-    """First-order change of one row's output if a value, a key (logit to 0) or both are dropped.
+    """First-order change of one row's output when a value, a key (logit to 0) or both are dropped.
 
     p, logits: [..., tokens], out: [..., dv], v: [tokens, dv]; l is the scaled logit.
     """
@@ -31,7 +31,7 @@ def obc(score, p, logits, v, out):
 
 
 def prompt_rows(head, first, score="probability"):
-    """What prompt rows first..P-1 give each prompt token: [G, rows, P], 0 for tokens a row cannot see."""
+    """Scores of prompt rows first..P-1 for each prompt token: [G, rows, P], 0 for tokens a row cannot see."""
     p = causal_probs(head, head.P)[:, first:]
     if score == "probability":
         return p
@@ -41,7 +41,7 @@ def prompt_rows(head, first, score="probability"):
 
 
 def decode_row(head, t, live, p, score="probability"):
-    """What decode row t gives its live tokens: [G, live]."""
+    """Scores of decode row t for its live tokens: [G, live]."""
     if score == "probability":
         return p
     logits = head.scale * dots(head.q[:, t], head.k[live])
@@ -53,7 +53,7 @@ def decode_row(head, t, live, p, score="probability"):
 
 @dataclass
 class MeanForm:
-    """per_head: [G, P] of one kv head, group: [P], their mean (pooled after it); protected: [P]."""
+    """per_head: [G, P] of one kv head; group: [P], their mean, then pooled; protected: [P]."""
 
     per_head: np.ndarray
     group: np.ndarray
@@ -61,7 +61,7 @@ class MeanForm:
 
 
 def snapkv_mean(head, window=32, kernel=7, pool="max", score="probability", whole=False):
-    """SnapKV's votes by row and head. `whole`: the window's own tokens have their plain mean, else 0."""
+    """SnapKV's votes by row and head. `whole`: the window's tokens score their plain mean, else 0."""
     P, prefix = head.P, head.P - window
     votes = prompt_rows(head, prefix, score).mean(axis=1)
 
@@ -73,14 +73,14 @@ def snapkv_mean(head, window=32, kernel=7, pool="max", score="probability", whol
 
 
 def expected_mean(head, n_future=512, sinks=4, covariance=True, whole=False):
-    """Expected Attention without the values' norms; the sinks have no score of their own."""
+    """Expected Attention without the values' norms; the sinks have no score."""
     z = np.stack([expected_logits(head, g, n_future, sinks, covariance)[sinks:] for g in range(head.G)])
     p = np.concatenate([np.zeros((head.G, sinks)), softmax(z)], axis=1)
     return MeanForm(p, p.mean(axis=0), ends(head.P, sinks))
 
 
 def tova_mean(head, recent=0, score="probability", whole=False):
-    """The last prompt row."""
+    """TOVA: scores of the last prompt row."""
     p = prompt_rows(head, head.P - 1, score)[:, 0]
     return MeanForm(p, p.mean(axis=0), ends(head.P, recent=recent))
 
@@ -98,7 +98,8 @@ def projected_norms(head):
 
 
 def critical_choice(S, N, protected, B, alpha=0.5, eps=1e-4):
-    """Protected tokens, then the best by S up to floor(alpha*B) in all, then the best by (S + eps)*N."""
+    """Keeps protected tokens, then the best by S up to floor(alpha*B) in all, then the best by (S +
+    eps)*N."""
     kept = protected.copy()
     for goal, score in ((int(np.floor(alpha * B)), S), (B, (S + eps) * N)):
         free = np.flatnonzero(~kept)
@@ -107,9 +108,9 @@ def critical_choice(S, N, protected, B, alpha=0.5, eps=1e-4):
 
 
 def caote_changes(S, v, fast=False):
-    """c_j: length of the change of the output sum alpha_j v_j if token j alone goes; alpha = S/sum S.
+    """c_j: length of the change of the output sum alpha_j v_j when only token j is evicted; alpha = S/sum S.
 
-    S: [tokens]. `fast` takes the plain mean of v for the output. The norm is not squared.
+    S: [tokens]. `fast` uses the plain mean of v as the output. The norm is not squared.
     """
     alpha = S / S.sum()
     out = v.mean(axis=0) if fast else alpha @ v
@@ -119,7 +120,7 @@ def caote_changes(S, v, fast=False):
 
 
 def caote_scores(per_head, group, v, level="query", fast=False):
-    """`query`: every query head its own changes, summed; `kv`: the changes of the group's mean."""
+    """`query`: changes of each query head, summed; `kv`: changes of the group's mean."""
     if level == "kv":
         return caote_changes(group, v, fast)
     return sum(caote_changes(S, v, fast) for S in per_head)
@@ -150,7 +151,7 @@ def wrapped(head, B, name, wrapper=None, score="probability", **scoring):
 
 
 def ranks_of(S, v, wrapper):
-    """Higher is kept. S: [G, live]."""
+    """Scores for ranking, higher is kept. S: [G, live]."""
     if wrapper is None:
         return aggregate(S)
     spec = {k: x for k, x in wrapper.items() if k != "name"}
@@ -158,7 +159,7 @@ def ranks_of(S, v, wrapper):
 
 
 def tova(head, B, phase="stream", recent=0, wrapper=None, score="probability", play=play):
-    """TOVA by another score of the current row, or by the change of its output (`caote`)."""
+    """TOVA with another score of the current row, or with the change of its output (`caote`)."""
 
     def cut(live, S):
         if len(live) <= B:
@@ -172,7 +173,7 @@ def tova(head, B, phase="stream", recent=0, wrapper=None, score="probability", p
 
 
 def h2o(head, B, phase="stream", recent_frac=0.5, heavy=None, recent=None, wrapper=None, score="probability"):
-    """H2O (`real_drop`) that accumulates another score, or ranks the accumulated one by `caote`."""
+    """H2O (`real_drop`) that accumulates another score, or ranks the accumulated score by `caote`."""
     heavy, recent = sizes(B, recent_frac, heavy, recent)
     A = np.zeros((head.G, head.n))
     A[:, : head.P] = prompt_rows(head, 0, score).sum(axis=1)

@@ -2,7 +2,7 @@
 
 Sources: MagicPIG (arXiv 2410.16179), RocketKV (arXiv 2502.14051), PQCache (arXiv 2407.12820), Double Sparsity
 (arXiv 2408.07092). Nothing is evicted after the prompt; every decode row reads some tokens per query head.
-Costs are counted in numbers (of the trace's dtype) unless a name says bytes.
+Costs are in numbers (of the trace's dtype) unless a name contains "bytes".
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from .snapkv import snapkv_scores
 
 @dataclass
 class Reads:
-    """out: [G, n - P, dv]; tokens: per decode row the sets of the G heads; stored and read: see each method.
+    """out: [G, n - P, dv]; tokens: the sets of the G heads, per decode row; stored, read: described by each
+    method.
 
-    read: per decode row, in numbers: what the index costs and d + dv for each token read by any head.
+    read: numbers per decode row: the index, and d + dv for each token that any head reads.
     """
 
     out: np.ndarray
@@ -29,17 +30,17 @@ class Reads:
 
 
 def union_size(sets):
-    """Tokens read by any head of the group, each once (`gqa.level: kv`)."""
+    """Number of tokens that any head of the group reads, each counted once (`gqa.level: kv`)."""
     return len(set().union(*(np.asarray(s).tolist() for s in sets)))
 
 
 def total_size(sets):
-    """Tokens read by every head for itself (`gqa.level: query`)."""
+    """Number of tokens read, summed over the heads (`gqa.level: query`)."""
     return sum(len(s) for s in sets)
 
 
 def attention(head, t, sets):
-    """Plain attention of each query head over its own set: [G, dv]."""
+    """Plain attention of each query head over its set: [G, dv]."""
     rows = [
         softmax(head.scale * dots(q[t], head.k[s])) @ head.v[s] for q, s in zip(head.q, sets, strict=True)
     ]
@@ -66,7 +67,7 @@ def codes(x, phi, K):
 
 
 def magicpig_row(head, t, middle, centre, phi, K, L, min_tables=2):
-    """One row: (outputs [G, dv], sampled middle tokens of each head, their u)."""
+    """One row: (outputs [G, dv], sampled middle tokens of each head, u of these tokens)."""
     exact = np.setdiff1d(np.arange(t + 1), middle)
     stored = codes(head.k[middle] - centre, phi, K)
     outs, sampled, chances = [], [], []
@@ -87,7 +88,8 @@ def magicpig_row(head, t, middle, centre, phi, K, L, min_tables=2):
 def magicpig(
     head, K=10, L=150, sinks=4, local=64, min_tables=2, dense_layers=(0, 16, 32, 48, 64), U=None, seed=0
 ):
-    """Hash tables over the prompt's middle, fixed at its end; a token is weighted by how likely its draw was.
+    """Hash tables over the prompt's middle, fixed at its end; tokens are weighted by their sampling
+    probability.
 
     stored: full cache and one norm per middle token; codes, extras["code_bytes"], take 2 L per middle token.
     read: tokens of each head; the L codes a head looks up are extras["code_lookups"] per step.
@@ -130,10 +132,11 @@ def rocket_page(ratio):
 
 
 def rocket_stage2(q, keys, ratio, count, scale=None):
-    """(tokens, channels, score of each page) of stage 2: the best `count` of the live tokens by their page.
+    """(tokens, channels, score of each page) of stage 2: the best `count` live tokens by the score of their
+    page.
 
-    q: [G, d] of one row; keys: live ones, [m, d]. The temperature replaces `scale`: it corrects for the
-    channels that were left out. A page is cut in the order of its tokens.
+    q: [G, d] of one row; keys: [m, d], the live ones. The temperature replaces `scale`: it corrects for the
+    omitted channels. A page is cut in the order of its tokens.
     """
     d, page = keys.shape[1], rocket_page(ratio)
     sign = np.where(q.sum(axis=0) > 0, 1.0, -1.0)
@@ -155,7 +158,7 @@ def rocketkv(head, B, window=32, kernel=63, stage1="auto"):
     if stage1 == "auto":
         fits = (
             head.P <= B
-        )  # C5: nothing is cut, although the sizes of `auto` always leave room for later tokens
+        )  # C5: nothing is evicted, although the sizes of `auto` always leave room for later tokens
         stage1 = head.P if fits else max(cap - (head.n - head.P), window + 1)
     start = np.arange(head.P)
     if stage1 < head.P:
@@ -184,7 +187,7 @@ def nearest(points, centres):
 
 
 def lloyd(points, count, iterations=25):
-    """k-means from points floor(i*M/count); a centre that no point is nearest to stays where it is."""
+    """k-means started at points floor(i*M/count); a centre without points does not move."""
     centres = points[np.arange(count) * len(points) // count].copy()
     for _ in range(iterations):
         of_point = nearest(points, centres)
@@ -194,7 +197,7 @@ def lloyd(points, count, iterations=25):
 
 
 def pqcache(head, B, subvectors=2, bits=6, sinks=32, recent=None, iterations=25):
-    """Product-quantised keys find the best B - sinks - recent tokens between sinks and recents.
+    """Product-quantised keys select the best B - sinks - recent tokens between sinks and recents.
 
     read: the centroids' numbers and d + dv per token; a code of `bits` bits per token and subspace is
     extras["code_bytes"] of each step.
@@ -228,15 +231,16 @@ def pqcache(head, B, subvectors=2, bits=6, sinks=32, recent=None, iterations=25)
 
 
 def ranked_channels(texts, count):
-    """Channels by the mean over rows of |q_c k_c|, a row with its own key: the first `count`, ascending.
+    """The `count` channels with the largest mean |q_c k_c|, ascending; each row is paired with its own key.
 
-    texts: [(q, k)] of one query head; the mean over them of each one's mean over its rows.
+    texts: [(q, k)] of one query head; averaged over each text's rows, then over the texts.
     """
     return top(np.mean([np.abs(q * k).mean(axis=0) for q, k in texts], axis=0), count)
 
 
 def coded(x, bits):
-    """Each row on 2^bits levels between its own minimum and maximum; no range: the minimum; 16: unchanged."""
+    """Rows quantised to 2^bits levels between their minimum and maximum; a constant row stays; 16:
+    unchanged."""
     if bits == 16:
         return np.asarray(x, dtype=float)
     low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
@@ -246,7 +250,7 @@ def coded(x, bits):
 
 
 def doublesparsity(head, B, group_factor=8, label_bits=4, dense_layers=(0, 1), others=None):
-    """The best B tokens of each query head by a few channels that matter, stored coarsely; exact attention.
+    """The best B tokens of each query head by a few important channels, stored coarsely; exact attention.
 
     read: two scales per token and query head and d + dv per token of each head; the labels of
     d/group_factor channels are extras["label_bytes"] of each step.

@@ -14,14 +14,14 @@ def window(head, B, seed=0, phase="stream", positions="original", order="attend_
 
 
 def local(head, B, seed=0, variant="default", phase="stream"):
-    """`window` under H2O's name. lm_eval: W + 1 tokens stay (read literally: resident, not attended)."""
+    """`window` under H2O's name. lm_eval keeps W + 1 tokens (taken literally: resident, not attended)."""
     if variant == "buzz":  # sinks + window recent tokens; a gapless window rotates nothing
         return window(head, B, phase=phase, positions="cache")
     return window(head, B + (variant == "lm_eval"), phase=phase)
 
 
 def streaming_llm(head, B, seed=0, sinks=4, positions="cache", phase="stream", room_for=0, play=play, **more):
-    """The first `sinks` tokens of the trace and the last others. room_for: m leaves B - m."""
+    """Keeps the first `sinks` tokens of the trace and the last others. room_for: m leaves B - m."""
     B = B - room_for
 
     def cut(live):
@@ -35,7 +35,7 @@ def streaming_llm(head, B, seed=0, sinks=4, positions="cache", phase="stream", r
 
 
 def _pattern_replay(head, B, pattern, with_h2o):
-    """Keep the pattern of each step; with_h2o: and the top floor(B/2) by A among the live others."""
+    """Keeps the pattern of each step; with_h2o adds the top floor(B/2) by A among the other live tokens."""
     A = np.zeros(head.n)
     A[: head.P] = aggregate(causal_probs(head, head.P)).sum(axis=0)
 

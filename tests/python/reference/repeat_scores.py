@@ -1,8 +1,8 @@
-"""KVzip and KVzip+: what a second pass, in which the model repeats its context, looks at.
+"""KVzip and KVzip+: scores from a second pass, in which the model repeats its context.
 
-Sources: KVzip (arXiv 2505.23416), KVzip+ in kvpress. A score is the largest attention probability that
-any row of the repeat pass pays to a context token; KVzip+ weights it by what the token's value adds per unit
-of the row's input.
+Sources: KVzip (arXiv 2505.23416), KVzip+ in kvpress. A score is a context token's largest attention
+probability in any row of the repeat pass; KVzip+ weights it by the norm of the token's projected value per
+unit of the row's input.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ class Repeat:
     k: np.ndarray  # [R, d]
     rows: tuple
     ctx: tuple
-    in_norm: np.ndarray | None = None  # [R], L2 norm of what enters the query projection
+    in_norm: np.ndarray | None = None  # [R], L2 norm of the input of the query projection
 
 
 def chunk_probabilities(head, repeat, c, sinks=4):
-    """(context tokens, probabilities [G, rows of chunk c, context tokens]): first sinks, chunk, own rows."""
+    """(context tokens, probabilities [G, rows of chunk c, context tokens]). A row sees sinks, chunk, repeat
+    rows."""
     first, last = repeat.ctx[c], repeat.ctx[c + 1]
     own = slice(repeat.rows[c], repeat.rows[c + 1])
     context = np.append(np.arange(min(sinks, first)), np.arange(first, last))
@@ -38,9 +39,9 @@ def chunk_probabilities(head, repeat, c, sinks=4):
 
 
 def kvzip_scores(head, repeat, sinks=4, plus=False):
-    """The largest probability over rows and heads, of every token in the chunk that repeats it. [P].
+    """[P]: every token's largest probability over rows and heads, in the chunk that repeats it.
 
-    What later chunks pay to the sinks, which they see beside their own tokens, does not count.
+    Later chunks see the sinks besides their own tokens; their attention to the sinks does not count.
     """
     scores = np.zeros(head.P)
     for c in range(len(repeat.rows) - 1):
@@ -55,7 +56,8 @@ def kvzip_scores(head, repeat, sinks=4, plus=False):
 
 
 def kvzip(layers, repeats, B, level="uniform", sinks=4, recent=0, plus=False):
-    """One list of results per layer. `layer` and `pair` share B per head over a layer or over all."""
+    """KVzip: one list of results per layer. `layer` and `pair` share B per head over a layer or over all
+    heads."""
     P = layers[0][0].P
     held = (np.arange(P) < sinks) | (np.arange(P) >= P - recent)
     scores = [
@@ -78,9 +80,9 @@ def kvzip(layers, repeats, B, level="uniform", sinks=4, recent=0, plus=False):
 
 
 def by_head(shares, P, total, least):
-    """Level `head`: in descending order of their share heads keep all P tokens while the total lasts.
+    """Level `head`: in descending order of their share, heads keep all P tokens until the total is spent.
 
-    What is left when a head cannot have everything stays unspent; the others have `least` tokens.
+    A remainder too small for a whole head stays unspent; the other heads keep `least` tokens.
     """
     shares = np.asarray(shares, dtype=float)
     budgets = np.full(len(shares), least)

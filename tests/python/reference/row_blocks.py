@@ -1,7 +1,7 @@
 """kivi and gear: row formats that code many rows at one time.
 
-Keys are quantised per channel in groups of g consecutive rows, values per row in groups of g channels. Rows
-of a kv head that are coded at one time are a block.
+Keys are quantised per channel in groups of g consecutive rows, values per row in groups of g channels. A
+block is the rows of a kv head that are coded at the same time.
 """
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy as np
 from .common import bottom, top
 from .row_codes import quantise_columns, quantise_rows
 
-INDEX_BYTES = 4  # of an outlier in its block
-SCALE_BYTES = 4  # offset and step of a group
+INDEX_BYTES = 4  # an outlier's index in its block
+SCALE_BYTES = 4  # a group's offset and step
 
 
 class Kivi:
@@ -24,7 +24,7 @@ class Kivi:
         return change(x, self.g, 2**self.bits - 1)
 
     def read(self, x: np.ndarray) -> tuple[np.ndarray, int, int]:
-        """What is read back of a block [m, d], the rank of its correction and its outliers."""
+        """Returns a block [m, d] as read back, the rank of its correction and the number of its outliers."""
         return self.quantised(x), 0, 0
 
     def row_bytes(self, d: int) -> tuple[float, float]:
@@ -36,18 +36,18 @@ class Kivi:
 class Gear(Kivi):
     """GEAR, in the order of the released code (`order: outliers_first`); `order: residual` is ours.
 
-    outliers_first: a line is a channel of the block (keys) or a row of it (values), of m numbers. Its
-    outliers are its floor(outliers/200 * m) smallest and as many largest numbers, ties to the earlier one.
-    They are set to the mean of the whole line, outliers included, and the block is quantised as kivi does;
-    then the outliers are put back exactly. What is left of the input, 0 at outliers, gets a rank-r
-    approximation, which is added to all of the block, to its outliers too. A line shorter than 200/outliers
-    has none: rows of 64 values at 2 per cent.
+    outliers_first: a line is a channel of the block (keys) or a row of the block (values), with m numbers.
+    Its outliers are its floor(outliers/200 * m) smallest and as many largest numbers, ties to the earlier
+    one. They are set to the mean of the whole line, outliers included, and the block is quantised as kivi
+    does; then the outliers are restored exactly. The remaining difference from the input, 0 at outliers, gets
+    a rank-r approximation, which is added to the whole block, including its outliers. A line shorter than
+    200/outliers has none, such as rows of 64 values at 2 per cent.
 
-    residual: the quantised block plus the rank-r approximation of what it misses; then the floor(outliers/100
-    * size) numbers of the block that are missed most are put back exactly.
+    residual: the quantised block plus the rank-r approximation of its error; then the floor(outliers/100 *
+    size) numbers of the block with the largest errors are restored exactly.
 
-    The release draws the start of the power iteration; here it starts from unit vectors. It counts the
-    outliers of a channel by the width of the layer, not by the length of the channel.
+    The release starts the power iteration at random; here it starts from unit vectors. The release counts a
+    channel's outliers by the width of the layer, not by the length of the channel.
     """
 
     def __init__(

@@ -1,18 +1,18 @@
-"""How one row is coded by formats that need nothing but the row: rows [m, d] in, what is read back out.
+"""Formats that code each row independently: they take rows [m, d] and return them as read back.
 
-Everything is float64; "float16" and "float32" are numbers rounded half to even to it. A block scale or an
-offset that float16 cannot hold raises `Unstorable`.
+Everything is float64; "float16" and "float32" are float64 numbers rounded half to even to that type. A block
+scale or an offset that float16 cannot hold raises `Unstorable`.
 """
 
 import numpy as np
 
 
 class Unstorable(ValueError):
-    """A number beyond the range of what it is stored in: a reported failure."""
+    """A number beyond the range of its storage type: a reported failure."""
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """The same numbers; infinities and NaN are refused."""
+    """Returns the numbers unchanged; refuses infinities and NaN."""
     if not np.isfinite(x).all():
         raise Unstorable("a number is not finite")
     return x
@@ -30,7 +30,7 @@ def float32(x: np.ndarray) -> np.ndarray:
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """Round to nearest even on the upper 16 bits of the float32."""
+    """Rounds to nearest even on the upper 16 bits of the float32."""
     bits = np.asarray(x, dtype=np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) & np.uint64(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
@@ -47,9 +47,9 @@ def ratio(x: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 
 def in_blocks(x: np.ndarray, size: int, change) -> np.ndarray:
-    """`change` applied to every `size` neighbours of the rows; the last ones may be fewer.
+    """Applies `change` to every `size` neighbours of the rows; the last ones may be fewer.
 
-    change(parts [any, size]) takes each part for itself, so that all whole ones go in one call.
+    change(parts [any, size]) handles each part independently, so that one call takes all full parts.
     """
     m, whole = len(x), x.shape[1] // size * size
     changed = change(x[:, :whole].reshape(-1, size)).reshape(m, whole) if whole else x[:, :0]
@@ -60,12 +60,12 @@ def in_blocks(x: np.ndarray, size: int, change) -> np.ndarray:
 
 # --- Small floats -----------------------------------------------------------------------------------------
 
-# Mantissa bits, exponent of the least normal number, greatest number, exponent of the greatest number.
+# Mantissa bits, exponent of the smallest normal number, largest number, exponent of the largest number.
 SMALL_FLOATS = {"e4m3": (3, -6, 448.0, 8), "e5m2": (2, -14, 57344.0, 15), "e2m1": (1, 0, 6.0, 2)}
 
 
 def small_float(x: np.ndarray, element: str) -> np.ndarray:
-    """The nearest number of the element, ties to even; beyond the greatest one it saturates."""
+    """The nearest number of the element type, ties to even; saturates beyond the largest number."""
     mantissa, least, greatest, _ = SMALL_FLOATS[element]
     exponent = np.maximum(np.frexp(finite(x))[1] - 1, least) - mantissa
     q = np.ldexp(1.0, exponent)
@@ -78,7 +78,7 @@ def largest(x: np.ndarray) -> np.ndarray:
 
 
 def fp8(x: np.ndarray, element: str, scale) -> np.ndarray:
-    """8-bit floats. scale: a number, or `token` for one of each row."""
+    """8-bit floats. scale: a number, or `token` for one scale per row."""
     if scale == "token":
         scale = np.maximum(largest(x) / SMALL_FLOATS[element][2], 1e-6)
     s = float32(scale)
@@ -94,7 +94,7 @@ NVFP4_BLOCK = 16
 
 
 def nvfp4(x: np.ndarray, g: float, search: str) -> np.ndarray:
-    """E2M1 with an E4M3 scale per 16 channels, times one float32 g; four_over_six tries 4 as largest too."""
+    """E2M1 with an E4M3 scale per 16 channels, times one float32 g; four_over_six also tries 4 as largest."""
     g = float32(g)
 
     def coded(block, top):
@@ -113,7 +113,7 @@ def nvfp4(x: np.ndarray, g: float, search: str) -> np.ndarray:
 
 
 def nvfp4_head_scale(prompt: np.ndarray) -> float:
-    """The scale of `scale: head`: the largest number is 6 * 448 times it."""
+    """The scale of `scale: head`: the largest number divided by 6 * 448."""
     return np.abs(prompt).max() / (6 * 448)
 
 
@@ -138,19 +138,19 @@ def mx(x: np.ndarray, element: str, block: int, rounding: str) -> np.ndarray:
 
 
 def quantise_group(x: np.ndarray, levels: int) -> np.ndarray:
-    """One group per row of x: codes from the exact extremes, values from the offset and step in float16."""
+    """One group per row of x; codes use the exact extremes, decoding uses offset and step in float16."""
     low, high = finite(x).min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
     codes = np.rint(np.clip(ratio((x - low) * levels, high - low), 0, levels))
     return codes * float16((high - low) / levels) + float16(low)
 
 
 def quantise_rows(x: np.ndarray, group: int, levels: int) -> np.ndarray:
-    """Groups of `group` numbers along each row; the last one may be shorter."""
+    """Quantises groups of `group` numbers along each row; the last group may be shorter."""
     return in_blocks(x, group, lambda part: quantise_group(part, levels))
 
 
 def quantise_columns(x: np.ndarray, group: int, levels: int) -> np.ndarray:
-    """Groups of `group` consecutive tokens, channel by channel."""
+    """Quantises groups of `group` consecutive tokens, channel by channel."""
     return quantise_rows(x.T, group, levels).T
 
 
@@ -161,7 +161,7 @@ GGML_BITS = {"q8_0": 8, "q5_0": 5, "q5_1": 5, "q4_0": 4, "q4_1": 4}
 
 
 def ggml(x: np.ndarray, name: str) -> np.ndarray:
-    """Blocks of 32 channels; the scale codes exactly and reads as float16."""
+    """Blocks of 32 channels; coding uses the exact scale, decoding the scale in float16."""
     bits = GGML_BITS[name]
 
     def symmetric(block):
@@ -196,7 +196,7 @@ def int8_token_head(x: np.ndarray) -> np.ndarray:
 
 
 def int4_token_head(x: np.ndarray) -> np.ndarray:
-    """One float32 scale per row, whose 4 lowest mantissa bits hold the zero point."""
+    """One float32 scale per row; its 4 lowest mantissa bits hold the zero point."""
     low, high = finite(x).min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
     s = float32(np.maximum((high - low) / 15, 1e-6))
     zero = np.clip(half_away(-low / s), 0, 15)
@@ -206,7 +206,7 @@ def int4_token_head(x: np.ndarray) -> np.ndarray:
 
 
 def tq_value(x: np.ndarray, bits: int) -> np.ndarray:
-    """The values of the turboquant words: the row is one group, codes are rounded half up."""
+    """Values of the turboquant formats: the row is one group, codes are rounded half up."""
     low, top = finite(x).min(axis=1, keepdims=True), 2.0**bits - 1
     s = np.maximum((x.max(axis=1, keepdims=True) - low) / top, 1e-8)
     codes = np.clip(np.floor((x - low) / s + 0.5), 0, top)

@@ -1,7 +1,7 @@
-"""Row formats: what `row_format:` says, what is read back of a row, and how many bytes it takes.
+"""Row formats: the configuration `row_format:`, the rows as read back, and their bytes.
 
-A format codes the rows of one part (keys or values) of one kv head, in a space that may be un-rotated by
-position (`keys: pre_rope`) and rotated by a matrix (`rotate`).
+A format codes the rows of one part (keys or values) of one kv head. The rows may be un-rotated by position
+(`keys: pre_rope`) and rotated by a matrix (`rotate`) first.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from .row_rotations import Draws
 
 # --- Configuration ----------------------------------------------------------------------------------------
 
-# The halves of vLLM's words: keys, bits of the values.
+# Both halves of vLLM's names: format of the keys, bits of the values.
 TURBOQUANT = {
     "turboquant_k8v4": ({"name": "fp8_e4m3"}, 4),
     "turboquant_4bit_nc": ({"name": "tq_mse", "bits": 4}, 4),
@@ -33,7 +33,7 @@ ROTATED_BY_DEFAULT = {"int4_token_head": "hadamard_signed"}
 
 @dataclass(frozen=True)
 class PartFormat:
-    """The format of keys or of values. word: the turboquant word it is a half of."""
+    """The format of keys or of values. word: whether it comes from a turboquant name."""
 
     name: str
     options: dict = field(default_factory=dict)
@@ -61,7 +61,7 @@ class RowFormat:
 
 
 def parse(row_format: str | dict | None) -> RowFormat:
-    """A `row_format:` as the configuration writes it; what stands beside the parts holds for both."""
+    """Parses a `row_format:` of a configuration; options next to `key` and `value` apply to both."""
     given = {"name": row_format or "source"} if not isinstance(row_format, dict) else dict(row_format)
     protection = given.pop("full_precision", {})
     frame = {name: given.pop(name) for name in ("own_row", "skip_layers") if name in given}
@@ -106,7 +106,7 @@ def part_format(part: str, entry: str | dict, beside: dict) -> PartFormat:
 
 
 def refuse(f: RowFormat) -> None:
-    """Combinations without a meaning."""
+    """Refuses combinations without a meaning."""
     blocks = f.key.by_block or f.value.by_block
     if f.recent > 1 and (blocks or f.own_row == "coded"):
         raise ValueError("recent > 1 goes with neither kivi, gear nor own_row: coded")
@@ -119,9 +119,9 @@ def refuse(f: RowFormat) -> None:
 
 @dataclass
 class Coder:
-    """read: rows [m, d] to what is read back. sizes: rows to bytes of codes and of scales, each [m].
+    """read: rows [m, d] to rows as read back. sizes: rows to bytes of codes and of scales, each [m].
 
-    static: bytes that the calibration of the head takes, once.
+    static: bytes of the head's calibration, counted once.
     """
 
     read: Callable
@@ -246,7 +246,7 @@ FORMATS = {
 
 
 class Turned:
-    """The space in which a part is coded, and the way back."""
+    """Transforms a part into the space in which it is coded, and back."""
 
     def __init__(self, f: PartFormat, d: int, rope: Rope | None, draws: Draws):
         self.rope = rope if f.pre_rope else None
@@ -272,17 +272,17 @@ def rotated(x: np.ndarray, positions: np.ndarray, rope: Rope) -> np.ndarray:
 
 
 def scaled(x: np.ndarray, rope: Rope, factor: float) -> np.ndarray:
-    """The rotary dimensions times a factor."""
+    """Multiplies the rotary dimensions by a factor."""
     turning = 2 * len(rope.inv_freq)
     return np.concatenate([x[:, :turning] * factor, x[:, turning:]], axis=1)
 
 
 def coder_of(f: PartFormat, part: str, d: int, prompt: np.ndarray, draws: Draws) -> Coder:
-    """The coder of a row-by-row format; prompt [P, d] are rows in the space in which it codes."""
+    """The coder of a row-by-row format; prompt: rows [P, d] in the coding space."""
     return FORMATS[f.name](part, d, prompt, draws, **f.options)
 
 
-# --- What is read back, and its bytes ---------------------------------------------------------------------
+# --- Reading back, and bytes ------------------------------------------------------------------------------
 
 
 def read_back(
@@ -296,7 +296,7 @@ def read_back(
     uniforms: dict | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """What is read back of x [n, d] once every row was coded; keys of kivi and gear in whole blocks of R."""
+    """x [n, d] as read back after every row was coded; keys of kivi and gear in whole blocks of R."""
     f = getattr(parse(row_format), part)
     positions = np.arange(len(x)) if positions is None else positions
     x, draws = np.asarray(x, dtype=np.float64), Draws(seed, uniforms)
@@ -321,8 +321,8 @@ def row_bytes(
 ) -> tuple[float, float]:
     """Bytes of one coded row: (codes, scales), kivi's share of its groups included.
 
-    kvquant's outliers depend on the rows: the mean over `rows` [m, d] with constants of `prompt` [P, d], both
-    in the space in which it codes.
+    kvquant's outliers depend on the rows: the result is the mean over `rows` [m, d] with constants from
+    `prompt` [P, d], both in the coding space.
     """
     f = getattr(parse(row_format), part)
     if f.by_block:
@@ -342,5 +342,5 @@ def static_bytes(row_format: str | dict, part: str, d: int) -> int:
 
 
 def some_rows(d: int) -> np.ndarray:
-    """A prompt for sizes that do not depend on it."""
+    """A random prompt for sizes that do not depend on the prompt."""
     return np.sin(np.arange(16.0 * d)).reshape(16, d)

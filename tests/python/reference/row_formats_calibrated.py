@@ -1,4 +1,4 @@
-"""Row formats whose constants come from the prompt rows of a kv head: KVQuant and principal components."""
+"""Row formats calibrated on the prompt rows of a kv head: KVQuant and principal components."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ KMEANS_SWEEPS = 50
 
 
 def lower_nearest(z: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Codes of the nearest levels; a number on a midpoint goes down."""
+    """Codes of the nearest levels; a number on a midpoint takes the lower level."""
     return np.searchsorted((levels[:-1] + levels[1:]) / 2, z, side="left")
 
 
 def kmeans_line(z: np.ndarray, bits: int) -> np.ndarray:
-    """k-means of the numbers z [m] from their quantiles on; a level without numbers stays where it is."""
+    """k-means of the numbers z [m], started at their quantiles; a level without numbers does not move."""
     if len(z) == 0:
         return np.zeros(2**bits)
     levels = np.quantile(z, (np.arange(2**bits) + 0.5) / 2**bits)
@@ -31,8 +31,9 @@ def kmeans_line(z: np.ndarray, bits: int) -> np.ndarray:
 class KVQuant:
     """KVQuant: non-uniform levels, keys scaled by channel, values by row, outliers in float16.
 
-    A number outside the quantiles 1 - t and t (t = 1 - outliers/200) is an outlier: of its channel's prompt
-    rows (keys), or of its own row (values, where the quantile itself is one too). `outliers: 0` stores none.
+    A number outside the quantiles 1 - t and t (t = 1 - outliers/200) is an outlier. For keys the quantiles
+    are those of the channel over the prompt rows. For values they are those of the row, and a number equal to
+    a quantile is an outlier, too. `outliers: 0` stores none.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class KVQuant:
         return np.quantile(x, [t, 1 - t], axis=axis, keepdims=True)
 
     def scaled(self, x: np.ndarray):
-        """z [m, d], which numbers are outliers, and the offsets and half widths, by channel or by row."""
+        """z [m, d], the mask of outliers, and the offsets and half widths, by channel or by row."""
         if self.part == "key":
             high, low = self.high, self.low
             out = (x > high) | (x < low)
@@ -69,16 +70,16 @@ class KVQuant:
         return np.where(out, float16(x), coded)
 
     def outliers_of(self, x: np.ndarray) -> np.ndarray:
-        """How many numbers of each row are outliers: [m]."""
+        """Number of outliers of each row: [m]."""
         return self.scaled(x)[1].sum(axis=1)
 
 
-# What is left of a variance of 1 with that many bits.
+# Remaining error of a variance of 1, by number of bits.
 DISTORTION = (1.0, 0.3634, 0.1175, 0.03455, 0.009501, 0.002505)
 
 
 def allocate(variance: np.ndarray, bits: int) -> np.ndarray:
-    """Bits of each component: one after another to where it lowers the error most, at most 5, ties: first."""
+    """Bits of each component: each bit goes where it lowers the error most; at most 5, ties to the first."""
     given = np.zeros(len(variance), dtype=int)
     gain = np.append(-np.diff(DISTORTION), 0.0)
     for _ in range(bits):
@@ -88,7 +89,7 @@ def allocate(variance: np.ndarray, bits: int) -> np.ndarray:
 
 
 class Pca:
-    """The prompt's principal components at Gaussian levels, bits by variance; 0 bits give the mean."""
+    """The prompt's principal components at Gaussian levels, bits by variance; 0 bits store only the mean."""
 
     def __init__(self, prompt: np.ndarray, bits: float = 2, calibrate_from: int = 4):
         rows = finite(prompt)[calibrate_from:]

@@ -1,4 +1,4 @@
-"""Row formats with a rotation of their own: TurboQuant's two quantisers and PolarQuant."""
+"""Row formats with a built-in rotation: TurboQuant's two quantisers and PolarQuant."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from .row_rotations import Draws, angle_levels, beta_levels, gauss_levels, neare
 
 
 def unit_levels(bits: int, codebook: str, d: int) -> tuple[np.ndarray, float]:
-    """Levels and what a coordinate of a unit vector is multiplied by before it is compared with them."""
+    """Levels, and the factor of a unit vector's coordinates before they are compared with the levels."""
     return (gauss_levels(bits), np.sqrt(d)) if codebook == "gauss" else (beta_levels(bits, d), 1.0)
 
 
@@ -18,7 +18,7 @@ def directions(x: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def code_directions(y: np.ndarray, bits: int, codebook: str) -> np.ndarray:
-    """Every coordinate of y [rows, d] at its nearest level."""
+    """Rounds every coordinate of y [rows, d] to its nearest level."""
     levels, factor = unit_levels(bits, codebook, y.shape[1])
     return nearest(y * factor, levels) / factor
 
@@ -43,7 +43,7 @@ def tq_mse(
 def tq_prod(
     x: np.ndarray, draws: Draws, bits: int = 3, rotation: str = "haar", codebook: str = "beta"
 ) -> np.ndarray:
-    """TurboQuant, Algorithm 2: one bit less, and the signs of a sketch of what is missed."""
+    """TurboQuant, Algorithm 2: one bit less, and the signs of a sketch of the error."""
     d = x.shape[1]
     m, sketch = draws.matrix(rotation, d), draws.gaussian("sketch", d)
     norm, y = directions(x, m)
@@ -58,7 +58,7 @@ POLAR_LEVELS = (4, 2, 2, 2)
 
 
 def polar(x: np.ndarray, draws: Draws, levels=POLAR_LEVELS, rotation: str = "haar") -> np.ndarray:
-    """PolarQuant: neighbours become (radius, angle), again and again; the last radii are float16."""
+    """PolarQuant: neighbours become (radius, angle), recursively; the last radii are float16."""
     m = draws.matrix(rotation, x.shape[1])
     radii, angles = finite(x) @ m, []
     for level, bits in enumerate(levels, start=1):
@@ -78,5 +78,5 @@ def polar(x: np.ndarray, draws: Draws, levels=POLAR_LEVELS, rotation: str = "haa
 
 
 def polar_bits(d: int, levels=POLAR_LEVELS) -> tuple[int, int]:
-    """Bits of the angles of a row, and how many radii it stores."""
+    """Bits of a row's angles, and the number of its stored radii."""
     return sum((d >> level) * bits for level, bits in enumerate(levels, start=1)), d >> len(levels)

@@ -1,4 +1,4 @@
-"""Matrices that rows are rotated with, the uniforms they are drawn from, and codebooks of known densities."""
+"""Rotation matrices of rows, the uniforms they are drawn from, and codebooks of known densities."""
 
 from functools import cache
 
@@ -11,13 +11,13 @@ STRUCTURES = {"signs": 14, "rotation": 15, "sketch": 16}
 
 
 class Draws:
-    """Arrays of uniforms that all layers and heads share: given by name, or from the seed."""
+    """Arrays of uniforms shared by all layers and heads: named arrays, or drawn from the seed."""
 
     def __init__(self, seed: int = 0, uniforms: dict | None = None):
         self.seed, self.given = seed, uniforms or {}
 
     def uniforms(self, name: str, count: int) -> np.ndarray:
-        """The first `count` numbers of the array: the counter holds the index and the structure alone."""
+        """The first `count` numbers of the array: the counter holds only the index and the structure."""
         if name in self.given:
             if len(self.given[name]) < count:
                 raise ValueError(f"{name} holds {len(self.given[name])} numbers, {count} are needed")
@@ -72,8 +72,9 @@ SWEEPS, STEPS, CLOSE = 200, 60, 1e-15
 def lloyd_max(cells, density, start: np.ndarray) -> np.ndarray:
     """The levels [L] that are the means of their cells, ascending.
 
-    cells(midpoints [L - 1]) gives mass and mean [L] of the cells between them. Sweeps converge slowly; from
-    near the solution Newton's method finishes, with the derivatives of the means by the two ends of a cell.
+    cells(midpoints [L - 1]) returns mass and mean [L] of the cells between them. Lloyd's sweeps converge
+    slowly; close to the solution Newton's method takes over, with the derivatives of the means with respect
+    to the two ends of a cell.
     """
     levels = np.asarray(start, dtype=np.float64)
     for _ in range(SWEEPS):
@@ -93,7 +94,7 @@ def lloyd_max(cells, density, start: np.ndarray) -> np.ndarray:
 
 
 def between(ends: np.ndarray, cumulated: np.ndarray, moment: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mass and mean of the cells from the two antiderivatives at their ends."""
+    """Mass and mean of the cells, from the two antiderivatives at their ends."""
     mass = np.diff(cumulated)
     return mass, np.diff(moment) / mass
 
@@ -132,7 +133,7 @@ def beta_levels(bits: int, d: int) -> np.ndarray:
 
 
 def symmetric(levels: np.ndarray) -> np.ndarray:
-    """Rounding errors of the two sides averaged away."""
+    """Makes levels symmetric by averaging the rounding errors of both sides."""
     return (levels - levels[::-1]) / 2
 
 
@@ -159,5 +160,5 @@ def angle_levels(bits: int, level: int) -> np.ndarray:
 
 
 def nearest(x: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The level of each number: its code is the number of midpoints that are not above it."""
+    """The level of each number; its code is the number of midpoints that are not above it."""
     return levels[np.searchsorted((levels[:-1] + levels[1:]) / 2, x, side="right")]

@@ -1,7 +1,7 @@
-"""The stored entries of one kv head under a row format: which are coded when, and the bytes they take.
+"""The stored entries of one kv head under a row format: when each is coded, and the bytes they take.
 
-A token is exact in the prompt and in its own step; after every step the cache is pruned first, then what
-stays is coded, except protected rows. What is coded stays coded.
+A token is exact in the prompt and in its own step. After every step the cache is pruned first, then the
+remaining rows are coded, except protected ones. A coded row stays coded.
 """
 
 import numpy as np
@@ -10,17 +10,17 @@ from .row_blocks import BLOCK_FORMATS, INDEX_BYTES, SCALE_BYTES
 from .row_formats import PartFormat, RowFormat, Turned, coder_of, parse
 from .row_rotations import Draws
 
-WIDTH = 4  # bytes of a number of the trace
+WIDTH = 4  # bytes per number of the trace
 
 
 class Exact:
-    """One part as it was written."""
+    """One part (keys or values) without coding."""
 
     def __init__(self, x: np.ndarray):
         self.x, self.d = x.copy(), x.shape[1]
 
     def settle(self, live: np.ndarray, free: np.ndarray, recent: int) -> None:
-        """Called with the survivors. free [n]: no sinks. The newest `recent` - 1 stay exact."""
+        """Codes survivors. free [n]: mask of tokens that are no sinks. The newest `recent` - 1 stay exact."""
 
     def bytes_of(self, live: np.ndarray) -> tuple[float, float]:
         """What the live rows take: codes and exact rows, and scales."""
@@ -31,7 +31,7 @@ class Exact:
 
 
 class Rows(Exact):
-    """A format that codes row by row; the calibrated ones take their constants from all prompt rows."""
+    """A format that codes row by row; calibrated formats take their constants from all prompt rows."""
 
     def __init__(self, x, f: PartFormat, part: str, P: int, rope, draws: Draws):
         super().__init__(x)
@@ -61,10 +61,10 @@ class Rows(Exact):
 
 
 class Blocks(Exact):
-    """kivi and gear: keys once R of them wait, the oldest first; values when R newer rows are held.
+    """kivi and gear: R waiting keys are coded, oldest first; a value is coded when R newer rows are held.
 
-    Groups are formed of the survivors in their order. An evicted token leaves the residual. What belongs to
-    several rows is charged until the last of them leaves.
+    Groups are formed of the survivors in order. An evicted token is removed from the residual. Bytes shared
+    by several rows are charged until the last of these rows is evicted.
     """
 
     def __init__(self, x, f: PartFormat, part: str, rope, draws: Draws):
@@ -73,8 +73,8 @@ class Blocks(Exact):
         self.turned, self.positions = Turned(f, self.d, rope, draws), np.arange(len(x))
         self.space = self.turned.forward(x, self.positions)
         self.block = np.full(len(x), -1)
-        self.group = np.full(len(x), -1)  # of keys
-        self.corrections: list[tuple[int, int]] = []  # rank and outliers of each block
+        self.group = np.full(len(x), -1)  # group of each key
+        self.corrections: list[tuple[int, int]] = []  # (rank, outliers) of each block
 
     def settle(self, live, free, recent):
         older = live if self.part == "key" else live[: max(0, len(live) - self.coder.R)]
@@ -111,7 +111,7 @@ class Blocks(Exact):
 
 
 class Store:
-    """Keys [n, d] and values [n, dv] of one head as they are read at the moment."""
+    """Keys [n, d] and values [n, dv] of one head, as read back at present."""
 
     def __init__(self, head, row_format=None, seed: int = 0, uniforms: dict | None = None):
         f = parse(row_format)
@@ -133,7 +133,7 @@ class Store:
         return self.parts["value"].x
 
     def arrive(self, t: int) -> None:
-        """Row t is written, not attended yet: `own_row: coded` codes it here."""
+        """Row t is written but not yet attended to: `own_row: coded` codes it here."""
         if self.format.own_row == "coded" and self.free[t]:
             for part in self.parts.values():
                 if isinstance(part, Rows):
@@ -147,7 +147,7 @@ class Store:
     def bytes_of(self, live: np.ndarray) -> tuple[float, float]:
         """What the live rows take: codes and exact rows, and scales.
 
-        A row of a turboquant word is rounded up to an even number of bytes.
+        Rows of turboquant formats are rounded up to an even number of bytes.
         """
         live = np.asarray(live, dtype=int)
         key, value = (part.bytes_of(live) for part in self.parts.values())

@@ -1,4 +1,4 @@
-"""Scissorhands: tokens that are seldom above the row's average leave."""
+"""Scissorhands: evicts tokens that are seldom above the row's average."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from .common import Result, aggregate, causal_probs, replay, top
 
 
 def scissorhands(head, B, seed=0, hist=400, recent=10, drop=None, variant="default"):
-    """Drop the tokens with the most "low" marks in the last `hist` rows; ties drop the higher index."""
+    """Drops the tokens with the most "low" marks in the last `hist` rows; ties drop the higher index."""
     if variant == "authors_code":
         return authors_code(head)
     drop = max(1, min(B // 2, B - recent)) if drop is None else drop
@@ -33,7 +33,7 @@ def scissorhands(head, B, seed=0, hist=400, recent=10, drop=None, variant="defau
 
 
 def authors_code(head, hist=100, recent=10, first=100):
-    """The released rule: a token stays iff one of the last 100 rows exceeded that row's 0.9 quantile.
+    """The released rule: keeps a token iff in one of the last 100 rows it exceeded that row's 0.9 quantile.
 
     Our reading: a prompt row is stored with width P (zeros for the future), a decode row with width |C_t|.
     """

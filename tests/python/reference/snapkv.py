@@ -14,7 +14,7 @@ PRESETS = {
 
 
 def pooled(s, kernel, pool):
-    """Pooling of width `kernel`, stride 1: max ignores what is outside, avg counts it as 0."""
+    """Pooling of width `kernel`, stride 1: max ignores positions outside, avg counts them as 0."""
     half = kernel // 2
     edge = np.full(half, -np.inf if pool == "max" else 0.0)
     padded = np.concatenate([edge, s, edge])
@@ -33,7 +33,7 @@ def snapkv_scores(head, window, kernel, pool, agg, when):
 
 
 def snapkv(head, B, seed=0, variant="default", play=play, **given):
-    """The top B - window of the pooled votes and the window."""
+    """SnapKV: keeps the top B - window of the pooled votes, and the window."""
     defaults = {"window": 32, "kernel": 7, "pool": "max", "agg": "sum", "when": "before"}
     a = defaults | PRESETS[variant] | given
     if head.P <= B:
@@ -47,9 +47,9 @@ def snapkv(head, B, seed=0, variant="default", play=play, **given):
 
 
 def layer_budget(B, P, window, beta, layer, n_layers):
-    """Tokens that PyramidKV gives one layer, window included; B is the average.
+    """PyramidKV's tokens of one layer, window included; B is the average.
 
-    B may be real (variant kvpress); a layer that gets B itself rounds it as in step 4, as the package does.
+    B may be real (variant kvpress); a layer that gets B itself rounds it as in step 4, like the package.
     """
     if n_layers == 1:
         return round(B)
@@ -64,7 +64,7 @@ def layer_budget(B, P, window, beta, layer, n_layers):
 
 
 def kvfactory_budget(B, P, window, beta, layer, n_layers):
-    """The integer form: the window is taken out before and added afterwards."""
+    """The integer form: the window is subtracted first and added afterwards."""
     if P < B:
         return P
     inner = B - window
@@ -80,7 +80,7 @@ def kvfactory_budget(B, P, window, beta, layer, n_layers):
 
 
 def pyramidkv(head, B, seed=0, variant="default", beta=20, **given):
-    """`snapkv` with the budget of the layer."""
+    """PyramidKV: `snapkv` with the budget of the layer."""
     scorer = "kvpress" if variant == "kvpress" else "default"
     window = (PRESETS[scorer] | given).get("window", 32)
     share = kvfactory_budget if variant == "kvfactory" else layer_budget

@@ -15,7 +15,7 @@ from .common import (
 
 
 def median_distance(points, seed=0, prompt=0, layer=0, kv_head=0, most=2000):
-    """Median pairwise distance; beyond `most` pairs a seeded sample (its order is our reading)."""
+    """Median pairwise distance; a seeded sample beyond `most` pairs (the order of draws is our reading)."""
     from .common import uniform
 
     n = len(points)
@@ -42,7 +42,7 @@ def theory_sizes(head, epsilon, delta, c_t=1.0, c_s=1.0, t_max=64, s_max=2048):
 
 
 class Clusters:
-    """Representatives that never move, a list of t keys and a count each."""
+    """Representatives that never move; each has a list of t keys and a count."""
 
     def __init__(self, delta, t):
         self.delta, self.t = delta, t
@@ -124,7 +124,8 @@ def _estimate(head, token, clusters, drawn, share, norm2, sinks):
 
 
 def subgen(head, B, seed=0, recent=None, first=0, weights="none"):
-    """The last `recent` prompt tokens and B - recent farthest-first centres of the older keys."""
+    """SubGen: keeps the last `recent` prompt tokens and B - recent farthest-first centres of the older
+    keys."""
     if head.P <= B:
         return oneshot(head, np.arange(head.P))
     recent = B // 2 if recent is None else recent

@@ -1,4 +1,4 @@
-"""The replay of a kv head whose stored entries have a row format, and the tier-1 methods that need it."""
+"""The replay of a kv head with a row format, and the tier-1 methods that need it."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,12 @@ from .tier2_scores import dots
 
 
 def make_store(head, row_format=None, **draws):
-    """The store of a `row_format:` as the configuration writes it."""
+    """Makes the store of a `row_format:` of a configuration."""
     return Store(head, row_format, **draws)
 
 
 def attend_stored(head, store, t, live, weight, positions="original"):
-    """Row t over its live entries: probabilities [G, m] without weights, and outputs [G, dv]."""
+    """Attention of row t over its live entries: probabilities [G, m] without weights, and outputs [G, dv]."""
     keys = store.k[live]
     if positions == "cache" and head.rope is not None:
         keys = rotate(keys, (t - live) - (len(live) - 1 - np.arange(len(live))), head.rope)
@@ -26,7 +26,7 @@ def attend_stored(head, store, t, live, weight, positions="original"):
 
 @dataclass
 class Account:
-    """Bytes over the steps. per_row: what a method charges of a held row besides (scores, positions)."""
+    """Bytes over the steps. per_row: a method's further bytes per held row (scores, positions)."""
 
     store: Store
     per_row: int = 0
@@ -46,10 +46,10 @@ class Account:
 def replay_stored(
     head, start, evict=None, row_format=None, num=None, positions="original", per_row=0, counted=True, **draws
 ):
-    """C4 with a row format: append, attend, `evict(t, live, p, keys)`, code the survivors.
+    """C4 with a row format: appends, attends, calls `evict(t, live, p, keys)`, codes the survivors.
 
-    num: weights of the entries of `start`, in both sums. Without `evict` the result is one-shot. The account
-    of bytes is the result's extra `account`, if it is `counted`.
+    num: weights of the entries of `start`, in both sums. Without `evict` the result is one-shot. With
+    `counted` the result's extra `account` holds the bytes.
     """
     if evict is None and row_format is None and not counted:
         return oneshot(head, start, num, positions=positions)
@@ -81,22 +81,22 @@ def replay_stored(
     return Result(kept=lists, out=stack(head, outs), num=weights, den=weights, extras={"account": account})
 
 
-# --- Tier-1 methods in the little that row formats need -------------------------------------------
+# --- Tier-1 methods, reduced to what row formats need ---------------------------------------------
 
 
 def exact(head, row_format=None, **draws):
-    """Every token stays; with a row format only the quantisation errs."""
+    """Keeps every token; with a row format, quantisation is the only error."""
     return replay_stored(head, np.arange(head.P), lambda t, live, p, keys: live, row_format, **draws)
 
 
 def window(head, B, row_format=None, **draws):
-    """The last B tokens."""
+    """Keeps the last B tokens."""
     start = np.arange(max(0, head.P - B), head.P)
     return replay_stored(head, start, lambda t, live, p, keys: live[-B:], row_format, **draws)
 
 
 def streaming_llm(head, B, row_format=None, sinks=4, positions="cache", **draws):
-    """The first `sinks` tokens and the last of the others, keys rotated to their place in the cache."""
+    """Keeps the first `sinks` tokens and the last others; keys are rotated to their place in the cache."""
 
     def cut(live):
         return live if len(live) <= B else np.append(live[:sinks], live[len(live) - B + sinks :])
@@ -112,7 +112,7 @@ def streaming_llm(head, B, row_format=None, sinks=4, positions="cache", **draws)
 
 
 def h2o(head, B, row_format=None, agg="sum", **draws):
-    """H2O real drop with equal halves."""
+    """H2O (real drop) with equal halves."""
     recent = B - B // 2
     score = np.zeros(head.n)
     score[: head.P] = aggregate(causal_probs(head, head.P), agg).sum(axis=0)

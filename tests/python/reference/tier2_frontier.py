@@ -34,7 +34,7 @@ def outlier_channels(keys, outliers):
 
 
 class Sketched:
-    """Step 3: what is stored of one key, and step 4: the estimate of <q, k> from it."""
+    """Step 3: the stored form of one key, and step 4: the estimate of <q, k> from it."""
 
     def __init__(self, k, mask, sketch, m_in, m_out):
         out = np.sqrt((k[mask] ** 2).sum())
@@ -48,7 +48,7 @@ class Sketched:
 
     @property
     def key(self):
-        """The vector whose product with a query is the estimate."""
+        """The vector whose inner product with a query is the estimate."""
         return self.parts[0] + self.parts[1]
 
     def product(self, q):
@@ -56,7 +56,7 @@ class Sketched:
 
 
 def sketch_tokens(head, first, last, group, outliers, *matrix):
-    """The keys of tokens first..last-1 as they are stored, in groups that share their outlier channels."""
+    """The stored keys of tokens first..last-1, in groups with common outlier channels."""
     stored = []
     for start in range(first, last, group):
         keys = head.k[start : min(last, start + group)]
@@ -68,8 +68,8 @@ def sketch_tokens(head, first, last, group, outliers, *matrix):
 def qjl(head, B=None, seed=0, m_in=256, m_out=256, outliers=8, group=32, buffer=128):
     """QJL: keys as signs of a random projection, values by kivi with 2 bits; nothing is evicted.
 
-    One matrix serves both sketches (its first columns). A buffer's keys are sketched at the end of the step
-    that fills it; the values' kivi has the same group and buffer.
+    Both sketches use the first columns of one matrix. A buffer's keys are sketched at the end of the step
+    that fills it; the kivi of the values has equal group and buffer sizes.
     """
     matrix = (sketch_matrix(head, seed, max(m_in, m_out)), m_in, m_out)
     values = Store(head, {"value": {"name": "kivi", "bits": 2, "g": group, "R": buffer}})
@@ -99,14 +99,14 @@ def power_of_four(m):
 
 
 def halving_kernel(k, v, scale):
-    """Step 2 over the chosen tokens; V's largest entry is that of the chosen tokens too."""
+    """Step 2 over the chosen tokens; V's largest entry is taken over the chosen tokens, too."""
     logits = np.stack([dots(k, x) for x in k])
     products = np.stack([dots(v, x) for x in v])
     return np.exp(scale * (logits - np.diag(logits).max())) * (products + np.abs(v).max() ** 2)
 
 
 def halve(bucket, K, uniforms, p):
-    """Step 4: which member of every pair the walk keeps, as (kept, complement)."""
+    """Step 4: the walk keeps one member of every pair; returns (kept, complement)."""
     S = len(bucket)
     even, odd = bucket[0::2], bucket[1::2]
     D = K[np.ix_(even, even)] - K[np.ix_(even, odd)] - K[np.ix_(odd, even)] + K[np.ix_(odd, odd)]
@@ -129,7 +129,7 @@ def halving_g(M, room):
 
 
 def kernel_halving(head, B, seed=0, g=None, sinks=4, recent=32, row_format=None):
-    """KH-Compress on the middle tokens; without an explicit g the budget picks the largest that fits."""
+    """KH-Compress on the middle tokens; the default g is the largest that fits the budget."""
     middle = middle_tokens(head, sinks, recent)
     M = len(middle)
     if head.P <= B or M == 0:
@@ -156,7 +156,7 @@ def kernel_halving(head, B, seed=0, g=None, sinks=4, recent=32, row_format=None)
     return replay_stored(head, kept, None, row_format, weight, counted=False)
 
 
-# --- Entries that are no tokens -------------------------------------------------------------------
+# --- Entries that are not tokens ------------------------------------------------------------------
 
 
 def attend_entries(head, keys, sums, masses, exact):
@@ -195,7 +195,7 @@ def pivots_of(H, uniforms):
 def wildcat(head, B, seed=0, r=None, tau2=1.0, ridge=1e-6, sinks=4, recent=32):
     """WildCat: the middle tokens as a Nystrom coreset of r pivots with value sums and masses.
 
-    `den` holds the masses of the kept tokens (1 for the exact ones); the numerator is no multiple of values.
+    `den` holds the masses of the kept tokens (1 for exact ones); the numerator is not a multiple of values.
     """
     middle = middle_tokens(head, sinks, recent)
     exact = np.flatnonzero(ends(head.P, sinks, recent))
@@ -220,7 +220,7 @@ def wildcat(head, B, seed=0, r=None, tau2=1.0, ridge=1e-6, sinks=4, recent=32):
 
 
 def training_queries(head, train, max_queries):
-    """Step 1: the queries to match, head after head; too many are thinned to every ceil-th row."""
+    """Step 1: the queries to match, head by head; if too many, thinned to every ceil(...)-th row."""
     prompt = np.arange(head.P)
     if train == "prompt":
         q = head.q[:, : head.P]
@@ -253,7 +253,7 @@ def mass_weights(E, sums, ridge, clip):
 
 
 def attention_matching(head, B, ridge=1e-4, clip=3, train="reroped", max_queries=50000):
-    """Attention matching: the B keys of highest attention with fitted masses and values."""
+    """Attention matching: the B keys with the highest attention, with fitted masses and values."""
     if head.P <= B:
         return replay_stored(head, np.arange(head.P), counted=False)
     q = training_queries(head, train, max_queries)
@@ -273,7 +273,7 @@ def attention_matching(head, B, ridge=1e-4, clip=3, train="reroped", max_queries
 
 
 def hybrid_set(head, scored, B, seed, top_frac, sinks):
-    """The best h tokens of a scorer, and a reweighted uniform sample of all others: tokens and weights."""
+    """Tokens and weights: the best h tokens of a scorer, and a reweighted uniform sample of all others."""
     h = int(top_frac * B)
     best = keep_top(scored.scores[0], scored.protected | ends(head.P, sinks), h)
     others = np.setdiff1d(np.arange(head.P), best)
@@ -290,6 +290,7 @@ def hybrid(head, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4, row_format=N
 
 
 def hybrid_layer(heads, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4):
-    """A scorer of the whole layer gives it one set, drawn with the numbers of its kv head 0."""
+    """With a scorer of the whole layer, all its heads share one set, drawn with kv head 0's random
+    numbers."""
     kept, weight = hybrid_set(heads[0], score(scorer, heads), B, seed, top_frac, sinks)
     return [replay_stored(head, kept, None, None, weight, counted=False) for head in heads]

@@ -1,7 +1,7 @@
 """Scores of the prompt's tokens, for one-shot methods and for the wrappers around them.
 
-Every scorer takes the kv heads of one layer and returns a `Scored`: higher is kept, protected tokens come
-first (C16). Sums run along rows of one vector each, so that equal vectors get equal scores (C8).
+Every scorer takes the kv heads of one layer and returns a `Scored`: higher is kept, protected tokens are
+kept first (C16). Sums run along one vector at a time, so that equal vectors get equal scores (C8).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Scored:
 
 
 def dots(x, y):
-    """<x_i, y> for every row x_i of x, each summed in the same order."""
+    """<x_i, y> for every row x_i of x, with one summation order for all."""
     return (x * y).sum(axis=-1)
 
 
@@ -48,12 +48,13 @@ def last_rows(head, w):
     p = np.zeros((head.G, head.P - first, head.P))
     for row in range(first, head.P):
         p[:, row - first, : row + 1] = softmax(head.scale * dots(head.k[: row + 1], head.q[:, row, None]))
-    p.flags.writeable = False  # all callers share it
+    p.flags.writeable = False  # shared by all callers
     return p
 
 
 def pooled(x, kernel, pool):
-    """Pooling along the last axis, stride 1: `max` ignores the outside, `avg` always divides by `kernel`."""
+    """Pooling along the last axis, stride 1: `max` ignores positions outside, `avg` always divides by
+    `kernel`."""
     half = kernel // 2
     fill = -np.inf if pool == "max" else 0.0
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(half, half)], constant_values=fill)
@@ -71,7 +72,7 @@ SNAPKV_VARIANTS = {
 def snapkv(heads, window=None, kernel=None, pool=None, agg=None, when=None, variant="default"):
     """SnapKV: votes of the last rows for the prefix; the window itself is protected.
 
-    An aggregate other than the sum is taken of the per-head column sums, before or after pooling.
+    Aggregates other than the sum are taken over the per-head column sums, before or after pooling.
     """
     fixed = {"window": 32, "kernel": 7, "pool": "max", "agg": "sum", "when": "before"}
     fixed |= SNAPKV_VARIANTS[variant]
@@ -91,7 +92,8 @@ def snapkv(heads, window=None, kernel=None, pool=None, agg=None, when=None, vari
 
 
 def tova(heads, recent=0, agg="sum", variant="default"):
-    """TOVA: the last prompt row. `layer`: mean over all heads, the same for every kv head, last forced."""
+    """TOVA: the last prompt row. `layer`: mean over all heads, equal for every kv head; the last token is
+    kept."""
     if heads[0].P == 0:
         return Scored(np.zeros((len(heads), 0)), ends(0))
     last = [last_rows(head, 1)[:, 0] for head in heads]
@@ -102,7 +104,7 @@ def tova(heads, recent=0, agg="sum", variant="default"):
 
 
 def knorm(heads, recent=0):
-    """L2 norm: small keys are kept."""
+    """Minus the L2 norm: small keys are kept."""
     return Scored(np.stack([-norms(h.k[: h.P]) for h in heads]), ends(heads[0].P, recent=recent))
 
 
@@ -169,7 +171,7 @@ def expected_attention(
 
 
 def ascending_ranks(x):
-    """Rank of every entry, 0 = smallest; among equal ones the lower index ranks higher (C8)."""
+    """Rank of every entry, 0 = smallest; among equal entries the lower index ranks higher (C8)."""
     best_first = np.argsort(-x, kind="stable")
     ranks = np.empty(len(x))
     ranks[best_first] = np.arange(len(x))[::-1]
@@ -186,7 +188,8 @@ def lag_spread(chunk, reference):
 
 
 def lagkv(heads, sinks=4, lag=128, recent=0):
-    """LagKV: rank inside chunks normalised by the following chunk; short prompts keep the most recent.
+    """LagKV: ranks inside chunks normalised by the following chunk; short prompts keep the most recent
+    tokens.
 
     Sinks, the last full chunk and the tail score 1 and are not protected: a small budget may cut them.
     """
@@ -262,11 +265,11 @@ SCORERS = {
 
 
 def score(scorer, heads, **extra):
-    """A scorer given by name or as {name, parameters}, as in the configuration."""
+    """Runs a scorer, named or as {name, parameters} as in the configuration."""
     spec = {"name": scorer} if isinstance(scorer, str) else dict(scorer)
     return SCORERS[spec.pop("name")](heads, **(extra | spec))
 
 
 def protect(scored, sinks=0, recent=0):
-    """C16: the axes `sinks` and `recent` on top of what the scorer protects itself."""
+    """C16: adds the axes `sinks` and `recent` to the tokens that the scorer protects."""
     return Scored(scored.scores, scored.protected | ends(len(scored.protected), sinks, recent))

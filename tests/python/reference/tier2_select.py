@@ -8,14 +8,14 @@ from .tier2_scores import Scored, cosine_to_anchor, dots, ends, last_rows, norms
 
 
 def ranked(scores, protected):
-    """Protected tokens before all others."""
+    """Scores that rank protected tokens before all others."""
     return np.where(protected, np.inf, scores)
 
 
 def keep_top(scores, protected, B):
-    """The protected and the best of the others, B in all; everything if it fits.
+    """Keeps the protected tokens and the best others, B in all; everything if it fits.
 
-    More protected tokens than the budget only happens to observation windows: the last B stay (SnapKV 1), or
+    Only observation windows can protect more tokens than the budget: then the last B are kept (SnapKV 1), or
     the sinks (C16) and the last of the others.
     """
     P = len(scores)
@@ -36,7 +36,7 @@ def uniform_weights(kept, protected, P):
 
 
 def finish(head, kept, protected, reweight="none", row_format=None):
-    """C6: the prompt cut to `kept`, every later token stays."""
+    """C6: cuts the prompt to `kept` and keeps every later token."""
     num = uniform_weights(kept, protected, head.P) if reweight == "uniform" else None
     return replay_stored(head, kept, None, row_format, num, counted=False)
 
@@ -50,7 +50,7 @@ def select_oneshot(heads, scored, B, reweight="none", row_format=None):
 def by_score(
     heads, B, scorer, sinks=0, recent=0, reweight="none", row_format=None, level="kv", skip_layers=(), **o
 ):
-    """Any scorer as a one-shot method: the top B of its scores, with the axes that compose with it."""
+    """Any scorer as a one-shot method: the top B of its scores, combined with the common axes."""
     if heads[0].layer in skip_layers:
         B = heads[0].n
     if level == "query":
@@ -65,7 +65,7 @@ def by_score(
 
 
 def guarded(live, t, sinks, recent):
-    """C16 during decoding: which of the live tokens are protected."""
+    """C16 during decoding: mask of the protected live tokens."""
     return (live < sinks) | (np.arange(len(live)) >= len(live) - recent)
 
 
@@ -82,7 +82,7 @@ def stream(head, start, B, live_scores, sinks=0, recent=0, row_format=None):
 
 
 def tova(head, B, phase="stream", recent=0, sinks=0, agg="sum", level="kv", reweight="none", row_format=None):
-    """TOVA: the smallest probability of the current row goes; the newest token is a candidate."""
+    """TOVA: evicts the smallest probability of the current row; the newest token is a candidate."""
     if level == "query":
         return per_query_head(tova, head, B, phase, recent, sinks, agg, "kv", reweight, row_format)
     scored = protect(score("tova", [head], recent=recent, agg=agg), sinks)
@@ -93,7 +93,7 @@ def tova(head, B, phase="stream", recent=0, sinks=0, agg="sum", level="kv", rewe
 
 
 def tova_layer(heads, B, phase="stream", recent=0, sinks=0, row_format=None):
-    """TOVA variant `layer`: one set per layer by the mean over all heads, the newest token forced."""
+    """TOVA variant `layer`: one set per layer by the mean over all heads; the newest token is always kept."""
     scored = protect(score({"name": "tova", "variant": "layer"}, heads, recent=recent), sinks)
     live = keep_top(scored.scores[0], scored.protected, B)
     if phase == "oneshot":
@@ -116,7 +116,7 @@ def tova_layer(heads, B, phase="stream", recent=0, sinks=0, row_format=None):
 
 
 def knorm(head, B, phase="oneshot", recent=0, sinks=0, skip_layers=(), reweight="none", row_format=None):
-    """Keys of smallest norm stay; layers in `skip_layers` are left exact."""
+    """Keeps the keys with the smallest norms; layers in `skip_layers` stay exact."""
     if head.layer in skip_layers:
         B = head.n
     scored = protect(score("knorm", [head], recent=recent), sinks)
@@ -127,7 +127,7 @@ def knorm(head, B, phase="oneshot", recent=0, sinks=0, skip_layers=(), reweight=
 
 
 def keydiff_block(head, B, block, recent=0, sinks=0):
-    """KeyDiff over the prompt in blocks: hold the first B, then rescore held and next block, keep B."""
+    """KeyDiff over the prompt in blocks: holds the first B, then rescores held and next block, keeps B."""
     held = np.arange(min(B, head.P))
     for start in range(B, head.P, block):
         held = np.append(held, np.arange(start, min(head.P, start + block)))
@@ -137,7 +137,8 @@ def keydiff_block(head, B, block, recent=0, sinks=0):
 
 
 def keydiff(head, B, phase="oneshot", recent=0, block=0, sinks=0, reweight="none", row_format=None):
-    """Keys that point away from the mean direction stay; the anchor is that of the current candidates."""
+    """Keeps keys that point away from the mean direction; the anchor is the mean of the current
+    candidates."""
     scored = protect(score("keydiff", [head], recent=recent), sinks)
     start = keep_top(scored.scores[0], scored.protected, B)
     if block and head.P > B:
@@ -153,7 +154,7 @@ def keydiff(head, B, phase="oneshot", recent=0, block=0, sinks=0, reweight="none
 
 
 def wrapped_scores(heads, scorer, sinks, recent):
-    """A wrapper's scores; Expected Attention adds a little to all of them (its `eps`) under adakv."""
+    """A wrapper's scores; under adakv, Expected Attention adds its `eps` to all of them."""
     return protect(score(scorer, heads), sinks, recent)
 
 
@@ -164,9 +165,9 @@ def with_adakv_eps(scorer):
 
 
 def adakv_kvpress(scored, B, alpha):
-    """Kept tokens per head: the safe ones, then the best of the whole layer until B per head on average.
+    """Kept tokens per head: the safe tokens, then the best of the whole layer until B per head on average.
 
-    The max(1, floor(B*alpha)) safe tokens are the head's first in rank, where protected ones come first.
+    The max(1, floor(B*alpha)) safe tokens are the head's highest ranked; protected tokens rank first.
     """
     heads, P = scored.scores.shape
     safe = np.tile(scored.protected, (heads, 1))
@@ -177,7 +178,7 @@ def adakv_kvpress(scored, B, alpha):
 
 
 def adakv_reference_counts(scores, base, f, normalise):
-    """Head budgets outside the window: counts in the layer's top, mixed with an equal share."""
+    """Head budgets outside the window: counts in the layer's top, mixed with an equal part."""
     heads, width = scores.shape
     ordered = -np.sort(-scores, axis=1)
     if normalise:
@@ -190,7 +191,7 @@ def adakv_reference_counts(scores, base, f, normalise):
 
 
 def adakv_reference(scored, B, f, normalise):
-    """Variant `reference`: protected tokens plus the head's own count of the best others."""
+    """Variant `reference`: protected tokens plus the head's count of the best others."""
     free = np.flatnonzero(~scored.protected)
     held = np.flatnonzero(scored.protected)
     caps = adakv_reference_counts(scored.scores[:, free], B - len(held), f, normalise)
@@ -227,7 +228,7 @@ def adakv(
 def chunk_scores(scored, chunk):
     """Scores summed over the heads, protected tokens lifted above the maximum, mean of every chunk.
 
-    The mean of equal scores is that score, so that chunks of protected tokens tie exactly.
+    The mean of equal scores is exactly that score, so that chunks of protected tokens tie.
     """
     total = scored.scores.sum(axis=0)
     free = ~scored.protected
@@ -237,7 +238,7 @@ def chunk_scores(scored, chunk):
 
 
 def chunkkv(heads, B, chunk=20, scorer="snapkv", sinks=0, recent=0, reweight="none", row_format=None):
-    """ChunkKV: whole chunks, the same for all heads; the size may differ from B."""
+    """ChunkKV: keeps whole chunks, equal for all heads; the size may differ from B."""
     P = heads[0].P
     scored = wrapped_scores(heads, scorer, sinks, recent)
     if B >= P:
@@ -264,7 +265,7 @@ def pyramid_budget(B, P, w, layer, layers, beta=20):
 
 
 def pyramid(heads, B, scorer="snapkv", beta=20, w=32, **o):
-    """`allocator: pyramid` (and pyramidkv): the scorer with the layer's own budget."""
+    """`allocator: pyramid` (and pyramidkv): the scorer with the layer's budget."""
     h = heads[0]
     return by_score(heads, pyramid_budget(B, h.P, w, h.layer, h.n_layers, beta), scorer, **o)
 
@@ -283,7 +284,7 @@ def window_statistics(head, w, gamma):
 
 
 def hand_out(budgets, more, limit):
-    """Tokens that go round the layers below the limit, one a turn, lower layers first."""
+    """Hands out tokens in turns to the layers below the limit, one per turn, lower layers first."""
     budgets = list(budgets)
     while more > 0 and min(budgets) < limit:
         for i, b in enumerate(budgets):
@@ -294,7 +295,7 @@ def hand_out(budgets, more, limit):
 
 
 def spread(budgets, total, limit):
-    """Budgets above the limit are cut; what they lose is handed out, then what is left of the total."""
+    """Cuts budgets above the limit; hands out what was cut, then the rest of the total."""
     excess = sum(max(0, b - limit) for b in budgets)
     budgets = hand_out([min(b, limit) for b in budgets], excess, limit)
     return hand_out(budgets, total - sum(budgets), limit)
@@ -312,7 +313,8 @@ def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
 
 
 def cake(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0, sinks=0, recent=0):
-    """CAKE: a first pass finds each layer's preference, a second one cuts. One list of results per layer."""
+    """CAKE: a first pass computes each layer's preference, a second pass cuts. One list of results per
+    layer."""
     P = layers[0][0].P
     if B >= P:
         return [[finish(h, np.arange(P), np.ones(P, bool)) for h in heads] for heads in layers]
@@ -325,7 +327,7 @@ def cake(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0, sinks=0, recent=0):
 
 
 def cake_allocated(layers, B, scorer, w):
-    """`allocator: cake`: any scorer with CAKE's budgets; w is the scorer's window."""
+    """`allocator: cake`: any scorer with CAKE's budgets; w: the scorer's window."""
     if B >= layers[0][0].P:
         return [by_score(heads, B, scorer) for heads in layers]
     budgets = cake_budgets(layers, B, w)
@@ -336,7 +338,7 @@ def cake_allocated(layers, B, scorer, w):
 
 
 def page_bounds(keys, q, page):
-    """Upper bound of <q, k> in every page of consecutive tokens, for queries [..., d]."""
+    """Upper bound of <q, k> over every page of consecutive tokens, for queries [..., d]."""
     first = np.arange(0, len(keys), page)
     low, high = (ends.reduceat(keys, first, axis=0) for ends in (np.minimum, np.maximum))
     q = np.asarray(q)[..., None, :]

@@ -1,4 +1,4 @@
-"""SnapKV with another window: the question (FINCH), or rows that are still to come (LAQ).
+"""SnapKV with another window: the question (FINCH), or future rows (LAQ).
 
 Sources: FINCH (TACL 2024, as kvpress's finch_press), Lookahead Q-Cache (arXiv 2505.20334).
 """
@@ -10,7 +10,8 @@ from .tier2_scores import pooled
 
 
 def finch_kept(head, B, window=32, chunks=1):
-    """Probabilities of its window times the keys a row sees, averaged; every chunk keeps its share."""
+    """FINCH: window probabilities times the number of keys a row sees, averaged; each chunk keeps its
+    share."""
     P = head.P
     if P <= B:
         return np.arange(P)
@@ -33,7 +34,7 @@ def finch(head, B, positions="cache", **o):
 
 
 def laq(head, B, lookahead=8, kernel=7, pool="max"):
-    """Votes of rows P..P+lookahead-1 over the prompt; only later rows are measured."""
+    """LAQ: votes of rows P..P+lookahead-1 over the prompt; only later rows are measured."""
     P = head.P
     kept = np.arange(P)
     if P > B:
@@ -45,6 +46,6 @@ def laq(head, B, lookahead=8, kernel=7, pool="max"):
 
 
 def laq_generated(head, q, B, kernel=7, pool="max"):
-    """Votes of queries q [G, rows, d] over the prompt, which another pass than this one generated."""
+    """Votes over the prompt of queries q [G, rows, d] that a separate pass generated."""
     votes = softmax(head.scale * dots(q, head.k[: head.P])).sum(axis=(0, 1))
     return oneshot(head, top(pooled(votes, kernel, pool), B))

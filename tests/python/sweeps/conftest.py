@@ -1,4 +1,4 @@
-"""One trace and one table for all tests of sweeps that do not need their own."""
+"""One trace and one table, shared by all tests of sweeps that need no others."""
 
 import pytest
 from sweep_fixture import make_trace, planned, table_of_one_run
@@ -11,11 +11,11 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole(trace, tmp_path_factory):
-    """The table that one process makes."""
+    """The table of a run in one process."""
     return table_of_one_run(trace, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
 def out(trace, tmp_path):
-    """The directory of a sweep that nobody has worked on."""
+    """The directory of a planned sweep without any results."""
     return planned(trace, tmp_path)

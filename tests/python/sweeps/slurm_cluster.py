@@ -21,9 +21,9 @@ from pathlib import Path
 READY_S = 60
 POLL_S = 0.05
 PROGRAMS = ["munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "setpriv"]
-# Below the range from which the system gives ports to whoever connects.
+# Below the range of ports that the system assigns to outgoing connections.
 PORTS = range(12_000, 32_000)
-# Slurm's commands take options from such variables; a test within a job of another Slurm would pass them on.
+# Slurm's commands take options from these variables; a test inside a job of another Slurm would pass them on.
 FOREIGN = re.compile(r"S(LURM|LURMD|BATCH|QUEUE|INFO|CANCEL|RUN|ALLOC|CONTROL)_")
 UP = re.compile(r"(IDLE|MIXED|ALLOCATED)(\+COMPLETING)?")
 HELD = re.compile("held|launch failed", re.IGNORECASE)
@@ -72,7 +72,7 @@ PARTITION = "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n
 
 
 def why_not():
-    """The reason why no Slurm can be started here, None where it can."""
+    """The reason why no Slurm can start here, or None."""
     if os.geteuid() != 0:
         return "starting a Slurm needs root"
     missing = [name for name in PROGRAMS if not shutil.which(name, path=_path())]
@@ -86,27 +86,29 @@ def why_not():
 
 
 def until(condition, timeout_s, what):
-    """Until the condition holds; `what`, a text or a function that makes one, says what did not come."""
+    """Waits until the condition holds; `what` (a text, or a function that returns one) describes the
+    condition in the error message."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {timeout_s} s: {what() if callable(what) else what}")
+            raise TimeoutError(f"not reached within {timeout_s} s: {what() if callable(what) else what}")
         time.sleep(POLL_S)
 
 
 def alive(pid):
-    """Whether a process runs. A zombie does not: in a container nobody may collect orphans."""
+    """Whether a process runs. A zombie counts as ended: a container may have no process that reaps
+    orphans."""
     return pid in _parents()
 
 
 class SlurmCluster:
     """Nodes are n0, n1, ...; they share the machine, so nothing is isolated and no memory limit holds.
 
-    Daemons stay in the foreground: as children of this process their pids are certain, and they end with it
-    even when it is killed (setpriv --pdeathsig, which means the thread that started them); only steps of jobs
-    outlive that. Nothing is ever looked up by name. There is always an own munged: containers lack
-    /run/munge, and no key of the machine is touched. The path of a Unix socket has at most 107 characters,
-    which pytest's folders exceed: sockets lie in a short folder of /tmp that is removed.
+    Daemons run in the foreground as children of this process, so that their pids are known and they end with
+    it even when it is killed (setpriv --pdeathsig, which refers to the thread that started them); only job
+    steps survive that. No process is looked up by name. The cluster starts its own munged: containers lack
+    /run/munge, and keys of the machine stay untouched. The path of a Unix socket has at most 107 characters,
+    fewer than paths in pytest's folders: sockets are in a short folder of /tmp that is removed at the end.
 
     requeue_wait_s: how long Slurm holds a requeued task (at least 5; 120 is its default).
     """
@@ -117,7 +119,7 @@ class SlurmCluster:
         self.conf = self.folder / "slurm.conf"
         self.munge = self.controller = None
         self.slurmd, self.since = {}, {}
-        self.seen = set()  # pids that belong or belonged to it
+        self.seen = set()  # pids that belong or belonged to the cluster
 
     def __enter__(self):
         self.sockets = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))
@@ -141,9 +143,9 @@ class SlurmCluster:
         return ours | {"PATH": _path(), "SLURM_CONF": str(self.conf)}
 
     def run(self, *words, text=None):
-        """A command of Slurm to its end; the result has returncode, stdout and stderr as text.
+        """Runs a Slurm command to its end; returns returncode, stdout and stderr (text).
 
-        Without a controller it takes 9 s to say so."""
+        Without a controller, commands take 9 s to fail."""
         return subprocess.run(
             [str(word) for word in words],
             input=text,
@@ -156,15 +158,15 @@ class SlurmCluster:
         )
 
     def submit(self, script, *options):
-        """Submits a script, given as text or path, from the cluster's folder; returns the id of the job."""
+        """Submits a script (text or path) from the cluster's folder; returns the id of the job."""
         is_text = isinstance(script, str) and script.startswith("#!")
         file, text = ([], script) if is_text else ([script], None)
         return int(self._ask("sbatch", "--parsable", *options, *file, text=text).partition(";")[0])
 
     def tasks(self, job):
-        """What Slurm knows of each task of an array: {task: {"JobState": ..., "ExitCode": ..., ...}}.
+        """Slurm's data of each task of an array: {task: {"JobState": ..., "ExitCode": ..., ...}}.
 
-        The only task of a plain job is None."""
+        A plain job has the single task None."""
         found = {}
         for line in self._ask("scontrol", "show", "job", job, "-o").splitlines():
             facts = dict(re.findall(r"(\S+?)=(\S*)", line))
@@ -176,7 +178,7 @@ class SlurmCluster:
         return {task: facts["JobState"] for task, facts in self.tasks(job).items()}
 
     def wait_for(self, job, timeout_s):
-        """Until no task of the job waits or runs."""
+        """Waits until no task of the job is pending or running."""
 
         def ended():
             done = self.run("squeue", "-h", "-j", job)
@@ -185,27 +187,28 @@ class SlurmCluster:
         until(ended, timeout_s, lambda: f"end of job {job}\n{self.run('squeue').stdout}{self.logs()}")
 
     def wait_until_saved(self, job):
-        """To be called before the controller is killed.
+        """Waits until the controller has saved its state. Call this before killing the controller.
 
-        It saves jobs within 5 s of a submission, an end or an update, but not of a start. The rest is lost:
-        new jobs vanish, running tasks are killed and run again."""
+        The controller saves jobs within 5 s of a submission, an end or an update, but not of a start. Unsaved
+        changes are lost: new jobs vanish, running tasks are killed and run again."""
         asked, file = time.time(), self.folder / "state" / "job_state"
         self._ask("scontrol", "update", f"jobid={job}", "comment=saved")
         until(lambda: _written(file) > asked, READY_S, "saved jobs")
 
     def running_pids(self, node):
-        """Processes of the jobs on a node."""
+        """Pids of the job processes on a node."""
         return self._processes(node)[1]
 
     def kill_node(self, i, noticed=True):
-        """As if its power failed.
+        """Kills all processes of a node, like a power failure.
 
-        The controller is told, unless `noticed` is false: then it finds out after 30 s (with Slurm's defaults
-        minutes) or when the node is back, of tasks that had just begun even then only a minute later."""
+        The controller is informed, unless `noticed` is false. Then it notices after 30 s (minutes with
+        Slurm's defaults) or when the node is back, and one minute later still for tasks that had just
+        started."""
         self._end(self.slurmd.pop(i, None))
         while any(found := self._processes(i)):
             daemons, jobs = found
-            for pid in daemons or jobs:  # a slurmstepd that sees its job die reports it as FAILED
+            for pid in daemons or jobs:  # a slurmstepd that sees its job die would report FAILED
                 _kill(pid)
         if noticed and self.controller:
             self._ask("scontrol", "update", f"nodename=n{i}", "state=down", "reason=killed")
@@ -216,17 +219,18 @@ class SlurmCluster:
             self._wait_for_nodes()
 
     def kill_controller(self):
-        """Running tasks go on, and those that end meanwhile count when it is back (see wait_until_saved)."""
+        """Kills the controller. Tasks continue; tasks that end meanwhile count once it is back (see
+        wait_until_saved)."""
         self._end(self.controller)
         self.controller = None
 
     def start_controller(self):
-        """4 s: a new controller looks for its nodes so late."""
+        """Takes 4 s: a new controller contacts its nodes only then."""
         self._start_slurmctld()
         self._wait_for_nodes()
 
     def logs(self, lines=15):
-        """The last lines of what every daemon wrote last, its log or, before that is open, its stderr."""
+        """The last lines of every daemon's log, or of its stderr if the log is not open yet."""
         texts = {}
         for file in sorted((self.folder / "log").iterdir(), key=_written):
             if text := file.read_text(errors="replace").splitlines():
@@ -258,12 +262,12 @@ class SlurmCluster:
         key.write_bytes(os.urandom(64))
         files = {"key-file": "key", "socket": "munge", "pid-file": "munged.pid", "seed-file": "seed"}
         where = [f"--{option}={self.sockets / name}" for option, name in files.items()]
-        # --force: it minds that only root may enter the folder of its socket.
+        # --force: munged refuses a socket folder that only root may enter.
         self.munge = self._daemon("munged", "munged", "--foreground", "--force", *where)
         self._wait((self.sockets / "munge").exists, "munged's socket")
 
     def _start_slurmctld(self):
-        """Until it listens: whatever finds its port closed sleeps a second."""
+        """Returns once it listens: a client that finds the port closed would sleep a second."""
         self.controller = self._daemon("slurmctld", "slurmctld", "-D")
         self._wait(lambda: _listens(self.port), "slurmctld's port")
 
@@ -284,7 +288,7 @@ class SlurmCluster:
         return process
 
     def _end(self, process):
-        """Kills a daemon and what it started (slurmctld has a slurmscriptd)."""
+        """Kills a daemon and its children (slurmctld has a slurmscriptd)."""
         if process:
             family = _with_children([process.pid], _parents())
             self.seen |= family
@@ -314,10 +318,10 @@ class SlurmCluster:
         return True
 
     def _nodes_are_up(self):
-        """Every slurmd that was started has reported: before, the controller tells of its predecessor.
+        """Whether every started slurmd has reported; until then the controller shows its predecessor.
 
-        A controller that lost its last seconds drains nodes that run what it starts again (a duplicate job):
-        they go on, as an operator of the cluster would decide."""
+        A controller that lost its last seconds drains nodes that still run a job which it starts again
+        (duplicate job). They are resumed, as an operator would do."""
         nodes = {}
         for facts in self._node_facts():
             began = facts.get("SlurmdStartTime", "None")
@@ -330,8 +334,8 @@ class SlurmCluster:
         return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown]
 
     def resume_drained(self):
-        """What an operator does when a controller that lost its last seconds mistrusts nodes, and holds jobs
-        whose start they refused, since they run one of that number."""
+        """Resumes nodes and releases jobs, as an operator would. A controller that lost its last seconds
+        drains nodes, and holds jobs that a node refused because it already runs a job of that number."""
         for facts in self._node_facts():
             if "DRAIN" in facts["State"]:
                 self._ask("scontrol", "update", f"nodename={facts['NodeName']}", "state=resume")
@@ -343,20 +347,23 @@ class SlurmCluster:
     def _processes(self, node):
         """The daemons of a node and the processes of its jobs."""
         parents = _parents()
-        named = {pid for pid in parents if self._is_told_its_node(pid, node)}
-        daemons = {pid for pid in parents if _is_of_slurm(pid) and (pid in named or self._logs_to(pid, node))}
+        named = {pid for pid in parents if self._has_node_option(pid, node)}
+        daemons = {
+            pid for pid in parents if _is_slurm_process(pid) and (pid in named or self._logs_to(pid, node))
+        }
         jobs = _with_children(named | daemons, parents) - daemons
         self.seen |= daemons | jobs
         return daemons, jobs
 
-    def _is_told_its_node(self, pid, node):
+    def _has_node_option(self, pid, node):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             return {f"SLURM_CONF={self.conf}".encode(), f"SLURMD_NODENAME=n{node}".encode()} <= set(words)
         return False
 
     def _logs_to(self, pid, node):
-        """A slurmstepd is no child of its slurmd, and once it has a title, that lies over its environment."""
+        """Whether the process logs to this node. A slurmstepd is not a child of its slurmd, and its process
+        title overwrites its environment."""
         log = self.folder / "log" / f"n{node}.log"
         with contextlib.suppress(OSError):
             return log in {link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()}
@@ -381,7 +388,7 @@ def _numbers(text):
 
 
 def _free_ports(count):
-    """Ports where nobody listens; all are held until the last is found."""
+    """Returns unused ports; all are held open until the last one is found."""
     with contextlib.ExitStack() as held:
         found = []
         for port in random.sample(PORTS, 1000):
@@ -399,14 +406,15 @@ def _listens(port):
 
 
 def _written(file):
-    """When, 0 before: Slurm takes the old file away before it puts the new one there."""
+    """Modification time, 0 if the file is missing: Slurm removes the old file before it writes the new
+    one."""
     with contextlib.suppress(OSError):
         return file.stat().st_mtime
     return 0
 
 
 def _parents():
-    """The parent of every process that is no zombie."""
+    """{pid: parent} of every process that is not a zombie."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # ended meanwhile
@@ -423,7 +431,7 @@ def _with_children(pids, parents):
     return found
 
 
-def _is_of_slurm(pid):
+def _is_slurm_process(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/exe").readlink().name.startswith("slurm")
     return False

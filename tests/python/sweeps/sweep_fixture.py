@@ -1,4 +1,4 @@
-"""A sweep of 200 cells over a synthetic trace, and its table as text that runs can be compared by."""
+"""A sweep of 200 cells over a synthetic trace, and its table in a form for comparing runs."""
 
 import csv
 import hashlib
@@ -24,7 +24,7 @@ seeds: {{count: 2}}
 
 
 def make_trace(path, tokens=768, layers=5, seed=0):
-    """Layers of four kv heads: with CONFIG 10 cells each."""
+    """A trace with four kv heads per layer; CONFIG has 10 cells per head."""
     return synth(
         path,
         *["--tokens", tokens, "--prompt", tokens // 2, "--layers", layers, "--seed", seed],
@@ -45,14 +45,14 @@ def plan(config, out, *words, cwd=None):
 
 
 def table_of_one_run(trace, folder):
-    """What every sweep of CONFIG must come to."""
+    """The table that every sweep of CONFIG must produce."""
     result = kvreplay("run", write_config(folder, trace), "-o", Path(folder) / "out")
     assert result.returncode == 0, result.stderr
     return comparable(Path(folder) / "out")
 
 
 def planned(trace, folder):
-    """The directory of a sweep of CONFIG that nobody has worked on."""
+    """Plans a sweep of CONFIG; returns its directory, without any results."""
     plan(write_config(folder, trace), Path(folder) / "out")
     return Path(folder) / "out"
 
@@ -74,7 +74,7 @@ def status(out):
 
 
 def comparable(out):
-    """results.csv without the columns that measure the run, its rows sorted: bytes."""
+    """results.csv as bytes, without the columns that measure the run, and with sorted rows."""
     with (Path(out) / "results.csv").open(newline="") as file:
         rows = [[v for k, v in row.items() if k not in TIMES] for row in csv.DictReader(file)]
     text = io.StringIO()
@@ -89,7 +89,7 @@ def lines(out, folder="shards"):
 
 
 def rewritten(line, **changed):
-    """A line as its writer would have sealed it with other members."""
+    """The line with changed members and a matching checksum."""
     members = {k: v for k, v in line.items() if k != "sum"} | changed
     first = {k: members.pop(k) for k in ("key", "status", "build") if k in members}
     text = json.dumps(first | members, separators=(",", ":"))[1:-1]
@@ -107,7 +107,7 @@ def wait_for_cells(out, count, process):
 
 
 def damage(trace, layer, kv_head):
-    """A number that is none, as a broken disk may give one."""
+    """Writes a NaN into the keys, as a broken disk might."""
     with h5py.File(trace, "r+") as file:
         keys = file[f"prompts/synthetic/layers/{layer:03}/k"]
         tokens = keys[kv_head]

@@ -1,4 +1,4 @@
-"""The Slurm that other tests start: jobs end, what is killed comes back, and nothing stays behind."""
+"""The Slurm that other tests start: jobs end, killed parts come back, and no process stays behind."""
 
 import collections
 
@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}"),
 ]
 WAIT_S = 30
-# Tells its number and its process, and ends once the file `go` is there.
+# Prints its task number and pid, and ends once the file `go` exists.
 WAITS = '#!/bin/bash\necho "$SLURM_ARRAY_TASK_ID $$" >>began\nuntil [ -e go ]; do sleep 0.1; done\n'
 
 
@@ -46,7 +46,7 @@ def test_an_array_of_ten_tasks_completes(cluster):
     assert len(list(cluster.folder.glob("task-*"))) == 10
 
 
-def test_a_killed_node_loses_its_tasks_and_takes_others_when_it_is_back(cluster):
+def test_a_killed_node_loses_its_tasks_and_accepts_others_later(cluster):
     job = start_waiting(cluster, 4, "--no-requeue")
     tasks = {pid for _, pid in began(cluster)}
     lost, kept = (cluster.running_pids(node) & tasks for node in range(2))
@@ -87,13 +87,13 @@ def test_a_killed_controller_comes_back_and_finds_the_tasks_running(cluster):
     (cluster.folder / "go").touch()
     cluster.wait_for(job, WAIT_S)
     assert states(cluster, job) == {"COMPLETED": 2}
-    assert len(began(cluster)) == 2  # none began again
+    assert len(began(cluster)) == 2  # no task started again
 
 
 def test_nothing_runs_after_a_test_that_failed(tmp_path):
     cluster = SlurmCluster(tmp_path / "slurm", nodes=2, cpus=2)
     with pytest.raises(ZeroDivisionError), cluster:
-        # Another session and no environment: such a process is known by its parent only.
+        # With a new session and an empty environment, only its parent identifies the process.
         cluster.submit("#!/bin/bash\nenv -i setsid sleep 600 &\necho 9 $! >>began\nwait\n")
         start_waiting(cluster, 3)
         until(lambda: len(began(cluster)) == 4, WAIT_S, cluster.logs)

@@ -1,4 +1,4 @@
-"""Plans, shards, status and merge: the table of a sweep is that of one run."""
+"""Plans, shards, status and merge: a sweep produces the table of a single run."""
 
 import json
 
@@ -21,7 +21,7 @@ from sweep_fixture import (
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """Short: these tests are many."""
+    """A short trace, since there are many tests."""
     return make_trace(tmp_path_factory.mktemp("trace") / "t.h5", tokens=256)
 
 
@@ -35,7 +35,7 @@ def plan_file(out):
     return file
 
 
-def test_a_plan_says_how_much_it_is_and_names_every_cell(trace, tmp_path):
+def test_a_plan_states_its_size_and_names_every_cell(trace, tmp_path):
     said = plan(write_config(tmp_path, trace), tmp_path / "out")
     assert f"cells   {CELLS} (0 done) in 20 units" in said
     for word in ["of one core", "MiB a worker", "MiB to read", "results about"]:
@@ -81,7 +81,7 @@ def test_status_counts_and_names_the_shards_that_are_left(out):
     assert "--shards N" in without.stderr
 
 
-def test_merge_refuses_an_incomplete_plan_unless_it_is_told_to(out):
+def test_merge_refuses_an_incomplete_plan_by_default(out):
     assert work(out, "0/2").returncode == 0
     result = merge(out)
     assert result.returncode == 75
@@ -126,7 +126,7 @@ def test_results_of_a_run_count_in_a_sweep_of_the_same_cells(trace, whole, tmp_p
     assert comparable(out) == whole
 
 
-def test_parameters_that_are_written_out_are_those_that_are_meant(trace, tmp_path):
+def test_explicit_defaults_give_the_same_cells(trace, tmp_path):
     config, out = write_config(tmp_path, trace), tmp_path / "out"
     short = ["-s", "budget.tokens=[64]", "-s", "methods=[h2o]"]
     long = ["-s", "budget.tokens=[64]", "-s", "methods=[{name: h2o, recent: 32}]"]
@@ -136,7 +136,7 @@ def test_parameters_that_are_written_out_are_those_that_are_meant(trace, tmp_pat
     assert kvreplay("run", config, "-o", out, *long).returncode == 0
 
 
-def test_a_file_of_budgets_is_known_by_its_content_wherever_it_lies(trace, tmp_path):
+def test_a_file_of_budgets_is_identified_by_its_content(trace, tmp_path):
     for name in ["a", "b"]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "budgets.csv").write_text("40,50,60,70\n" * 5)
@@ -217,13 +217,13 @@ def test_submitting_dry_shows_what_would_be_started(out):
     assert not list(out.glob("shards/*"))
 
 
-def test_slurm_that_is_not_there_is_told_with_the_other_way(out):
+def test_a_missing_slurm_is_reported_with_the_alternative(out):
     result = kvreplay("sweep", "submit", out, "--engine", "slurm", PATH="/nowhere")
     assert result.returncode == 2
     assert "--engine local" in result.stderr
 
 
-def test_a_cell_computed_twice_with_equal_numbers_is_told_and_counts_once(out, whole):
+def test_a_cell_computed_twice_with_equal_numbers_is_reported_and_counts_once(out, whole):
     assert work(out, "0/1").returncode == 0
     line = lines(out)[0]
     (out / "shards" / "shard-9.other.1.jsonl").write_text(rewritten(line) + "\n")
@@ -247,7 +247,7 @@ def test_one_path_with_two_results_is_an_error(out):
     assert not (out / "results.csv").exists()
 
 
-def test_another_path_with_other_results_is_a_warning_and_the_first_stands(out, whole):
+def test_different_results_of_another_path_give_a_warning_and_the_first_is_kept(out, whole):
     assert work(out, "0/1").returncode == 0
     (out / "shards" / "shard-9.other.1.jsonl").write_text(contradiction(lines(out)[0], isa="riscv"))
     result = merge(out)
@@ -256,7 +256,7 @@ def test_another_path_with_other_results_is_a_warning_and_the_first_stands(out, 
     assert comparable(out) == whole
 
 
-def test_real_paths_agree_on_what_they_computed_alike_and_are_ordered_at_all(out, whole):
+def test_other_numbers_of_real_instruction_sets_give_a_warning(out, whole):
     assert work(out, "0/2", KVREPLAY_ISA="portable").returncode == 0
     (portable,) = out.glob("shards/*.jsonl")
     portable.rename(out / "later.jsonl")
@@ -305,13 +305,13 @@ def test_stale_cells_are_replayed_by_this_build_and_take_the_place_of_the_old(ou
         (["wrok", "OUT"], "did you mean work?"),
     ],
 )
-def test_a_wrong_command_line_is_told_with_the_right_one(out, words, told):
+def test_a_wrong_command_line_is_reported_with_the_correct_one(out, words, told):
     result = kvreplay("sweep", *[out if word == "OUT" else word for word in words])
     assert result.returncode == 2
     assert told in result.stderr
 
 
-def test_a_bare_sweep_prints_its_commands():
+def test_sweep_without_arguments_prints_its_commands():
     result = kvreplay("sweep")
     assert result.returncode == 0
     for word in ["plan", "work", "status", "merge", "submit"]:

@@ -1,4 +1,4 @@
-"""Traces, plans and results that are not what they were: told, refused, or replayed."""
+"""Changed traces, plans and results are reported, refused, or replayed."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from sweep_fixture import (
 )
 
 
-def test_a_changed_trace_under_the_same_path_is_refused_and_what_is_done_stays(trace, whole, tmp_path):
+def test_a_changed_trace_at_an_old_path_is_refused_and_finished_cells_stay(trace, whole, tmp_path):
     copy, out = shutil.copy(trace, tmp_path / "t.h5"), tmp_path / "out"
     plan(write_config(tmp_path, copy), out)
     assert work(out, "0/2").returncode == 0
@@ -37,7 +37,7 @@ def test_a_changed_trace_under_the_same_path_is_refused_and_what_is_done_stays(t
     assert comparable(out) == whole
 
 
-def test_a_pool_ends_at_what_another_round_will_not_mend_and_says_what_it_was(trace, tmp_path):
+def test_a_pool_ends_at_a_permanent_error_and_names_it(trace, tmp_path):
     copy, out = Path(shutil.copy(trace, tmp_path / "t.h5")), tmp_path / "out"
     plan(write_config(tmp_path, copy), out)
     copy.unlink()
@@ -47,7 +47,7 @@ def test_a_pool_ends_at_what_another_round_will_not_mend_and_says_what_it_was(tr
     assert result.stderr.count(f"no trace {copy}") == 2
 
 
-def test_another_prompt_under_the_same_path_is_told_as_another_trace(trace, tmp_path):
+def test_another_prompt_at_an_old_path_is_reported_as_another_trace(trace, tmp_path):
     copy, out = Path(shutil.copy(trace, tmp_path / "t.h5")), tmp_path / "out"
     plan(write_config(tmp_path, copy), out)
     with h5py.File(copy, "r+") as file:
@@ -108,7 +108,7 @@ def test_a_torn_last_line_does_not_exist(out, whole):
     assert comparable(out) == whole
 
 
-def test_a_changed_plan_is_refused_by_everybody(out):
+def test_a_changed_plan_is_refused_by_every_command(out):
     (file,) = out.glob("plan-*.jsonl")
     text = file.read_text()
     file.chmod(0o644)
@@ -133,7 +133,7 @@ SEALED_BUT_ABSURD = {
 
 
 @pytest.mark.parametrize("what", SEALED_BUT_ABSURD)
-def test_a_plan_that_is_sealed_but_absurd_is_refused(out, what):
+def test_an_absurd_plan_with_a_valid_checksum_is_refused(out, what):
     (file,) = out.glob("plan-*.jsonl")
     header, *cells = file.read_text().splitlines()
     content = json.loads(header)
@@ -147,7 +147,7 @@ def test_a_plan_that_is_sealed_but_absurd_is_refused(out, what):
 
 
 @pytest.mark.parametrize("changed", [{"row": 3}, {"row": {}}, {"row": {"key": "k" + "0" * 16}}])
-def test_a_result_line_that_is_sealed_but_absurd_is_told_with_its_file(out, changed):
+def test_an_absurd_result_line_with_a_valid_checksum_is_reported_with_its_file(out, changed):
     assert work(out, "0/1").returncode == 0
     (shard,) = out.glob("shards/*.jsonl")
     first, *others = lines(out)

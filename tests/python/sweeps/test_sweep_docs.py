@@ -1,4 +1,4 @@
-"""The page about sweeps: its first commands run as they stand, and say what the page says."""
+"""The page about sweeps: its first commands run unchanged and print the output on the page."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ def run_all(block, folder):
     return said
 
 
-def test_the_first_sweep_of_the_page_runs_and_says_what_the_page_says(tmp_path):
+def test_the_first_sweep_of_the_page_runs_and_prints_the_pages_output(tmp_path):
     for name in ["configs", "traces"]:
         (tmp_path / name).symlink_to(ROOT / name)
     commands, said, by_hand = blocks_of("Your first sweep")

@@ -1,4 +1,4 @@
-"""Cells that fail: logged, tried again, parked, and in nobody's way."""
+"""Failing cells are logged, tried again and parked, and do not block other cells."""
 
 import shutil
 
@@ -28,12 +28,12 @@ def damaged(trace, tmp_path):
 
 
 def work_until_parked(out):
-    """A worker tries a cell once; three workers are what it has."""
+    """Runs three workers: each tries a cell once, and a cell has three attempts."""
     for _ in range(3):
         assert work(out, "0/1").returncode == 1
 
 
-def test_a_head_that_cannot_be_read_fails_its_cells_three_times_and_blocks_no_other(damaged):
+def test_an_unreadable_head_fails_its_cells_three_times_and_blocks_no_other(damaged):
     out, _ = damaged
     assert work(out, "0/1").returncode == 1
     assert status(out).items() >= {"ok": 190, "failed": 10, "parked": 0, "complete": False}.items()
@@ -46,7 +46,7 @@ def test_a_head_that_cannot_be_read_fails_its_cells_three_times_and_blocks_no_ot
     assert all("/k" in line["row"]["error"] and line["host"] for line in failures)
     begun = len(lines(out, "attempts")) - len(failures)
     assert work(out, "0/1").returncode == 1
-    assert len(lines(out, "attempts")) == len(failures) + begun  # nothing was begun again
+    assert len(lines(out, "attempts")) == len(failures) + begun  # no cell was started again
 
 
 def test_a_table_with_parked_cells_has_their_errors(damaged):
@@ -61,7 +61,7 @@ def test_a_table_with_parked_cells_has_their_errors(damaged):
     assert len(table(out)) == CELLS
 
 
-def test_parked_cells_have_one_more_attempt_when_somebody_asks(damaged, whole, trace):
+def test_parked_cells_get_one_more_attempt_on_request(damaged, whole, trace):
     out, copy = damaged
     work_until_parked(out)
     assert work(out, "0/1", "--retry-parked").returncode == 1
@@ -81,7 +81,7 @@ def test_a_pool_tries_failed_cells_in_each_of_its_rounds(damaged):
     assert [line.count("of 5 shards left") for line in result.stderr.splitlines()].count(1) == 3
 
 
-def test_a_head_that_cannot_be_read_fails_those_who_share_its_budget_and_nobody_else(damaged, tmp_path):
+def test_an_unreadable_head_fails_only_cells_that_share_its_budget(damaged, tmp_path):
     _, copy = damaged
     config = write_config(tmp_path, copy)
     config.write_text(config.read_text().replace("[h2o, snapkv, streaming_llm, uniform]", "[adakv, h2o]"))
@@ -108,7 +108,7 @@ def test_a_stale_cell_that_fails_is_tried_once_and_keeps_its_old_result(trace, t
     assert status(out).items() >= {"ok": CELLS, "stale": 10}.items()
 
 
-def test_a_head_that_killed_its_worker_comes_last(out):
+def test_a_head_that_killed_its_worker_is_tried_last(out):
     line = '"begun":0,"host":"other.1"'
     sealed = rewritten({"begun": 0, "host": "other.1"})
     assert line in sealed

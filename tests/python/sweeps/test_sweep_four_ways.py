@@ -1,6 +1,6 @@
-"""200 cells in one process, by local workers, in a job array where things die, and with stops: one table.
+"""200 cells give one table: in one process, by local workers, with stops, and in a job array with accidents.
 
-Where somebody must be met at work, cells are audited, which is slow; where nobody is disturbed, they are not.
+Audited cells are slow: tests that interrupt workers use them, the others do not.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from sweep_fixture import CELLS, comparable, make_trace, merge, plan, status, wr
 pytestmark = pytest.mark.long
 
 WAIT_S = 120
-LOST_S = 5  # without a process of any task
+LOST_S = 5  # seconds without a process of any task
 SHARDS = 20
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """Audited: slow enough that whatever is killed is at work."""
+    """A configuration with audited cells, slow enough that kills hit running work."""
     folder = tmp_path_factory.mktemp("sweep")
     return write_config(folder, make_trace(folder / "t.h5", tokens=1280), "run: {audit: true}\n")
 
 
 @pytest.fixture(scope="module")
 def whole_slow(config, tmp_path_factory):
-    """The table of the audited cells, of one process."""
+    """The table of the audited cells, made by one process."""
     out = tmp_path_factory.mktemp("whole")
     assert kvreplay("run", config, "-o", out).returncode == 0
     return comparable(out)
@@ -39,13 +39,13 @@ def whole_slow(config, tmp_path_factory):
 
 @pytest.fixture
 def slow(config, tmp_path):
-    """The directory of a sweep of the audited cells that nobody has worked on."""
+    """The directory of a planned sweep of the audited cells, without any results."""
     plan(config, tmp_path / "out")
     return tmp_path / "out"
 
 
 def report(way, out):
-    """To the summary of warnings: what is done twice is no fault, but should be known."""
+    """Adds to pytest's summary of warnings: computing a cell twice is no failure, but worth knowing."""
     warnings.warn(f"{way}: {status(out)['repeated']} of {CELLS} cells were computed twice", stacklevel=2)
 
 
@@ -75,12 +75,12 @@ def test_a_worker_stopped_and_started_five_times_gives_the_table_of_one_process(
 
 
 class Accidents:
-    """Kills a worker, a node and the controller, each at a moment that nobody knows before."""
+    """Kills a worker, a node and the controller, each at a random moment."""
 
     def __init__(self, cluster, seed):
         self.cluster, self.random = cluster, random.Random(seed)
         self.waiting = [self.kill_worker, self.kill_node, self.kill_worker, self.kill_controller]
-        self.busy_s = time.monotonic()  # when a process of a task was last seen
+        self.busy_s = time.monotonic()  # time at which a process of a task was last seen
 
     def maybe(self):
         if self.waiting and self.random.random() < 0.5 and self.workers():
@@ -93,8 +93,8 @@ class Accidents:
         return found
 
     def cancel_lost(self):
-        """The controller may take a task for running that no node knows, and asks after it a minute later.
-        Who sees that nothing runs cancels it; what is missing is submitted again."""
+        """The controller may list a task as running that no node has, and checks only a minute later. If no
+        process runs, this cancels the task; its cells are submitted again."""
         if not self.workers() and time.monotonic() - self.busy_s > LOST_S:
             self.cluster.run("scancel", "--user=root", "--state=RUNNING")
 
@@ -109,7 +109,8 @@ class Accidents:
         self.cluster.start_node(node)
 
     def kill_controller(self):
-        """What it has not saved is out of joint: tasks unknown, nodes mistrusted. Users then cancel all."""
+        """Unsaved state becomes inconsistent (unknown tasks, drained nodes); as users would, this cancels
+        all."""
         self.cluster.kill_controller()
         self.cluster.start_controller()
         self.cluster.run("scancel", "--user=root")
@@ -140,10 +141,10 @@ def test_a_job_array_with_accidents_gives_the_table_of_one_process(slow, whole_s
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
-def test_a_task_that_nears_its_limit_leaves_with_75_and_the_merge_job_submits_the_rest(
+def test_a_task_near_its_time_limit_exits_with_75_and_the_merge_job_submits_the_rest(
     slow, whole_slow, tmp_path
 ):
-    """Slurm looks at limits every 30 s, so the signal is sent by hand."""
+    """Slurm checks limits only every 30 s, so the test sends the signal itself."""
     words = ["--shards", 2, "-j", 1, "--rounds", 3]
     with SlurmCluster(tmp_path / "slurm", nodes=1, cpus=2) as cluster:
         assert kvreplay("sweep", "submit", slow, "--engine", "slurm", *words, **cluster.env).returncode == 0

@@ -1,4 +1,4 @@
-"""Traces of many files: workers read what they need, from copies if they are told to."""
+"""Traces of many files: workers read only what they need, from staged copies if requested."""
 
 import h5py
 import numpy as np
@@ -19,7 +19,7 @@ from sweep_fixture import (
 
 @pytest.fixture
 def divided(trace, tmp_path):
-    """The same trace as one file a layer and an index of links."""
+    """The trace as one file per layer and an index of links."""
     folder = tmp_path / "divided"
     (folder / "synthetic").mkdir(parents=True)
     with h5py.File(trace) as source, h5py.File(folder / "index.h5", "w") as index:
@@ -88,7 +88,7 @@ def test_staged_workers_have_all_layers_where_a_budget_is_shared_over_them(divid
     assert comparable(out) == comparable(tmp_path / "run")
 
 
-def test_a_layer_that_only_a_shared_budget_needs_fails_nobody_else_when_it_is_missing(divided, tmp_path):
+def test_a_missing_layer_fails_only_cells_that_share_its_budget(divided, tmp_path):
     config, out = write_config(tmp_path, divided, "select: {layers: [0]}\n"), tmp_path / "out"
     config.write_text(config.read_text().replace("[h2o, snapkv, streaming_llm, uniform]", "[h2o, cake]"))
     plan(config, out)
@@ -100,7 +100,7 @@ def test_a_layer_that_only_a_shared_budget_needs_fails_nobody_else_when_it_is_mi
     assert status(out).items() >= {"ok": 8, "failed": 8}.items()
 
 
-def test_a_trace_that_goes_away_under_its_worker_costs_no_attempt(divided, whole, tmp_path):
+def test_a_trace_removed_during_work_costs_no_attempt(divided, whole, tmp_path):
     out, layers = tmp_path / "out", divided.parent / "synthetic"
     plan(write_config(tmp_path, divided), out)
     process = started_worker(out)
@@ -116,7 +116,7 @@ def test_a_trace_that_goes_away_under_its_worker_costs_no_attempt(divided, whole
     assert comparable(out) == whole
 
 
-def test_arrays_are_those_of_the_computation_that_stands(trace, tmp_path):
+def test_arrays_belong_to_the_computation_that_counts(trace, tmp_path):
     config = write_config(tmp_path, trace, "output: {save: [curves]}\n")
     out = tmp_path / "out"
     plan(config, out, "--layers", 0)

@@ -34,7 +34,7 @@ def test_a_full_disk_ends_the_worker_and_what_is_published_is_kept(out, whole):
         timeout=WAIT_S,
     )
     assert result.returncode == 2
-    assert "cannot be written" in result.stderr and "is kept" in result.stderr
+    assert "cannot be written" in result.stderr and "are kept" in result.stderr
     assert 0 < status(out)["ok"] < CELLS
     assert work(out, "0/1").returncode == 0
     assert merge(out).returncode == 0
@@ -55,8 +55,8 @@ def test_a_full_disk_while_merging_leaves_no_half_table(out):
     assert not [p for p in out.iterdir() if "results" in p.name]
 
 
-def as_nobody():
-    """Root may write anywhere; so the test becomes somebody who may not."""
+def as_unprivileged_user():
+    """Root may write anywhere, so the test switches to an unprivileged user."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -72,7 +72,7 @@ def readable_by_all(path):
 @pytest.mark.parametrize(
     "words", [["work", "OUT"], ["merge", "OUT", "--partial"], ["plan", "CONFIG", "-o", "OUT"]]
 )
-def test_an_output_directory_that_cannot_be_written_is_told(trace, tmp_path_factory, words):
+def test_an_unwritable_output_directory_is_reported(trace, tmp_path_factory, words):
     folder = tmp_path_factory.mktemp("readonly")
     config, out = write_config(folder, trace), folder / "out"
     plan(config, out)
@@ -83,11 +83,11 @@ def test_an_output_directory_that_cannot_be_written_is_told(trace, tmp_path_fact
     for path in [out, config.parent, Path(trace).parent]:
         readable_by_all(path)
     places = {"OUT": out, "CONFIG": config}
-    binary = shutil.copy(BINARY, folder / "kvreplay")  # a checkout need not be readable by all
+    binary = shutil.copy(BINARY, folder / "kvreplay")  # the checkout may not be readable by all users
     try:
         result = subprocess.run(
             [binary, "sweep", *[places.get(word, word) for word in words]],
-            preexec_fn=as_nobody,
+            preexec_fn=as_unprivileged_user,
             capture_output=True,
             text=True,
             timeout=WAIT_S,
@@ -118,7 +118,7 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
 
 @pytest.fixture(scope="module")
 def old_clock(tmp_path_factory):
-    """A library that turns the wall clock back to 1974 for whoever loads it first."""
+    """A preloaded library that sets the wall clock back to 1974."""
     folder = tmp_path_factory.mktemp("clock")
     (folder / "clock.c").write_text(CLOCK)
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("g++")
@@ -129,7 +129,7 @@ def old_clock(tmp_path_factory):
 
 def test_a_clock_in_the_past_changes_nothing(out, whole, old_clock):
     said = subprocess.run(["date", "+%Y"], env={"LD_PRELOAD": old_clock}, capture_output=True, text=True)
-    assert said.stdout == "1974\n"  # the clock is really turned back
+    assert said.stdout == "1974\n"  # the library does set the clock back
     assert work(out, "0/2").returncode == 0
     result = work(out, "1/2", "--time-budget", "10m", LD_PRELOAD=old_clock)
     assert result.returncode == 0

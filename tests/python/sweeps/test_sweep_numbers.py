@@ -1,4 +1,4 @@
-"""What sweeps cost: 100,000 cells, and a worker beside a plain run. Reported as warnings, not asserted."""
+"""Costs of sweeps: 100,000 cells, and a worker against a plain run. Reported as warnings, not asserted."""
 
 import statistics
 import warnings
@@ -30,7 +30,7 @@ seeds: {{count: 3}}
 
 
 def timed(*words, cwd):
-    """(seconds, MB at the peak) of one command."""
+    """(seconds, peak memory in MB) of one command."""
     done = kvreplay_measured(*words, limit_s=LONGEST_S, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.seconds, done.rss_bytes / 1e6

@@ -1,4 +1,4 @@
-"""Workers that are told to stop, or killed, alone and in a pool: nothing is lost."""
+"""Workers that receive stop signals or are killed, alone and in a pool, lose no results."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def test_an_interrupt_ends_the_worker_at_once(out):
 
 def test_a_time_budget_ends_the_worker_before_the_head_that_would_be_late(tmp_path):
     trace = make_trace(tmp_path / "t.h5", tokens=1024, layers=2)
-    config = write_config(tmp_path, trace, "run: {audit: true}\n")  # slow enough to be late
+    config = write_config(tmp_path, trace, "run: {audit: true}\n")  # slow enough to exceed the limit
     out = tmp_path / "out"
     assert kvreplay("run", config, "-o", tmp_path / "run").returncode == 0
     plan(config, out)
@@ -72,7 +72,7 @@ def test_two_workers_on_one_shard_waste_time_and_nothing_else(out, whole):
 
 
 def test_a_signal_to_the_whole_group_ends_workers_once(tmp_path):
-    """Heads take long enough for a second signal to meet them."""
+    """Heads take long enough for a second signal to arrive while they run."""
     trace, out = make_trace(tmp_path / "t.h5", tokens=2048), tmp_path / "out"
     plan(write_config(tmp_path, trace, "run: {audit: true}\n"), out)
     words = [BINARY, "sweep", "submit", out, "--engine", "local", "--workers", "2", "--shards", "2"]
@@ -115,7 +115,7 @@ def test_workers_of_a_killed_pool_end_too(out):
     assert workers and status(out)["ok"] < CELLS
 
 
-def test_a_pool_starts_again_what_a_killed_worker_left(out, whole):
+def test_a_pool_restarts_the_work_of_a_killed_worker(out, whole):
     process = start("sweep", "submit", out, "--engine", "local", "--workers", 1, "--shards", 2)
     wait_for_cells(out, 1, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

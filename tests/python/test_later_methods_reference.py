@@ -12,10 +12,10 @@ from reference.common import Head, Rope
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "methods2_dev.h5"
 CASES = ("full_half", "partial_inter")
-OUT_TOLERANCE = 1e-5  # of the largest expected magnitude; expectations are stored in float32
-SCORE_TOLERANCE = 1e-10  # of the largest score; stored in float64
+OUT_TOLERANCE = 1e-5  # relative to the largest expected magnitude; expectations are stored in float32
+SCORE_TOLERANCE = 1e-10  # relative to the largest score; stored in float64
 
-pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason=f"{GOLDEN.name} is not there")
+pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason=f"{GOLDEN.name} is missing")
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def plain(attributes):
 
 
 def same_results(found, result, P):
-    """Kept sets of every kv head identical, and the outputs if there are any.
+    """Kept sets of every kv head are identical, and outputs agree if there are any.
 
-    Of a stream the file lists the set that each of `first_rows` meets.
+    For a stream the file lists the set that each of `first_rows` attends to.
     """
     flat, off = result["kept_flat"][:], result["kept_off"][:]
     steps = result["first_rows"][:] - P if "first_rows" in result else [0]
@@ -156,7 +156,7 @@ def test_snapkv_with_values_in_its_score_keeps_what_is_recorded(golden, case, ke
 
 
 def uniforms_of(normal):
-    """Uniforms that Box-Muller makes these numbers of, row-major."""
+    """Uniforms from which Box-Muller makes these numbers, row-major."""
     a, b = normal.reshape(-1, 2).T
     angle = np.minimum(np.arctan2(b, a) / (2 * np.pi) % 1, 1 - 2**-53)
     return np.stack([np.exp(-(a * a + b * b) / 2), angle], axis=1).ravel()
@@ -204,7 +204,7 @@ def test_magicpig_samples_and_weighs_what_is_recorded(golden, case):
     for i, head in enumerate(heads_of(golden[case])):
         recorded = golden[case][f"results/reads/head{i}"]
         a, last = plain(recorded.attrs), head.n - 1
-        # The recorded local tokens end with the row's own: as a prompt of n - 1 tokens it has one less.
+        # The recorded local tokens include the row itself: with a prompt of n - 1 tokens there is one less.
         found = reads.magicpig(
             replace(head, P=last),
             **{name: a[name] for name in ("K", "L", "sinks")},
@@ -244,7 +244,7 @@ def test_kvzip_keeps_what_is_recorded(golden, case, key):
     a = plain(result.attrs)
     G, R = heads[0].G, c["repeat_q"].shape[1]
     q, k, norm = (c[name][:].astype(float) for name in ("repeat_q", "repeat_k", "repeat_norm"))
-    # Both chunks share their repeat rows: these stand twice.
+    # Both chunks share their repeat rows, which therefore appear twice.
     repeats = [
         repeat_scores.Repeat(
             np.tile(q[i * G : (i + 1) * G], (1, 2, 1)),

@@ -1,21 +1,21 @@
-"""The engine against the numpy definitions of the second wave of methods: kept lists and outputs."""
+"""The engine against the numpy definitions of the methods added later: kept lists and outputs."""
 
 from functools import cache
 
 import pytest
 import yaml
-from engine_cases_wave2 import CASES, layers_of, write_files
+from engine_cases_later_methods import CASES, layers_of, write_files
 from engine_runs import Runs, known_methods, parameters
 from kvreplay_cli import BINARY, kvreplay
 
-ADDED = {"score": "obc_value", "wrapper": {"name": "caote"}}  # parameters that earlier methods gain
+ADDED = {"score": "obc_value", "wrapper": {"name": "caote"}}  # parameters that were added to earlier methods
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
 
 @pytest.fixture(scope="module")
 def knows(tmp_path_factory):
-    """Whether the engine has a case's method, and on it the parameters that came later."""
+    """Returns a function: whether the engine has a case's method and its later parameters."""
     folder = tmp_path_factory.mktemp("probe")
 
     @cache

@@ -1,4 +1,4 @@
-"""The numpy definitions of the second wave of methods on examples small enough to work out by hand."""
+"""The numpy definitions of the methods added later, on examples small enough to work out by hand."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ PRINTED = 5e-5  # expectations here have four decimals
 
 
 def plain_head(q, k, v=None, P=None, scale=1.0, **more):
-    """A head without rotary embedding; values are the keys if there are none."""
+    """A head without rotary embedding; the values default to the keys."""
     k = np.array(k, dtype=float)
     return Head([q], k, k if v is None else v, scale, len(k) if P is None else P, **more)
 
@@ -32,7 +32,7 @@ def test_steps_of_a_buffer_count_before_the_first_cut_too():
     assert [len(live) for live in found.kept] == [2, 3, 4, 3, 4, 5, 3]
 
 
-def test_a_buffer_in_the_budget_is_taken_off_what_a_cut_leaves():
+def test_a_buffer_in_the_budget_reduces_the_tokens_left_by_a_cut():
     (head, *_), *_ = layers_of("smooth")
     found = buffered.rkv(head, 40, window=4, buffer=8, buffer_in_budget=True)
     assert len(found.kept[0]) == 32
@@ -66,13 +66,13 @@ def test_rkv_takes_the_groups_maximum_of_logits_or_its_mean_of_probabilities():
 
 
 def turning_keys():
-    """One pair of channels that turns by a quarter a token; un-rotated, every key and query is 1."""
+    """One pair of channels that rotates by a quarter turn per token; un-rotated, every key and query is 1."""
     quarter = Rope(np.array([np.pi / 2]))
     stored = [(1, 0), (0, 1), (-1, 0), (0, -1)]
     return plain_head(stored, stored, rope=quarter)
 
 
-def test_triattention_looks_one_token_ahead():
+def test_triattention_expects_the_query_one_token_ahead():
     head = turning_keys()
     stats = buffered.calibrate(head)
     assert stats[0] == pytest.approx(np.ones((1, 1)))
@@ -90,7 +90,7 @@ def test_triattention_scores_stored_keys_as_it_scores_unrotated_ones():
         assert np.abs(direct - folded).max() <= 1e-9 * np.abs(direct).max()
 
 
-def test_triattention_without_phases_keeps_what_lengths_say():
+def test_triattention_without_phases_decides_by_lengths():
     (head, *_), *_ = layers_of("smooth")
     _, q_abs_mean, rest = stats = buffered.calibrate(head)
     live = np.arange(head.P)
@@ -181,7 +181,8 @@ def test_h2o_adds_up_obc_over_the_rows_of_the_prompt_and_of_the_decode():
 
 
 def test_finch_weighs_a_row_by_the_keys_that_it_sees():
-    # x = (1/7, 4/7) of 3 keys and (4/9, 1/9) of 4: times them 2.21 against 2.16, added up .59 against .68.
+    # x = (1/7, 4/7) over 3 keys and (4/9, 1/9) over 4: weighted by 3 and 4, 2.21 against 2.16; summed, .59
+    # against .68.
     keys = np.log([[2.0], [0.5], [1], [1], [1]])
     head = plain_head([[1.0], [1], [-1], [1], [1]], keys, P=4)
     assert window_votes.finch_kept(head, 3, window=2).tolist() == [0, 2, 3]
@@ -193,7 +194,7 @@ def test_finch_gives_every_chunk_the_same_share():
         assert window_votes.finch_kept(head, B, window=1, chunks=chunks).tolist() == kept
 
 
-def test_laq_keeps_what_the_next_rows_look_at_and_leaves_them_out_of_its_output():
+def test_laq_keeps_tokens_attended_by_the_next_rows_and_does_not_measure_these():
     q = np.array([[1.0]] * 4 + [[-1.0]] * 2 + [[1.0]])
     head = plain_head(q, np.log([[4.0], [3], [2], [1], [1], [1], [1]]), P=4)
     found = window_votes.laq(head, 2, lookahead=2, kernel=1)
@@ -219,7 +220,7 @@ def test_box_muller_gives_the_cosine_before_the_sine():
 def test_compactor_cuts_its_attention_into_chunks_from_the_first_token_after_the_sinks():
     q = np.ones((5, 1))
     head = plain_head(q, np.zeros((5, 1)), v=np.array([[9.0], [1], [2], [3], [4]]))
-    # Tokens 1..4 in chunks of 3: all get 1 from their chunk; token 4 is alone. Times ||v||, mean of three.
+    # Tokens 1..4 in chunks of 3: each gets 1 from its chunk; token 4 is alone. Times ||v||, mean of three.
     assert leverage.received(head, 1, 5, 3) == pytest.approx([1, 2, 3, 7 / 3])
 
 
@@ -382,19 +383,20 @@ def test_lu_kv_gives_the_next_token_to_the_steepest_hull():
 
 
 def test_budgets_of_other_prompts_are_averaged_as_shares_of_a_prompt(monkeypatch):
-    # Four and two tokens; the longer prompt gives 3 and 1 of its 4, the shorter 1 and 1 of its 2.
+    # Prompts of four and two tokens: the heads get 3 and 1 of the longer one's 4, 1 and 1 of the shorter
+    # one's 2.
     gains = {"a": [4, 3, 3, 0], "b": [1, 1, 1, 1], "c": [1, 0], "d": [1, 0]}
     monkeypatch.setattr(budgets, "future_mass", lambda head: np.array(gains[head.name], float))
     long, short = ([SimpleNamespace(name=n, P=p) for n in names] for names, p in (("ab", 4), ("cd", 2)))
     free = [(long, np.zeros((2, 4)), np.zeros(4, bool)), (short, np.zeros((2, 2)), np.zeros(2, bool))]
     assert budgets.lu_kv_learned(free[:1], 2, 4, 1).tolist() == [3, 1]
     assert budgets.lu_kv_learned(free[1:], 2, 4, 1).tolist() == [2, 2]
-    # Means 2.5 and 1.5 of 4 tokens: a tie of remainders, which the lower head wins.
+    # Means of 2.5 and 1.5 of 4 tokens: remainders tie, and the lower head wins.
     assert budgets.lu_kv_learned(free, 2, 4, 1).tolist() == [3, 1]
 
 
-def test_heads_that_do_not_stream_share_what_the_others_leave():
-    # 4 heads of 10 tokens, two of which hold 3 + 4: 26 are left, 13 each.
+def test_heads_that_do_not_stream_share_the_remaining_tokens():
+    # 4 heads of 10 tokens; two heads hold 3 + 4 each: 26 tokens are left, 13 for each other head.
     tokens, streams = budgets.duo_budgets([0.3, 0.1, 0.2, 0.9], 10, sinks=3, recent=4)
     assert (tokens.tolist(), streams.tolist()) == ([13, 7, 7, 13], [False, True, True, False])
     tokens, _ = budgets.duo_budgets([0.3, 0.1, 0.2], 10, stream_frac=0.34, sinks=3, recent=4)
@@ -402,12 +404,12 @@ def test_heads_that_do_not_stream_share_what_the_others_leave():
 
 
 def test_headkv_adds_a_share_of_the_pool_to_an_equal_part():
-    # b = 60, of which 50 a head go to the pool of 100: 10 and 75 or 25 for each.
+    # b = 60; 50 per head go to the pool of 100: each head gets 10, plus 75 or 25.
     assert budgets.headkv_budgets([3, 1], 68, 8).tolist() == [93, 43]
     assert budgets.headkv_budgets([3, 1], 68, 8, temp=2).tolist() == [108, 28]
 
 
-def test_largest_remainders_get_what_rounding_leaves():
+def test_largest_remainders_get_the_rest_of_rounding():
     assert budgets.largest_remainder(np.array([1.5, 1.5, 2.0]), 5).tolist() == [2, 1, 2]
 
 
@@ -421,7 +423,7 @@ def test_half_of_the_heads_stream_and_a_tie_goes_to_the_lower():
     assert budgets.streaming_heads(np.arange(9.0), 0.5).sum() == 4
 
 
-def test_duo_mass_is_what_rows_pay_to_the_middle():
+def test_duo_mass_is_the_attention_to_the_middle():
     x = plain_head(np.zeros((5, 1)), np.zeros((5, 1)))
-    # Uniform rows 3 and 4 pay 1/4 to token 1 and 2/5 to tokens 1 and 2.
+    # Uniform rows 3 and 4 give 1/4 to token 1, and 2/5 to tokens 1 and 2.
     assert budgets.duo_mass(x, sinks=1, recent=2) == pytest.approx((1 / 4 + 2 / 5) / 2)

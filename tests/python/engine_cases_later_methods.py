@@ -1,4 +1,4 @@
-"""Cases of the second wave of methods, on the traces of tier 2 with an output projection."""
+"""Cases of the methods added later, on the tier-2 traces with an output projection."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,14 +11,14 @@ from engine_cases_tier2 import write_trace as write_tier2_trace
 from reference import budgets, buffered, leverage, output_aware, window_votes
 
 HIDDEN = 9  # width of the synthetic residual stream
-PLAIN = ("smooth", "long")  # no token repeats another: no decision is a tie that rounding could turn
+PLAIN = ("smooth", "long")  # no repeated tokens, so that rounding cannot decide a tie
 SKETCHES = (6, 11, 48)  # columns of the matrices whose uniforms come from a file
 SHORT = (17, 30)  # budgets of "widths", whose prompt has 42 tokens
 
 
 @cache
 def layers_of(trace):
-    """The heads of tier 2, each query head with its part of the output projection."""
+    """The tier-2 heads, each query head with its part of the output projection."""
     rng = np.random.default_rng(len(trace))
     return [
         [
@@ -31,7 +31,7 @@ def layers_of(trace):
 
 @cache
 def uniforms(trace, columns):
-    """{layer, kv head: what a sketch matrix of that many columns takes}."""
+    """{layer, kv head: the uniforms of a sketch matrix with that many columns}."""
     rng = np.random.default_rng(columns)
     return {
         (h.layer, h.kv_head): rng.random(h.d * columns + h.d * columns % 2)
@@ -41,7 +41,7 @@ def uniforms(trace, columns):
 
 
 def write_files(folder, trace):
-    """The trace with `o_proj`, and the files of uniforms that entries name."""
+    """Writes the trace with `o_proj`, and the files of uniforms that entries refer to."""
     write_tier2_trace(folder / "t.h5", trace)
     with h5py.File(folder / "t.h5", "r+") as f:
         for heads in layers_of(trace):
@@ -132,7 +132,7 @@ EXPECTED = {"name": "expected_attention", "vnorm": False}
 
 
 def wrapped(entry, traces=("smooth",), **o):
-    """A one-shot scorer with `wrapper` or `score` beside its own parameters."""
+    """A one-shot scorer with `wrapper` or `score` added to its parameters."""
     scoring = {k: v for k, v in entry.items() if k not in ("name", "vnorm", "phase")}
     reference = per_head(output_aware.wrapped, name=entry["name"], **scoring, **o)
     return on(traces, Case({**entry, **o}, reference))
@@ -175,7 +175,7 @@ def by_layer(name, method, given=None, **o):
 
 
 def sketched(trace, columns, **o):
-    """Compactor with a matrix from a file of uniforms."""
+    """Compactor with its sketch matrix from a file of uniforms."""
 
     def reference(layers, B):
         given = uniforms(trace, columns)
@@ -231,7 +231,7 @@ LEVERAGE = [
 
 
 def duo(traces=("smooth", "g3"), **o):
-    """No budget: the sizes are parameters."""
+    """DuoAttention takes no budget: its sizes are parameters."""
 
     def reference(layers, B):
         return budgets.duo_attention(layers, **o)

@@ -100,9 +100,9 @@ Trace open_trace(const std::string& file) {
   std::error_code ignored;
   if (std::filesystem::exists(file, ignored)) return Trace(file);
   if (std::filesystem::exists(file + ".part", ignored))
-    throw TraceError(
-        fmt::format("{}: does not exist, only {}.part: the dump is unfinished, run `kvreplay record` again with --resume",
-                    file, file));
+    throw TraceError(fmt::format(
+        "{}: does not exist, only {}.part: the dump is unfinished, run `kvreplay record` again with --resume", file,
+        file));
   const std::filesystem::path folder = std::filesystem::path(file).parent_path();
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder.empty() ? "." : folder, ignored))

@@ -97,11 +97,18 @@ def _guarded(module: Any, options: argparse.Namespace) -> int:
         say(f"kvreplay: interrupted; {getattr(module, 'STOPPED', 'run again to continue')}")
         return INTERRUPTED
     except BrokenPipeError:
-        # `table | head`: the reader has what it wants. The interpreter must not flush again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
     except OSError as problem:
         return fail(f"cannot write: {problem}", BAD_USAGE)
     return OK if code is None else code
+
+
+def discard_stdout() -> None:
+    """Sends what is still buffered nowhere, once the reader of a pipe (`| head`) has closed it.
+
+    Otherwise the interpreter flushes at its exit and reports the closed pipe again.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(problem: object, code: int) -> int:

@@ -5,7 +5,6 @@ Most calls end in the program, so nothing is imported here before it is needed.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from kvbase.program import become_program
@@ -39,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _help()
         return _run(name, [*words[:at], *words[at + 1 :]], words)
     except BrokenPipeError:
-        # `kvreplay --help | head`: the reader has enough. The interpreter must not flush again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from kvbase.command import discard_stdout
+
+        discard_stdout()
         return 0
     except Exception as problem:
         from kvbase.errors import KvreplayError

@@ -67,6 +67,7 @@ def compare(options):
     """Prints the answers about a run's table; options.out: its folder."""
     from .answer.compare import compare_at
     from .answer.selection import shares_in
+    from .answer.words import text
     from .loss.predicted import losses_of
 
     _require_results(options.out, "compare takes the output directory of a run, a trace or a configuration")
@@ -75,7 +76,7 @@ def compare(options):
     methods = options.methods.split(",") if options.methods else None
     asked = {"of": options.of, "layers": options.layers, "measure": options.measure, "phase": options.phase}
     asked |= {"methods": methods, "losses": losses_of(frame)}
-    print("\n\n".join(str(compare_at(frame, share, **asked)) for share in shares))
+    print(text([compare_at(frame, share, **asked) for share in shares]))
 
 
 def export(options):

@@ -66,15 +66,16 @@ def test_more_methods_need_a_larger_ratio(tmp_path):
 def test_the_sentence_gives_the_ratio_to_the_next_method(frame):
     answer = compare_at(frame, 0.2, losses=losses(frame, h2o=0.1, tova=0.3))
     assert answer.sentence == (
-        "At 20 % of the full cache’s bytes at the peak, h2o is predicted to cost the model least, 0.100 nats"
-        " a token [0.0500 … 0.200]; tova, the next, 3.00 times as much [1.37 … 6.57]; tova costs"
-        " significantly more (loss predicted from the gradient in the trace over 6 kv heads of 6 layers,"
-        " 1 text, SmolLM2-135M-Instruct; significant: 95 %, multiple comparisons with the best)."
+        "At 20 % of the full cache’s bytes at the peak, h2o has the lowest predicted loss, 0.100 nats a token"
+        " [0.0500 … 0.200]; tova, the next, has 3.00 times as much [1.37 … 6.57]; it is significantly worse."
+        " Loss predicted from the gradient in the trace over 6 kv heads of 6 layers, 1 text,"
+        " SmolLM2-135M-Instruct. Significantly worse: it cannot be the best, with 95 % confidence for all"
+        " together (multiple comparisons with the best)."
     )
     assert "a lower bound" in answer.caveats[0]
     assert "predicted nats" in str(answer) and "in layers" not in str(answer)
     parts = " ".join(str(part) for part in answer_section(frame, None, losses(frame, h2o=0.1, tova=0.3)))
-    assert "<strong>h2o</strong> is predicted to cost the model least" in parts
+    assert "<strong>h2o</strong> has the lowest predicted loss" in parts
 
 
 def test_without_nats_of_every_method_the_distance_ranks_and_nats_are_shown(frame):
@@ -107,7 +108,7 @@ def test_a_method_without_cost_is_first_and_all_others_cost_significantly_more(f
     answer = compare_at(frame, 0.2, losses=losses(frame, h2o=0.0, tova=1e-9))
     assert answer.best == "h2o"
     assert row_of(answer, "tova")["p"] == 0
-    assert "tova, the next, 1.0e-09 nats a token" in answer.sentence
+    assert "tova, the next, has 1.0e-09 more" in answer.sentence
 
 
 def test_heads_at_one_share_are_one_instance_even_if_budgets_differ(tmp_path):

@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def sentence(self) -> str:
-        """The best method, its lead, and whether the lead is significant: one sentence to quote."""
+        """The best method, or all that may be the best, and the evidence: text to quote."""
         return words.sentence(self)
 
     @property
@@ -82,7 +82,7 @@ class Answer:
         return words.caveats(self)
 
     def __str__(self) -> str:
-        return words.text(self)
+        return words.text([self])
 
 
 def compare_at(

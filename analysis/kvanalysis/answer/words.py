@@ -1,4 +1,4 @@
-"""An answer in words: one sentence to quote, its limits, and its table."""
+"""An answer in words: a sentence to quote, its limits, and its table."""
 
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 NAMED = 3  # a sentence lists at most so many labels, and counts the rest
 NO_WINNER = "no clear winner"
-APART = (
-    "×: geometric mean over layers; significant: paired t test of its logarithm, 95 %, multiple comparisons"
-    " with the best"
-)
+TEST = "significantly worse: it cannot be the best, with 95 % confidence for all together"
+TESTS = {  # how that is tested: by nats, else by layers
+    True: "multiple comparisons with the best",
+    False: "paired t tests of the logarithm of the ratio over layers, multiple comparisons with the best",
+}
 PHASES = {  # caveats where one-shot and streaming methods are ranked together
     PEAK: "Bytes are counted at the peak: one-shot methods reach it at the last token, streaming methods"
     " early on.",
@@ -38,7 +39,6 @@ ORDERS = {  # how well a measure ranks methods of one budget: agreement with the
     " 0.89 with the model’s own loss; the intervals of predicted ratios held 95 % of the measured ratios"
     " (docs/ranking.md).",
 }
-MOST_TIMES = 1e6  # larger ratios are printed with few digits
 TWICE = 2  # an error larger by this factor and yet not significantly larger needs an explanation
 MOST_LAYERS = 200  # larger numbers of layers are no useful advice
 SHARE = "% of full"  # the column at the peak; other sizes have names of their own
@@ -58,100 +58,104 @@ HEADER = (
 
 
 def sentence(answer: "Answer") -> str:
-    """The best method, its lead, whether the lead is significant, and the evidence."""
+    """The best method, or all that may be the best, and the evidence: text to quote."""
+    evidence = [f"{capital(line)}." for line in basis(answer)] if len(answer.compared) else []
+    return " ".join([statement(answer), *evidence, *_nats(answer)])
+
+
+def statement(answer: "Answer") -> str:
+    """One sentence: which methods may have the lowest error or loss at the share."""
     found = verdict(answer)
-    if answer.measure == NATS:
-        return f"At {100 * answer.share:.3g} % of {answer.size.of}, {found} ({basis(answer)})."
     there_is = "there is " if found.startswith(NO_WINNER) else ""
-    rests_on = basis(answer) if len(answer.compared) else "the reasons are below"
-    return (
-        f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found} ({rests_on}).{_nats(answer)}"
-    )
+    return f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found}."
 
 
-def _nats(answer: "Answer") -> str:
+def basis(answer: "Answer") -> list[str]:
+    """The measure with its evidence, and the test of significance."""
+    named = "" if answer.measure == NATS else "error: "
+    return [f"{named}{scope(answer)}", f"{TEST} ({TESTS[answer.measure == NATS]})"]
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _nats(answer: "Answer") -> list[str]:
     """The loss predicted for the first method, and the method with the lowest predicted loss."""
     rows = answer.compared[answer.compared["nats"].notna()]
-    if rows.empty:
-        return ""
+    if rows.empty or answer.measure == NATS:
+        return []
     first, least = rows.iloc[0], rows.loc[rows["nats"].astype(float).idxmin()]
-    said = f" Predicted loss of {first['name']}: {_nats_of(first)}"
+    beside = f"Predicted loss of {first['name']}: {_nats_of(first)}"
     if first["name"] == least["name"]:
-        return f"{said}, the lowest of {len(rows)}."
-    return f"{said}; {least['name']} has the lowest, {_nats_of(least)}."
+        return [f"{beside}, the lowest of {len(rows)}."]
+    return [f"{beside}; {least['name']} has the lowest, {_nats_of(least)}."]
 
 
 def _nats_of(row) -> str:
     return f"{significant(row['nats'])} nats a token [{interval(row['nats_low'], row['nats_high'])}]"
 
 
-def basis(answer: "Answer") -> str:
-    """The measure, the evidence, and the test of significance."""
-    if answer.measure == NATS:
-        return f"{scope(answer)}; significant: 95 %, multiple comparisons with the best"
-    return f"error: {scope(answer)}; {APART}"
+def headline(answer: "Answer") -> str:
+    """The verdict in a few words, with which its sentence begins: the best method if all others are
+    significantly worse, else how many may be the best."""
+    rows = answer.compared
+    if rows.empty:
+        return "none of these methods has a number"
+    near = int((~rows["decided"].iloc[1:]).sum())
+    if near == 0:
+        return rows["name"].iloc[0]
+    return NO_WINNER if near == len(rows) - 1 else f"{near + 1} of {len(rows)} methods may be the best"
 
 
 def verdict(answer: "Answer") -> str:
     """The part of the sentence that differs from share to share."""
-    rows = answer.compared
+    rows, found = answer.compared, headline(answer)
     if rows.empty:
-        return "none of these methods was replayed"
+        return found
     first, others = rows.iloc[0], rows.iloc[1:]
     if others.empty:
-        return f"{first['name']} is the only method replayed, its error {significant(first['error'])}"
-    if answer.measure == NATS:
-        return _cheapest(first, others)
+        return f"{found} is the only method replayed, its {_quantity(answer)} {_value(answer, first)}"
     worse, near = others[others["decided"]], others[~others["decided"]]
-    if worse.empty:
-        return _undecided(answer, first, others)
-    least = f"{first['name']} has the lowest error, {significant(first['error'])}"
+    lowest = f"the lowest {_quantity(answer)}"
     if near.empty:
-        second = others.iloc[0]
-        lead = f"{second['name']}, the next, has {_ratio(second)} times as much"
-        every = {1: "it is", 2: "both are"}.get(len(others), f"all {len(others)} others are")
-        ends = interval(second["ratio_low"], second["ratio_high"])
-        return f"{least}; {lead} [{ends}]; {every} significantly worse"
-    rest = f"significantly worse: {_listed(worse['name'])}; not significantly: {_listed(_with_ratios(near))}"
-    return f"{least}; {rest}"
+        return f"{found} has {lowest}, {_value(answer, first)}; {_lead(answer, others)}"
+    if worse.empty:
+        least = f"{first['name']} has {lowest}, {_value(answer, first)}"
+        return f"{found}: {least}, and {_none_of(others)} significantly worse{_missing(answer)}"
+    best = _listed([f"{first['name']} with {lowest} ({_value(answer, first)})", *near["name"]], NAMED + 1)
+    return f"{found}: {best}; significantly worse: {_listed(worse['name'])}"
 
 
-def _undecided(answer: "Answer", first, others) -> str:
-    """The sentence if no method is significantly worse than the first, and the evidence that is missing."""
-    least = f"{NO_WINNER}: {first['name']} has the lowest error, {significant(first['error'])}"
-    near = f"{least}, and no other is significantly worse: {_listed(_with_ratios(others))}"
-    needed = _needed_layers(answer)
-    return f"{near}; with {needed} like these {others.iloc[0]['name']} would be" if needed else near
+def _quantity(answer: "Answer") -> str:
+    return "predicted loss" if answer.measure == NATS else "error"
 
 
-def _with_ratios(rows) -> list[str]:
-    """Names with their ratios to the first."""
-    return [
-        f"{row['name']} (+{significant(row['difference'])})"
-        if np.isnan(row["ratio"])
-        else f"{row['name']} (×{_ratio(row)})"
-        for _, row in rows.iterrows()
-    ]
+def _value(answer: "Answer", row) -> str:
+    return _nats_of(row) if answer.measure == NATS else significant(row["error"])
 
 
-def _ratio(row) -> str:
-    return significant(row["ratio"])
-
-
-def _cheapest(first, others) -> str:
-    """The lowest predicted loss, the ratio of the next to it, and the methods that cost significantly
-    more."""
-    second, dearer = others.iloc[0], others[others["decided"]]
-    least = f"{first['name']} is predicted to cost the model least, {_nats_of(first)}"
-    if first["error"] > 0:
-        ends = interval(second["ratio_low"], second["ratio_high"])
-        times = f"{second['ratio']:.2f} times as much [{ends}]"
+def _lead(answer: "Answer", others) -> str:
+    """How far the next method is behind, where all others are significantly worse."""
+    second = others.iloc[0]
+    every = {1: "it is", 2: "both others are"}.get(len(others), f"all {len(others)} others are")
+    if np.isnan(second["ratio"]):
+        behind = f"{significant(second['difference'])} more"
     else:
-        times = _nats_of(second)
-    more = f"{len(dearer)} of {count(len(others), 'other')} cost significantly more"
-    if 0 < len(dearer) <= NAMED:
-        more = f"{_listed(dearer['name'])} {'costs' if len(dearer) == 1 else 'cost'} significantly more"
-    return f"{least}; {second['name']}, the next, {times}; {more}"
+        typical = "" if answer.measure == NATS else " in the typical layer"
+        ends = interval(second["ratio_low"], second["ratio_high"])
+        behind = f"{significant(second['ratio'])} times as much{typical} [{ends}]"
+    return f"{second['name']}, the next, has {behind}; {every} significantly worse"
+
+
+def _none_of(others) -> str:
+    return f"{others['name'].iloc[0]} is not" if len(others) == 1 else f"none of the {len(others)} others is"
+
+
+def _missing(answer: "Answer") -> str:
+    """The evidence that would make the second method significantly worse."""
+    needed = _needed_layers(answer)
+    return f"; with {needed} like these {answer.compared['name'].iloc[1]} would be" if needed else ""
 
 
 def scope(answer: "Answer") -> str:
@@ -170,11 +174,11 @@ def _blocks(answer: "Answer") -> str:
     return count(answer.n_blocks, "layer") + of_texts
 
 
-def _listed(labels) -> str:
+def _listed(labels, most: int = NAMED) -> str:
     labels = list(labels)
-    more = len(labels) - NAMED
+    more = len(labels) - most
     if more > 1:
-        return f"{', '.join(labels[:NAMED])} and {more} others"
+        return f"{', '.join(labels[:most])} and {more} others"
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
@@ -196,7 +200,6 @@ def _layer_test_caveats(answer: "Answer", rows) -> list[str]:
     """Limits of a test over layers."""
     return [
         *_few_layers_caveat(answer, rows),
-        *_multiple_testing_caveat(answer, rows),
         *_contrary_layer_caveats(answer, rows),
         *_needed_layers_caveat(answer, rows),
     ]
@@ -205,13 +208,7 @@ def _layer_test_caveats(answer: "Answer", rows) -> list[str]:
 def _prediction_caveats(answer: "Answer", rows) -> list[str]:
     """Limits of predicted nats."""
     layers = count(len(answer.layers), "layer")
-    texts = [f"The loss is that of errors in {layers}: if the model has more, it is a lower bound."]
-    if len(rows) < 2:
-        return texts
-    return [
-        *texts,
-        f"{_best_of(rows)}; p comes from how far predicted ratios of two methods were from measured ones.",
-    ]
+    return [f"The loss is that of errors in {layers}: if the model has more, it is a lower bound."]
 
 
 def _text_caveat(answer: "Answer") -> list[str]:
@@ -229,37 +226,28 @@ def _few_layers_caveat(answer: "Answer", rows) -> list[str]:
     ]
 
 
-def _multiple_testing_caveat(answer: "Answer", rows) -> list[str]:
-    if len(rows) < 2:
-        return []
-    return [f"{_best_of(rows)}."]
-
-
-def _best_of(rows) -> str:
-    """What significance means, although the first was picked after looking."""
-    return (
-        f"The first was picked out of {len(rows)}: a significantly worse method cannot be the best, with"
-        f" {100 * LEVEL:.0f} % confidence for all together (one-sided p times {len(rows) - 1})"
-    )
-
-
 def _contrary_layer_caveats(answer: "Answer", rows) -> list[str]:
-    """Why a large difference of means is not significant."""
-    if answer.n_blocks < FEWEST_BLOCKS:
+    """Methods whose mean and whose layers say different things."""
+    if answer.n_blocks < FEWEST_BLOCKS or len(rows) < 2:
         return []
-    least = rows["error"].iloc[0] if len(rows) else 0
-    large = rows.iloc[1:][~rows["decided"].iloc[1:] & (rows["error"].iloc[1:] > TWICE * least)]
-    first = rows["name"].iloc[0]
-    return [
-        f"{row.name} has {_times(row.error / least)} times the mean error of {first}, but a higher error in"
-        f" only {row.layers_more:.0f} of {_blocks(answer)}."
-        for row in large.itertuples()
-        if row.layers_more < answer.n_blocks
+    first, others = rows.iloc[0], rows.iloc[1:]
+    lower = others.loc[others["ratio"] < 1, "name"]
+    large = others.loc[
+        ~others["decided"] & (others["ratio"] > 1) & (others["error"] > TWICE * first["error"]), "name"
     ]
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < MOST_TIMES else significant(ratio)
+    texts = []
+    if len(lower):
+        have = "has" if len(lower) == 1 else "have"
+        texts.append(
+            f"{_listed(lower)} {have} a lower error than {first['name']} in the typical layer (a ratio below"
+            " 1), but a higher mean: few layers with large errors decide the mean."
+        )
+    if len(large):
+        texts.append(
+            f"Not significant although the mean error is more than twice that of {first['name']}, because"
+            f" layers differ: {_listed(large)}."
+        )
+    return texts
 
 
 def _needed_layers_caveat(answer: "Answer", rows) -> list[str]:
@@ -309,7 +297,7 @@ def _phase_caveat(answer: "Answer", rows) -> list[str]:
 
 
 def _agreement_caveat(answer: "Answer") -> list[str]:
-    return [ORDERS[answer.measure]] if answer.measure in ORDERS else []
+    return [ORDERS[answer.measure]] if answer.measure in ORDERS and len(answer.compared) > 1 else []
 
 
 def cells(answer: "Answer"):
@@ -362,16 +350,31 @@ def _layers(row, answer: "Answer"):
     return f"{row.layers_more:.0f} of {answer.n_blocks}", row.layers_more
 
 
-def text(answer: "Answer") -> str:
-    """The whole answer for a terminal: the sentence, the table, the limits."""
-    named = "" if answer.measure == NATS else "error: "
-    layers = f"Layers {layer_words(answer.layers)}; {named}{words_of(answer.measure)}."
-    lines = [
-        sentence(answer),
-        "",
-        aligned(*cells(answer)),
-        "",
-        layers,
-        *(f"- {each}" for each in caveats(answer)),
-    ]
-    return "\n".join(lines)
+def text(answers: "list[Answer]") -> str:
+    """Whole answers for a terminal: for each the sentence, the table and its limits; at the end, once, what
+    holds for all."""
+    limits = [[*_closing(answer), *caveats(answer)] for answer in answers]
+    shared = [line for line in limits[0] if all(line in own for own in limits)]
+    parts = []
+    for answer, lines in zip(answers, limits, strict=True):
+        parts += [statement(answer), aligned(*cells(answer)), _bullets(set(lines) - set(shared), lines)]
+    title = "For all shares:\n" if len(answers) > 1 else ""
+    parts.append(title + _bullets(set(shared), shared))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _bullets(chosen: set[str], lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines if line in chosen)
+
+
+def _closing(answer: "Answer") -> list[str]:
+    """The evidence, and what the columns hold."""
+    layers = f"Layers {layer_words(answer.layers)}."
+    if len(answer.compared) < 2:
+        return [layers]
+    measure, test = (f"{capital(line)}." for line in basis(answer))
+    if answer.measure == NATS:
+        columns = "p comes from how far predicted ratios of two methods were from measured ones"
+    else:
+        columns = "Times the first is the geometric mean over layers"
+    return [measure, layers, f"{columns}; p is one-sided, times the number of comparisons.", test]

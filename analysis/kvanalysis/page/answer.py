@@ -5,7 +5,7 @@ import pandas as pd
 from ..answer.compare import compare_at
 from ..answer.measures import NATS
 from ..answer.sizes import PEAK, default_size
-from ..answer.words import NO_WINNER, basis, caveats, cells, left_out, verdict
+from ..answer.words import basis, capital, caveats, cells, headline, left_out, verdict
 from ..data.confirmed import confirmed, whole_rows
 from ..data.shares import by_share
 from ..errors import KvreplayError
@@ -18,7 +18,7 @@ from .html import Html, folded, html, paragraph, sortable_table
 TITLE = "The best method at equal bytes"
 SHARES = (0.1, 0.2, 0.4)  # default shares of the full cache's bytes, if a run was asked for none
 SAME = 1 + 1e-9  # tolerance: a share that is reached up to rounding
-SCOPE = "Shares are of {}. {}; lower is better."
+SCOPE = "Shares are of {}. {}. {}."
 MOST_REASONS = 2  # more reasons for leaving methods out are counted instead
 UNKNOWN = Html(
     "This is the error of the attention output, not the model’s own loss: <code>kvreplay confirm</code> runs"
@@ -41,7 +41,7 @@ def answer_section(frame, summary, predicted=None):
     of_attention = any(each.measure != NATS for each in answers)
     known = [paragraph(UNKNOWN)] if of_attention and losses is None else []
     return [
-        *(paragraph(SCOPE.format(each.size.of, _capital(basis(each)))) for each in answers[-1:]),
+        *(paragraph(SCOPE.format(each.size.of, *map(capital, basis(each)))) for each in answers[-1:]),
         Html(f'<ol class="answers">{"".join(lines)}</ol>'),
         *known,
         *(_ranking(each) for each in answers),
@@ -59,17 +59,17 @@ def _answer(frame, share, of, predicted):
 def _line(share, answer, losses):
     if isinstance(answer, str):
         return f"<li><b>{100 * share:g} %</b><span>{html(answer)}</span></li>"
-    best, words = answer.best, html(f"{verdict(answer)}.")
-    first_named = answer.winner_decided or answer.measure == NATS
-    marked = html(answer.compared["name"].iloc[0] if best and first_named else NO_WINNER)
-    words = words.replace(marked, f"<strong>{marked.replace('no clear', 'No clear')}</strong>", 1)
-    model = _model_words(answer, losses) if best and losses is not None else ""
+    found = headline(answer)
+    rest = verdict(answer).removeprefix(found)
+    words = f"<strong>{html(_title(answer, found))}</strong>{html(rest)}."
+    model = _model_words(answer, losses) if answer.best and losses is not None else ""
     aside = f"<small>{html(_absent(answer))}</small>"
     return f"<li><b>{100 * share:g} %</b><span>{words}{html(model)}{aside}</span></li>"
 
 
-def _capital(text):
-    return text[:1].upper() + text[1:]
+def _title(answer, found):
+    """Names of methods keep their letters."""
+    return found if answer.winner_decided or len(answer.compared) == 1 else capital(found)
 
 
 def _absent(answer):

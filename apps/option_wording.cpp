@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "apps/command_line.hpp"
 #include "base/text.hpp"
 
 namespace kvreplay::app {
@@ -16,17 +17,25 @@ std::string plain_list(const std::string& value) {
   return list;
 }
 
+constexpr const char* kShares = "budget.share_of_cache";
+
+// "[0.1, 0.2]" -> "10%,20%".
+std::string percent_list(const std::string& value) {
+  std::vector<std::string> shares;
+  for (const std::string& share : split_list(plain_list(value)))
+    shares.push_back(number_text(100 * parse_number<double>(share).value_or(0)) + "%");
+  return join(shares, ",");
+}
+
 // Empty if no option sets the key.
 std::string option_for(const std::string& place) {
   static const std::map<std::string, std::string> options = {
-      {"methods", "--method"},         {"budget", "--budget"},
-      {"budget.tokens", "--budget"},   {"share_of_cache", "--budget"},
-      {"replay.prefill", "--prefill"}, {"replay.tokens", "--tokens"},
-      {"select.layers", "--layers"},   {"select.kv_heads", "--kv-heads"},
-      {"select.prompts", "--prompts"}, {"seeds.first", "--seeds"},
-      {"seeds.count", "--seeds"},      {"run.jobs", "--jobs"},
-      {"run.device", "--device"},      {"run.precision", "--precision"},
-      {"output.dir", "--out"},         {"output.save", "--save"}};
+      {"methods", "--method"},           {"budget", "--budget"},          {"budget.tokens", "--budget"},
+      {"share_of_cache", "--budget"},    {kShares, "--budget"},           {"budget.of", "--of"},
+      {"replay.prefill", "--prefill"},   {"replay.tokens", "--tokens"},   {"select.layers", "--layers"},
+      {"select.kv_heads", "--kv-heads"}, {"select.prompts", "--prompts"}, {"seeds.first", "--seeds"},
+      {"seeds.count", "--seeds"},        {"run.jobs", "--jobs"},          {"run.device", "--device"},
+      {"run.precision", "--precision"},  {"output.dir", "--out"},         {"output.save", "--save"}};
   const auto found = options.find(place);
   return found == options.end() ? "" : found->second;
 }
@@ -39,7 +48,7 @@ class OptionWording final : public Wording {
   }
   std::string setting(const std::string& place, const std::string& value) const override {
     const std::string option = option_for(place);
-    if (!option.empty()) return option + " " + plain_list(value);
+    if (!option.empty()) return option + " " + (place == kShares ? percent_list(value) : plain_list(value));
     return "--set " + shell_quoted(place + "=" + without_quotes(value));
   }
   std::string mention(const std::string& place, const std::string& value) const override {

@@ -15,7 +15,6 @@
 #include "trace/trace.hpp"
 
 namespace kvreplay::app {
-namespace {}  // namespace
 
 bool names_a_trace(const RunChoices& choices) {
   return !choices.config.file.empty() && looks_like_trace(choices.config.file);
@@ -48,7 +47,15 @@ void add_plan_options(Command& command, RunChoices& choices) {
     command.option(name, value, help).type(type).group(group);
   };
   add("--method", choices.methods, "methods: h2o,snapkv", "LIST");
-  add("--budget", choices.budget, "tokens per kv head: 64,256; or shares of the full cache's bytes: 10%,20%", "LIST");
+  add("--budget", choices.budget,
+      "tokens per kv head: 64,256; or shares of the full cache's bytes, which --of names: 10%,20%", "LIST");
+  command
+      .option(
+          "--of", choices.of,
+          "bytes that a share bounds: the prompt's after its cut, as papers count them (the default if tokens follow "
+          "every prompt), at the peak (otherwise the default), or the mean over steps")
+      .one_of({"peak", "mean", "prompt"})
+      .group(group);
   add("--prefill", choices.prefill, kPrefillHelp, "N|SHARE");
   add("--tokens", choices.tokens, "use the first N tokens (default: all)", "N");
   add("--layers", choices.layers, kLayersHelp, "LIST");
@@ -82,7 +89,8 @@ LoadedRun load_run(const RunChoices& choices, Console& console) {
 
 SolvedShares solve_shares(LoadedRun& loaded, Console& console) {
   if (!loaded.config.budget.has_shares()) return {};
-  console.note("solving shares of the cache: budgets are tried, and the bytes counted");
+  console.note(fmt::format("solving shares of {}: budgets are tried, and the bytes counted",
+                           bytes_text(loaded.config.budget.of.value())));
   RunOptions options = engine_options(loaded.config, false, open_files(loaded.config.traces));
   options.jobs = loaded.config.run.jobs > 0 ? loaded.config.run.jobs : default_jobs();
   SolvedShares solved = kvreplay::solve_shares(loaded, std::move(options));
@@ -160,6 +168,7 @@ std::vector<std::string> overrides_of(const RunChoices& choices) {
   };
   list("methods", choices.methods, true);
   if (!choices.budget.empty()) all.push_back(budget_override(choices.budget));
+  plain("budget.of", choices.of);
   list("select.layers", layer_list(choices.layers, names_a_trace(choices) ? choices.config.file : ""), false);
   list("select.kv_heads", choices.kv_heads, false);
   list("select.prompts", choices.prompts, true);

@@ -18,7 +18,7 @@ constexpr const char* kPrefillHelp =
 struct RunChoices {
   ConfigOptions config;
   std::string out, jobs, device;
-  std::string methods, budget, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision, only;
+  std::string methods, budget, of, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision, only;
   bool dry_run = false, force = false, plan_only = false, fail_fast = false, keep_going = false;
   std::string progress = "auto";
   bool predicts = false;  // save projections if all prompts have a gradient, so that losses in nats can be predicted

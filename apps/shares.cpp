@@ -10,9 +10,15 @@
 
 namespace kvreplay::app {
 
+std::string bytes_text(BudgetList::Of of) {
+  static const char* const kCaches[] = {"the cache at its peak", "the cache on average over the steps",
+                                        "the prompt's cache after its cut"};
+  return fmt::format("{} (budget.of: {})", kCaches[size_t(of)], kSizesOfShares[size_t(of)]);
+}
+
 // One line for all instances that share a remark.
 std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares& solved) {
-  const std::string cache = cache_text(config.budget.of);
+  const std::string cache = cache_text(config.budget.of.value());
   std::vector<std::pair<std::string, std::vector<std::string>>> said;
   const auto say = [&](const std::string& what, size_t instance) {
     const auto same = std::find_if(said.begin(), said.end(), [&](const auto& one) { return one.first == what; });
@@ -21,7 +27,7 @@ std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares&
   };
   for (const Unreachable& one : solved.unreachable)
     say(fmt::format("{} of {} is not reachable ({})", percent_text(one.share), cache,
-                    floor_text(one, config.budget.of)),
+                    floor_text(one, config.budget.of.value())),
         one.instance);
   for (const auto& [instance, share] : solved.whole)
     say(fmt::format("{} of {} holds everything, nothing is evicted", percent_text(share), cache), instance);

@@ -6,6 +6,8 @@
 
 namespace kvreplay::app {
 
+// Names the bytes that shares bound, and the setting that says so.
+std::string bytes_text(BudgetList::Of of);
 // Remarks on solved shares of the cache: a line for each method and share that is not reached, or that holds
 // everything.
 std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares& solved);

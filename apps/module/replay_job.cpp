@@ -232,7 +232,7 @@ std::string said_of(const std::vector<std::string>& rows, const Prepared& all) {
   JsonObject said;
   said.add_json("notes", notes_json(notes_of(seen))).add_json("unreachable", all.unreachable);
   const BudgetList& budget = all.loaded.config.budget;
-  if (budget.has_shares()) said.add("budget_of", kSizesOfShares[size_t(budget.of)]);
+  if (budget.has_shares()) said.add("budget_of", kSizesOfShares[size_t(budget.of.value())]);
   return said.text();
 }
 

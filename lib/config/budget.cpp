@@ -100,8 +100,10 @@ void read_shares(RunConfig& config, const Node& node, const Section& section, Pr
   const Node* of = section.find("of");
   if (of == nullptr) return;
   if (shares == nullptr)
-    return problems.error(node.key_mark("of"),
-                          problems.words().key("budget.of") + " (peak, mean or prompt) belongs to share_of_cache");
+    return problems.error(
+        node.key_mark("of"),
+        fmt::format("{} (peak, mean or prompt) belongs to shares of the cache: {}", problems.words().key("budget.of"),
+                    problems.words().setting("budget.share_of_cache", "[0.2]")));
   if (const auto word = read_word(problems, *of, "budget.of", kSizesOfShares))
     config.budget.of =
         BudgetList::Of(std::find(kSizesOfShares.begin(), kSizesOfShares.end(), *word) - kSizesOfShares.begin());
@@ -140,6 +142,13 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
   if (only == nullptr) return;
   const auto read = [&](const Node& item) { return read_one(config.budget.kind, item, problems); };
   read_values(*only, read, config.budget.values, config.budget.marks, problems);
+}
+
+void decide_bytes_of_shares(RunConfig& config, const std::vector<SelectedLayer>& selected) {
+  using Of = BudgetList::Of;
+  if (!config.budget.has_shares() || config.budget.of) return;
+  const auto goes_on = [](const SelectedLayer& at) { return at.extent.prompt_tokens < at.extent.tokens; };
+  config.budget.of = std::all_of(selected.begin(), selected.end(), goes_on) ? Of::prompt : Of::peak;
 }
 
 double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,

@@ -44,7 +44,8 @@ std::string budget_json(const BudgetList& budget) {
   if (budget.values.empty() && !budget.has_shares()) return "null";
   JsonObject entry;
   if (!budget.values.empty()) entry.add(kinds[size_t(budget.kind)], budget.values);
-  if (budget.has_shares()) entry.add("share_of_cache", budget.shares).add("of", kSizesOfShares[size_t(budget.of)]);
+  if (budget.has_shares()) entry.add("share_of_cache", budget.shares);
+  if (budget.of) entry.add("of", kSizesOfShares[size_t(*budget.of)]);
   return entry.text();
 }
 

@@ -36,8 +36,10 @@ struct BudgetList {
   std::vector<double> values;
   std::vector<Mark> marks;
   std::vector<double> shares;  // shares of the full cache's bytes, in addition to the values
-  // Which bytes the shares bound: the peak, the mean over steps, or the prompt's after its cut.
-  enum class Of { peak, mean, prompt } of = Of::peak;
+  // Which bytes the shares bound: the peak, the mean over steps, or the prompt's after its cut. Where the configuration
+  // leaves it open, select() decides by the traces.
+  enum class Of { peak, mean, prompt };
+  std::optional<Of> of;
   bool has_shares() const { return !shares.empty(); }
 };
 
@@ -119,7 +121,8 @@ struct SelectedLayer {
   std::vector<size_t> by_share = {};  // instances whose budgets are shares of the full cache, not yet solved
 };
 // The selected part of the traces, with every method resolved at every budget. Checks layers, heads, prompts, extents
-// and parameters. A wrong part is added to `problems` and not selected. Adds warnings to `config`.
+// and parameters. A wrong part is added to `problems` and not selected. Adds warnings to `config`, and the bytes that
+// shares of the cache bound: the prompt's if tokens follow every selected prompt, otherwise those at the peak.
 std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces,
                                   std::vector<std::string>& problems);
 // The smallest budget, up to context.tokens, that an instance can be resolved with. Throws ParameterError if there is

@@ -32,6 +32,8 @@ void read_run(RunConfig& config, const Node* node, Problems& problems);
 void read_output(RunConfig& config, const Node* node, const Source& source, Problems& problems);
 
 // See run_config.hpp.
-std::vector<SelectedLayer> select(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems);
+std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems);
+// Decides which bytes shares of the cache bound, if the configuration leaves it open.
+void decide_bytes_of_shares(RunConfig& config, const std::vector<SelectedLayer>& selected);
 
 }  // namespace kvreplay

@@ -408,8 +408,9 @@ class Selection {
 
 }  // namespace
 
-std::vector<SelectedLayer> select(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {
+std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {
   std::vector<SelectedLayer> selected = Selection(config, traces, problems).take();
+  decide_bytes_of_shares(config, selected);
   for (const MethodInstance& m : config.methods)
     if (const std::string warning = m.values.warning(m.options); !warning.empty())
       problems.warning(m.mark, Refusal{.methods = {m.named()}, .rule = warning});

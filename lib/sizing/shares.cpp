@@ -259,10 +259,10 @@ std::string name_of(const LoadedRun& run, size_t m) { return run.config.methods[
   for (const Unreachable& one : solved.unreachable)
     if (told.insert(one.instance).second)
       floors += fmt::format("{}{} {}", floors.empty() ? "" : ", ", name_of(run, one.instance),
-                            floor_text(one, run.config.budget.of));
+                            floor_text(one, run.config.budget.of.value()));
   throw ConfigError(run.config.at(run.config.mark_of({"budget"}), "error",
                                   fmt::format("no method reaches any share of {}: {}. Ask for larger shares",
-                                              cache_text(run.config.budget.of), floors)));
+                                              cache_text(run.config.budget.of.value()), floors)));
 }
 
 }  // namespace

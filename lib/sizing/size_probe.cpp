@@ -53,7 +53,7 @@ std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<
 
 void SizeProbe::replay(const std::vector<Where>& asked, Found& found) const {
   RunOptions options = options_;
-  const Bound of = kBounds[size_t(run_.config.budget.of)];
+  const Bound of = kBounds[size_t(run_.config.budget.of.value())];
   options.on_cell = [&](const Cell& cell, const CellResult& result) {
     if (!result.ok) return;
     const Place layer{cell.place.trace, cell.place.prompt, cell.place.layer, 0};

@@ -81,6 +81,11 @@ def checked(entry, over, words, measure="total_bytes", of="peak"):
     return found
 
 
+def at_the_peak(*shares):
+    """Shares of the bytes at the peak, as the argument `budgets`."""
+    return {"share_of_cache": list(shares), "of": "peak"}
+
+
 def usable(table):
     """A table without failed cells and with plain numbers as keys; seed -1 means no seed."""
     assert (table["status"] == "ok").all()
@@ -157,7 +162,7 @@ def test_by_prompt_bytes_one_shot_methods_reach_small_shares(words):
 
 
 def test_a_cell_does_not_depend_on_the_form_of_its_budget(words):
-    shares = kv.replay(methods=["h2o"], budgets=["20%"], **words).table
+    shares = kv.replay(methods=["h2o"], budgets=at_the_peak(0.2), **words).table
     (tokens,) = set(shares["budget_tokens"])
     plain = kv.replay(methods=["h2o"], budgets=[tokens], **words).table
     assert list(shares["key"]) == list(plain["key"])
@@ -167,7 +172,7 @@ def test_a_cell_does_not_depend_on_the_form_of_its_budget(words):
 
 
 def test_a_heads_budget_selects_its_arrays(words):
-    run = kv.replay(methods=["self_balancing_walk"], budgets=["62%"], **words)
+    run = kv.replay(methods=["self_balancing_walk"], budgets=at_the_peak(0.62), **words)
     assert run.table["budget_tokens"].nunique() > 1
     for row in run.table.itertuples():
         place = {"layer": row.layer, "head": row.kv_head, "seed": row.seed}
@@ -176,7 +181,7 @@ def test_a_heads_budget_selects_its_arrays(words):
 
 def test_a_summary_has_a_row_per_share_even_if_heads_budgets_differ(words):
     methods = [{"name": "h2o", "row_format": KIVI}, "exact", "window"]
-    table = kv.replay(methods=methods, budgets=["40%", "60%"], **words).summary()
+    table = kv.replay(methods=methods, budgets=at_the_peak(0.4, 0.6), **words).summary()
     assert [name.split()[0] for name in table["method"]] == ["exact", "h2o", "h2o", "window", "window"]
     shares = table.set_index("share")["bytes_ratio"]
     assert (shares.loc[0.4] <= 0.4).all()
@@ -186,7 +191,7 @@ def test_a_summary_has_a_row_per_share_even_if_heads_budgets_differ(words):
 
 def test_a_curve_has_one_point_per_share_even_if_heads_budgets_differ(words):
     coded = {"name": "h2o", "row_format": CLOSE}
-    frame = kv.replay(methods=[coded, "window"], budgets=["20%", 40], **words).frame
+    frame = kv.replay(methods=[coded, "window"], budgets={**at_the_peak(0.2), "tokens": [40]}, **words).frame
     common = with_common_budgets(frame)
     for rows, several in ((frame, True), (common, False)):
         asked = rows[(rows["method"] == "h2o") & (rows["budget_share"] == "0.2")]
@@ -197,7 +202,7 @@ def test_a_curve_has_one_point_per_share_even_if_heads_budgets_differ(words):
 
 def test_a_cell_of_two_shares_counts_once_at_each(words):
     run = kv.replay(
-        methods=[{"name": "h2o", "row_format": CLOSE}, "window"], budgets=["20%", "20.3%"], **words
+        methods=[{"name": "h2o", "row_format": CLOSE}, "window"], budgets=at_the_peak(0.2, 0.203), **words
     )
     common = with_common_budgets(run.frame)
     for share in ("0.2", "0.203"):
@@ -208,14 +213,14 @@ def test_a_cell_of_two_shares_counts_once_at_each(words):
 
 def test_two_shares_of_one_budget_are_one_cell_with_both(words):
     with pytest.warns(UserWarning, match="100% of the cache holds everything"):
-        run = kv.replay(methods=["window"], budgets=["99.95%", "99.9%", "100%"], **words)
+        run = kv.replay(methods=["window"], budgets=at_the_peak(0.9995, 0.999, 1), **words)
     assert set(run.table["budget_share"]) == {"0.999;0.9995", "1"}
     assert set(run.table[run.table["budget_share"] == "1"]["budget_tokens"]) == {TOKENS}
 
 
 def test_methods_that_cannot_get_that_small_are_reported_and_the_others_run(words):
     with pytest.warns(UserWarning) as told:
-        run = kv.replay(methods=["window", "quest", "snapkv"], budgets=["10%", "90%"], **words)
+        run = kv.replay(methods=["window", "quest", "snapkv"], budgets=at_the_peak(0.1, 0.9), **words)
     said = sorted(str(warning.message) for warning in told)
     assert len(said) == 3
     assert said[0].startswith("10% of the cache is not reachable (needs 1")
@@ -234,7 +239,7 @@ def test_a_short_prompt_is_solved_together_with_a_long_one(tmp_path):
         for name, tokens in texts.items()
     }
     trace = kv.Trace.write(tmp_path / "t.h5", prompts=prompts)
-    run = kv.replay(trace, methods=["h2o", "tova"], budgets=["10%"])
+    run = kv.replay(trace, methods=["h2o", "tova"], budgets=at_the_peak(0.1))
     assert set(run.table["prompt"]) == set(texts)
     assert (run.table["total_bytes"] <= 0.1 * run.table["full_bytes"]).all()
 
@@ -246,7 +251,7 @@ def test_budgets_in_tokens_and_shares_have_separate_rows_in_a_summary(words):
 
 def test_shares_that_no_budget_reaches_are_named_in_the_answer(words):
     with pytest.warns(UserWarning, match="not reachable"):
-        answer = kv.replay(methods=["window", "snapkv"], budgets=["10%"], **words).compare("10%")
+        answer = kv.replay(methods=["window", "snapkv"], budgets=at_the_peak(0.1), **words).compare("10%")
     assert answer.ranking.set_index("label")["how"]["snapkv"].startswith("needs 1")
 
 
@@ -255,7 +260,9 @@ def test_shares_that_no_budget_reaches_are_named_in_the_answer(words):
 
 def test_the_table_of_a_run_shows_shares_and_what_is_not_reachable(trace, tmp_path):
     out = tmp_path / "o"
-    done = kvreplay("run", trace, "--method", "exact,window,quest", "--budget", "20%,40%", "-o", out)
+    done = kvreplay(
+        "run", trace, "--method", "exact,window,quest", "--budget", "20%,40%", "--of", "peak", "-o", out
+    )
     assert done.returncode == 0
     lines = {tuple(line.split()[:2]): line.split() for line in done.stdout.splitlines()}
     assert "share" in done.stdout.splitlines()[0]
@@ -267,7 +274,9 @@ def test_the_table_of_a_run_shows_shares_and_what_is_not_reachable(trace, tmp_pa
     meta = json.loads((out / "results.meta.json").read_text())
     assert [(one["method"], one["share"]) for one in meta["unreachable"]] == [("quest", 0.2), ("quest", 0.4)]
     assert meta["config"]["budget"] == {"of": "peak", "share_of_cache": [0.2, 0.4]}
-    again = kvreplay("run", trace, "--method", "exact,window,quest", "--budget", "20%,40%", "-o", out)
+    again = kvreplay(
+        "run", trace, "--method", "exact,window,quest", "--budget", "20%,40%", "--of", "peak", "-o", out
+    )
     assert "12 cells, 12 done before" in again.stderr.replace("\n", " ")
     assert again.stdout == done.stdout
 
@@ -282,7 +291,9 @@ def test_a_run_without_shares_shows_its_share_of_the_cache(trace, tmp_path):
 
 
 def test_shares_that_no_method_reaches_end_the_run_with_their_floors(trace, tmp_path):
-    done = kvreplay("run", trace, "--method", "quest,snapkv", "--budget", "2%", "-o", tmp_path / "o")
+    done = kvreplay(
+        "run", trace, "--method", "quest,snapkv", "--budget", "2%", "--of", "peak", "-o", tmp_path / "o"
+    )
     assert done.returncode == 2
     assert "no method reaches any share of the cache: quest needs 1" in done.stderr
     assert "snapkv needs 16.0" in done.stderr
@@ -310,7 +321,8 @@ def test_a_sweep_takes_the_budgets_of_its_plan(trace, tmp_path):
     path, alone, out = tmp_path / "c.yaml", tmp_path / "alone", tmp_path / "sweep"
     path.write_text(
         f"schema: 1\ntraces: [{trace}]\nmethods: [exact, {{name: h2o, row_format: {json.dumps(KIVI)}}},\n"
-        "  quest, {name: snapkv, window: 4, allocator: pyramid}]\nbudget: {share_of_cache: [0.4, 0.6]}\n"
+        "  quest, {name: snapkv, window: 4, allocator: pyramid}]\n"
+        "budget: {share_of_cache: [0.4, 0.6], of: peak}\n"
     )
     assert kvreplay("run", path, "-o", alone).returncode == 0
     assert kvreplay("sweep", "plan", path, "-o", out).returncode == 0
@@ -327,3 +339,77 @@ def test_a_sweep_takes_the_budgets_of_its_plan(trace, tmp_path):
         json.loads((folder / "results.meta.json").read_text())["unreachable"] for folder in (alone, out)
     ]
     assert unreachable[0] == unreachable[1]
+
+
+# ---- which bytes a share bounds if nothing says so
+
+
+def asked_of(out):
+    return json.loads((out / "results.meta.json").read_text())["config"]["budget"]["of"]
+
+
+def budgets_in(out):
+    return {(row["layer"], row["kv_head"], row["budget_tokens"]) for row in table(out)}
+
+
+def test_shares_are_of_the_prompts_cache_if_tokens_follow_every_prompt(trace, layers, words, tmp_path):
+    command = ("run", trace, "--method", "h2o,snapkv", "--budget", "25%")
+    usual = kvreplay(*command, "-o", tmp_path / "usual")
+    told = (
+        "solving shares of the prompt's cache after its cut (budget.of: prompt): budgets are tried, and the "
+        "bytes counted"
+    )
+    assert told in " ".join(usual.stderr.split())
+    kvreplay(*command, "--of", "prompt", "-o", tmp_path / "prompt")
+    kvreplay(*command, "--of", "peak", "-o", tmp_path / "peak")
+    assert [asked_of(tmp_path / name) for name in ("usual", "prompt", "peak")] == ["prompt", "prompt", "peak"]
+    assert budgets_in(tmp_path / "usual") == budgets_in(tmp_path / "prompt") != budgets_in(tmp_path / "peak")
+    tokens = {(row[0], row[1], int(row[2])) for row in budgets_in(tmp_path / "usual")}
+    for run in (
+        kv.replay(trace, methods=["h2o", "snapkv"], budgets="25%"),
+        kv.replay(**words, methods=["h2o", "snapkv"], budgets="25%"),
+    ):
+        own = run.table[["layer", "kv_head", "budget_tokens"]].drop_duplicates()
+        assert {(str(a), str(b), c) for a, b, c in own.itertuples(index=False)} == tokens
+
+
+def test_shares_are_of_the_peak_if_nothing_follows_some_prompt(tmp_path):
+    lengths = {"short": PROMPT, "long": TOKENS}
+    prompts = {
+        name: {"layers": {3: made_layer(3, tokens=tokens)}, "n_prompt": PROMPT - 1}
+        for name, tokens in lengths.items()
+    }
+    trace = kv.Trace.write(tmp_path / "t.h5", prompts=prompts).path
+    command = ("run", trace, "--method", "window", "--budget", "20%", "--prefill", PROMPT, "--save", "kept")
+    done = kvreplay(*command, "-o", tmp_path / "both")
+    assert "the cache at its peak (budget.of: peak)" in " ".join(done.stderr.split())
+    assert asked_of(tmp_path / "both") == "peak"
+    kvreplay(*command, "--prompts", "long", "-o", tmp_path / "long")
+    assert asked_of(tmp_path / "long") == "prompt"
+
+
+def test_a_plan_says_which_bytes_its_shares_bound(trace, tmp_path):
+    kvreplay("sweep", "plan", trace, "--method", "window", "--budget", "20%", "-o", tmp_path / "a")
+    kvreplay(
+        "sweep", "plan", trace, "--method", "window", "--budget", "20%", "--of", "mean", "-o", tmp_path / "b"
+    )
+    for name, of in (("a", "prompt"), ("b", "mean")):
+        (plan,) = (tmp_path / name).glob("plan-*.jsonl")
+        head = json.loads(plan.read_text().splitlines()[0])
+        assert head["config"]["budget"]["of"] == of
+
+
+def test_results_at_shares_of_other_bytes_are_not_mixed(trace, tmp_path):
+    command = ("run", trace, "--method", "window", "-o", tmp_path)
+    assert kvreplay(*command, "--budget", "20%", "--of", "peak").returncode == 0
+    mixed = kvreplay(*command, "--budget", "30%")
+    assert mixed.returncode == 2
+    assert 'budget.of is "peak" there and "prompt" here' in mixed.stderr
+
+
+def test_of_without_a_share_is_refused_with_what_it_belongs_to(trace):
+    done = kvreplay("run", trace, "--method", "window", "--budget", "64", "--of", "peak")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "kvreplay: error: --of (peak, mean or prompt) belongs to shares of the cache: --budget 20%"
+    ]

@@ -174,7 +174,8 @@ TEST_CASE("The message about an invalid share of the cache suggests a valid one"
   CHECK(told("[0.1], of: median") ==
         "c.yaml:4:37: error: budget.of is \"median\" and must be one of peak, mean, prompt (did you mean mean?)");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, of: mean}\n") ==
-        "c.yaml:4:21: error: budget.of (peak, mean or prompt) belongs to share_of_cache");
+        "c.yaml:4:21: error: budget.of (peak, mean or prompt) belongs to shares of the cache: budget: {share_of_cache: "
+        "[0.2]}");
 }
 
 TEST_CASE("A budget inside an entry is refused") {

@@ -137,10 +137,13 @@ TEST_CASE("All spellings of whole and real numbers are read alike") {
   CHECK(c.budget.kind == BudgetList::Kind::bytes);
 }
 
-TEST_CASE("A share of the cache refers to the peak, unless the key names the mean") {
-  const RunConfig peak = parse("methods: [keeper]\nbudget: {share_of_cache: [0.1, 1]}\n");
-  CHECK(peak.budget.has_shares());
-  CHECK(peak.budget.shares == std::vector<double>{0.1, 1});
+TEST_CASE("A share of the cache leaves the bytes open, unless a key names them") {
+  const RunConfig open = parse("methods: [keeper]\nbudget: {share_of_cache: [0.1, 1]}\n");
+  CHECK(open.budget.has_shares());
+  CHECK(open.budget.shares == std::vector<double>{0.1, 1});
+  CHECK_FALSE(open.budget.of);
+  CHECK(nlohmann::json::parse(resolved_json(open))["budget"].dump() == R"({"share_of_cache":[0.1,1]})");
+  const RunConfig peak = parse("methods: [keeper]\nbudget: {share_of_cache: [0.1, 1], of: peak}\n");
   CHECK(peak.budget.of == BudgetList::Of::peak);
   CHECK(nlohmann::json::parse(resolved_json(peak))["budget"].dump() == R"({"of":"peak","share_of_cache":[0.1,1]})");
   const RunConfig mean = parse("methods: [keeper]\nbudget: {share_of_cache: 0.2, of: mean}\n");

@@ -158,7 +158,7 @@ def test_between_two_budgets_the_error_is_a_power_of_the_bytes(tmp_path):
     answer = answered(tmp_path, rows)
     # 0.2 is halfway between 0.1 and 0.4 on a logarithmic scale: the geometric mean of 0.4 and 0.1.
     assert row_of(answer, "h2o")["error"] == pytest.approx(0.2 * BASE.mean())
-    assert row_of(answer, "h2o")["how"] == "between budget 64 (10.0%) and budget 256 (40.0%)"
+    assert row_of(answer, "h2o")["how"] == "between budget 64 (10.0 %) and budget 256 (40.0 %)"
     assert any(each.startswith("Interpolated") and "h2o" in each for each in answer.caveats)
 
 
@@ -166,8 +166,8 @@ def test_nothing_is_extrapolated_and_the_reason_is_stated(tmp_path):
     rows = method_rows("h2o", 1) + method_rows("tova", 1, 32, 0.1) + method_rows("snapkv", 1, 128, 0.3)
     answer = answered(tmp_path, rows)
     assert list(answer.compared["label"]) == ["h2o"]
-    assert row_of(answer, "tova")["how"] == "its largest size here is 10.0% of the full cache"
-    assert row_of(answer, "snapkv")["how"] == "its smallest size here is 30.0% of the full cache"
+    assert row_of(answer, "tova")["how"] == "its largest size here is 10.0 % of the full cache"
+    assert row_of(answer, "snapkv")["how"] == "its smallest size here is 30.0 % of the full cache"
     assert "h2o is the only method replayed, its error 0.233" in answer.sentence
 
 
@@ -182,7 +182,7 @@ def test_neighbours_are_chosen_by_bytes_not_budgets(tmp_path):
     sizes = {64: 0.25, 128: 0.15, 256: 0.4}
     rows = [row for budget, share in sizes.items() for row in method_rows("h2o", 1, budget, share)]
     row = row_of(answered(tmp_path, rows + method_rows("tova", 1)), "h2o")
-    assert row["how"] == "between budget 128 (15.0%) and budget 64 (25.0%)"
+    assert row["how"] == "between budget 128 (15.0 %) and budget 64 (25.0 %)"
 
 
 def test_heads_at_a_share_are_one_instance_even_if_tokens_differ(tmp_path):
@@ -310,7 +310,7 @@ def test_a_cell_above_the_requested_bytes_is_not_at_the_share(tmp_path):
     """This happens when the mean over steps is bounded, or when layers that share a budget are left out."""
     asked = [dict(row, budget_share="0.2") for row in method_rows("h2o", 1, share=0.25)]
     answer = shared(tmp_path, asked + method_rows("tova", 2))
-    assert row_of(answer, "h2o")["how"] == "its smallest size here is 25.0% of the full cache"
+    assert row_of(answer, "h2o")["how"] == "its smallest size here is 25.0 % of the full cache"
 
 
 def test_two_budgets_for_one_share_are_never_averaged(tmp_path):
@@ -351,7 +351,7 @@ def test_floors_of_the_run_are_reported_under_the_tables_label(tmp_path):
     }
     rows = method_rows("snapkv", 1, 256, 0.6, params=given) + method_rows("h2o", 1)
     answer = compare_at(load(write_results(tmp_path, rows, meta)), 0.2)
-    assert row_of(answer, "snapkv")["how"] == "needs 34.8% of the full cache"
+    assert row_of(answer, "snapkv")["how"] == "needs 34.8 % of the full cache"
     assert len(answer.ranking) == 2
 
 
@@ -400,7 +400,7 @@ def test_by_prompt_bytes_a_one_shot_method_competes_despite_later_tokens(tmp_pat
     assert [*answer.ranking["share"]] == pytest.approx([0.2, 0.2])
     assert "% of prompt" in str(answer)
     peak = of_bytes(tmp_path / "b", both_phases(), "peak")
-    assert row_of(peak, "snapkv")["how"] == "its smallest size here is 40.0% of the full cache"
+    assert row_of(peak, "snapkv")["how"] == "its smallest size here is 40.0 % of the full cache"
 
 
 def test_mean_bytes_are_relative_to_the_full_cache_of_equal_steps(tmp_path):
@@ -411,7 +411,7 @@ def test_mean_bytes_are_relative_to_the_full_cache_of_equal_steps(tmp_path):
         " method replayed"
     )
     assert (
-        row_of(answer, "exact int8")["how"] == "its smallest size here is 100.0% of the full cache on average"
+        row_of(answer, "exact int8")["how"] == "its smallest size here is 100.0 % of the full cache on average"
     )
 
 
@@ -453,7 +453,7 @@ def test_floors_of_other_bytes_are_not_mentioned(tmp_path):
     )
     meta["config"]["budget"]["of"] = "prompt"
     found = row_of(of_bytes(tmp_path / "b", rows, "prompt", meta=meta), "snapkv")["how"]
-    assert found == "needs 34.8% of the prompt’s full cache"
+    assert found == "needs 34.8 % of the prompt’s full cache"
 
 
 def test_bytes_that_a_table_lacks_are_refused_with_the_remedy(tmp_path):

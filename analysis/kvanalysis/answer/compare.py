@@ -173,7 +173,7 @@ def _unreachable_methods(frame, rows, asked, phase, methods) -> dict[str, Reache
         if label is None and phase is None:
             label = " ".join([each["method"], *named_values(each["given"], each["given"])])
         if label is not None:
-            floors[label] = Unreached(f"needs {each['floor_low']:.1%} of {asked.size.short}")
+            floors[label] = Unreached(f"needs {100 * each['floor_low']:.1f} % of {asked.size.short}")
     return floors
 
 

@@ -73,11 +73,11 @@ def _of_text(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     if for_it:
         return Reached(for_it[0].values, for_it[0].share, for_it[0].words)
     if not fits:
-        return Unreached(f"its smallest size here is {points[0].share:.1%} of {asked.size.short}")
+        return Unreached(f"its smallest size here is {100 * points[0].share:.1f} % of {asked.size.short}")
     if fits[-1].share >= NEAR * share:
         return Reached(fits[-1].values, fits[-1].share, fits[-1].words)
     if len(fits) == len(points):
-        return Unreached(f"its largest size here is {points[-1].share:.1%} of {asked.size.short}")
+        return Unreached(f"its largest size here is {100 * points[-1].share:.1f} % of {asked.size.short}")
     return _between(fits[-1], points[len(fits)], share)
 
 
@@ -140,5 +140,5 @@ def _between(low: _Point, high: _Point, share: float) -> Reached:
     with np.errstate(divide="ignore", invalid="ignore"):
         powers = np.exp((1 - weight) * np.log(a) + weight * np.log(b))
     values = np.where((a > 0) & (b > 0), powers, (1 - weight) * a + weight * b)
-    how = f"between {low.words} ({low.share:.1%}) and {high.words} ({high.share:.1%})"
+    how = f"between {low.words} ({100 * low.share:.1f} %) and {high.words} ({100 * high.share:.1f} %)"
     return Reached(pd.Series(values, both.index), share, how)

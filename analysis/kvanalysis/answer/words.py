@@ -283,11 +283,16 @@ def _interpolated(rows) -> list[str]:
     return [f"Interpolated between two budgets (as a power of the bytes, for each head): {_listed(between)}."]
 
 
-def left_out(answer: "Answer") -> list[str]:
-    """Each reason once, with the labels that it applies to."""
+def left_out(answer: "Answer", most: int | None = None) -> list[str]:
+    """A sentence on methods that cannot be compared, each reason once; only their number if there are more
+    than `most` reasons."""
     out = answer.ranking[answer.ranking["error"].isna()]
-    reasons = out.groupby("how", sort=False)["name"]
-    return [f"Not compared: {_listed(own)} ({why})." for why, own in reasons]
+    reasons = [f"{_listed(own)} ({why})" for why, own in out.groupby("how", sort=False)["name"]]
+    if not reasons:
+        return []
+    if most is not None and len(reasons) > most:
+        return [f"Not compared: {len(out)} methods that were not replayed near this size."]
+    return [f"Not compared: {'; '.join(reasons)}."]
 
 
 def _phase_caveat(answer: "Answer", rows) -> list[str]:

@@ -63,22 +63,13 @@ def _line(share, answer, losses):
     rest = verdict(answer).removeprefix(found)
     words = f"<strong>{html(_title(answer, found))}</strong>{html(rest)}."
     model = _model_words(answer, losses) if answer.best and losses is not None else ""
-    aside = f"<small>{html(_absent(answer))}</small>"
+    aside = f"<small>{html(''.join(f' {text}' for text in left_out(answer, MOST_REASONS)))}</small>"
     return f"<li><b>{100 * share:g} %</b><span>{words}{html(model)}{aside}</span></li>"
 
 
 def _title(answer, found):
     """Names of methods keep their letters."""
     return found if answer.winner_decided or len(answer.compared) == 1 else capital(found)
-
-
-def _absent(answer):
-    """The methods left out, and why; many reasons are only shown with the ranking."""
-    reasons = left_out(answer)
-    if len(reasons) > MOST_REASONS:
-        number = len(answer.ranking) - len(answer.compared)
-        return f" Not compared: {number} methods that were not replayed near this size."
-    return "".join(f" {reason}" for reason in reasons)
 
 
 def _losses(frame, summary):

@@ -17,7 +17,7 @@ from kvanalysis import load
 from kvanalysis.drawing.progress import DrawingProgress
 from kvanalysis.drawing.saving import few_colours, save
 from kvanalysis.drawing.style import COLOURS, styled
-from kvanalysis.page import pictures
+from kvanalysis.page import interactive_script, pictures
 from kvanalysis.page.figure_folder import read_folder
 from kvanalysis.page.untestable import untestable_claims
 from kvanalysis.plots import pictures_of
@@ -508,3 +508,20 @@ def test_a_browser_shows_both_pages_without_scrolling_sideways(tmp_path, whole_r
         assert seen.scroll <= seen.client, name
         assert seen.sortable > 0, name
         assert seen.sorted, name
+
+
+@pytest.mark.skipif(page_in_browser.CHROMIUM is None, reason="no Chromium here")
+def test_a_logarithmic_axis_has_ticks_in_each_decade(tmp_path):
+    """Less than two decades included, where Bokeh's own ticks are linear."""
+    function = re.search(r"^const tenths.*?^}", interactive_script.GLUE, re.M | re.S)[0]
+    page = tmp_path / "ticks.html"
+    ranges = "[[0.0024, 0.18], [1e-6, 2], [3, 3.5]]"
+    script = f"{function} document.title = JSON.stringify({ranges}.map(range => ticksIn(...range)))"
+    page.write_text(f"<script>{script}</script>")
+    found = page_in_browser.browse(page, "--dump-dom", folder=tmp_path).stdout
+    ticks = json.loads(re.search("<title>(.*?)</title>", found)[1])
+    assert ticks == [
+        [0.005, 0.01, 0.02, 0.05, 0.1],
+        [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1],
+        [3, 3.1, 3.2, 3.3, 3.4, 3.5],
+    ]

@@ -24,6 +24,23 @@ const take = (numbers, places) => places.map(i => numbers[i]);
 const fill = (source, data) => { source.data = data; };
 const named = name => Bokeh.documents.map(d => d.get_model_by_name(name)).find(model => model);
 
+// Ticks of a logarithmic axis: the coarsest factors of powers of ten with at least five ticks.
+const tenths = Array.from({length: 90}, (_, i) => 1 + i / 10);
+const factorsOfTicks = [[1], [1, 3], [1, 2, 5], tenths.filter(Number.isInteger), tenths];
+function ticksIn(low, high) {
+  const powers = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); ++power) powers.push(power);
+  const inside = tick => low <= tick && tick <= high;
+  const ticks = factorsOfTicks.map(factors => powers.flatMap(power =>
+    factors.map(factor => +(factor * 10 ** power).toPrecision(2)).filter(inside)));
+  return ticks.find(own => own.length >= 5) ?? ticks.at(-1);
+}
+
+function setRange(range, axes, [low, high]) {
+  [range.start, range.end] = [low, high];
+  for (const axis of axes) axis.ticker.ticks = ticksIn(low, high);
+}
+
 function pointsOf(view, measure, places) {
   const data = {x: take(view.x, places), kib: take(view.kib, places), heads: take(view.heads, places)};
   for (const name of columns) data[name] = take(points[name], places);
@@ -53,8 +70,8 @@ function drawCurves(view, measure) {
       colour: ended.map(l => points.colour[at(l)]), marker: ended.map(l => points.marker[at(l)])});
   }
   for (const family of families) {
-    const range = named(family).y_range;
-    [range.start, range.end] = measure.range;
+    const plot = named(family);
+    setRange(plot.y_range, plot.left, measure.range);
   }
   const above = known.filter(i => measure.mean[i] > measure.range[1]);
   document.getElementById("above").textContent = above.length ? "Above the axis: " + above.map(i =>
@@ -77,7 +94,7 @@ function drawDots(view, measure) {
   plot.height = 70 + row * Math.max(order.length, 2);
   fill(named("points_classes"), data);
   const least = Math.min(...data.y);
-  [plot.x_range.start, plot.x_range.end] = [order.length ? least / 1.5 : measure.range[0], measure.range[1]];
+  setRange(plot.x_range, plot.below, [order.length ? least / 1.5 : measure.range[0], measure.range[1]]);
   const above = order.filter(i => measure.mean[i] > measure.range[1]);
   document.getElementById("above").textContent = above.length ?
     "Beyond the axis: " + above.map(i => name(i) + " " + measure.mean[i]).join(", ") + "." : "";

@@ -59,7 +59,7 @@ def add_overrides(parser, overridden):
 def add_compare_options(parser):
     """The question for `compare`: shares of bytes, layers, methods and the measure."""
     add = parser.add_argument
-    shares = "shares of the full cache's bytes: 20%% or 10%%,20%%,40%%"
+    shares = "shares of the full cache's bytes, which --of names: 20%% or 10%%,20%%,40%%"
     add("--at", required=True, metavar="SHARES", help=shares)
     which = (
         "bytes to count: the prompt's after its cut, as papers count them (the default if the trace has a "

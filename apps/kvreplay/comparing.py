@@ -39,8 +39,8 @@ def compare(
         the ranking gives the reason.
     of: which bytes are counted. "prompt": the bytes of the prompt after its cut, as papers count them;
         "peak": the most bytes at any time; "mean": the mean over all steps. Default: those whose shares the
-        run was asked for, else "prompt" if every row has a prompt, else "peak". To replay
-        at such a budget: `replay(budgets={"share_of_cache": [0.2], "of": "prompt"})`.
+        run was asked for, else "prompt" if every row has a prompt, else "peak". To replay at such a budget:
+        `replay(budgets={"share_of_cache": [0.2], "of": "mean"})`.
     layers: a list or a range ("15-29"); default: all.
     measure: what methods are ranked by; less is better.
         "nats": the predicted loss of the model in nats per token, from a gradient in the trace. This is the

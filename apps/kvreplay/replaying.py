@@ -90,10 +90,10 @@ def replay(
         methods: one or a list of: names (kvreplay.methods()); dicts with parameters, in which a list is swept
             ({"name": "snapkv", "window": [16, 32]}); your own scorers and policies (kvreplay.scorer,
             kvreplay.Policy).
-        budgets: one or a list of: tokens per kv head (64); shares of the full cache's bytes ("20%"), for
-            which each method gets the most tokens that fit. Or a dict: {"share_of_cache": [0.2], "of":
-            "mean"} counts the mean over steps instead of the peak, "of": "prompt" the prompt's bytes after
-            its cut; {"fraction_kept": [0.1]} counts tokens of the prompt; {"bytes": [20000]}.
+        budgets: one or a list of: tokens per kv head (64); shares of the cache's bytes ("20%"), for which
+            each method gets the most tokens that fit: bytes of the prompt after its cut, or at the peak if
+            there is no prompt. Or a dict: {"share_of_cache": [0.2], "of": "peak"} (or "mean", over the
+            steps; or "prompt"); {"fraction_kept": [0.1]} counts tokens of the prompt; {"bytes": [20000]}.
         seeds: how many seeds random methods get (default 5), or (first, count).
 
     Execution

@@ -87,7 +87,7 @@ def test_one_bad_method_makes_no_winner_of_several_good_ones(tmp_path):
 
 def test_a_large_insignificant_difference_of_means_is_explained(tmp_path):
     rows = method_rows("tova", 1.0) + method_rows("window", 1.1) + method_rows("buzz", 0.9)
-    for at in (6, 12):  # of window and buzz: the first layer
+    for at in (6, 12):  # the first layer of window and of buzz
         rows[at]["rel_err_out_mean"] = 9.0
     answer = answered(tmp_path, rows)
     assert row_of(answer, "window")["layers_more"] == 6
@@ -245,7 +245,7 @@ def test_shares_are_written_as_percents_or_as_parts(text, shares):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("20", "write 20%"), ("0", "a share"), ("x%", "a share"), ("120%", "a share")]
+    ("text", "says"), [("20", "Write --at 20%"), ("0", "a share"), ("x%", "a share"), ("120%", "a share")]
 )
 def test_an_invalid_share_is_refused_with_the_remedy(text, says):
     with pytest.raises(ConfigError, match=says):
@@ -278,7 +278,7 @@ def test_the_command_prints_the_sentence_first_and_a_block_for_each_share(tmp_pa
     )
     assert sum(line.startswith("At ") for line in lines) == 2
     assert cli.main(["compare", str(tmp_path), "--at", "20"]) == 2
-    assert "write 20%" in capsys.readouterr().err
+    assert "Write --at 20%" in capsys.readouterr().err
 
 
 def test_methods_without_common_heads_are_left_out(tmp_path):

@@ -56,7 +56,7 @@ def test_a_folder_of_results_is_answered_without_replaying(asked):
     assert (out / "results.csv").stat().st_mtime_ns == before
     late = compare(out, "--at", "20%", "--layers", "15-29", "--measure", "cosine", "--phase", "stream")
     assert "cosine distance" in late.stdout
-    assert "Layers 15, 18, 21, 23, 26, 29;" in late.stdout
+    assert "Layers 15, 18, 21, 23, 26, 29." in late.stdout
 
 
 def test_a_configuration_is_replayed_at_the_shares_instead_of_its_budgets(tmp_path):
@@ -70,7 +70,7 @@ def test_a_configuration_is_replayed_at_the_shares_instead_of_its_budgets(tmp_pa
 def test_a_trace_is_compared_with_default_methods(tmp_path):
     done = compare(SAMPLE, "--at", "20%", "--seeds", "1", "-o", tmp_path / "o")
     assert "snapkv" in done.stdout
-    assert "needs 21.6% of the prompt’s full cache" in done.stdout
+    assert "needs 21.6 % of the prompt’s full cache" in done.stdout
     assert {"h2o", "tova", "streaming_llm"} <= {row["method"] for row in rows_of(tmp_path / "o")}
 
 
@@ -104,7 +104,7 @@ def test_the_prompt_may_be_a_share_of_the_tokens(tmp_path):
     [
         ((".", "--at", "20%"), 3, "holds no results.csv"),
         (("missing.h5", "--at", "20%"), 3, "missing.h5"),
-        ((SAMPLE, "--at", "20"), 2, "write 20%"),
+        ((SAMPLE, "--at", "20"), 2, "Write --at 20%"),
         ((SAMPLE, "--at", "x%"), 2, "write a share"),
         ((SAMPLE, "--at", "120%"), 2, "write a share"),
         ((SAMPLE,), 2, "--at"),
@@ -116,3 +116,17 @@ def test_an_impossible_comparison_is_refused_with_the_remedy(tmp_path, words, co
     assert done.returncode == code
     assert says in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_asked_is_what_is_replayed(tmp_path):
+    """Layers and bytes reach the replay; a wrong layer is refused before it starts."""
+    done = compare(
+        SAMPLE, "--at", "20%", "--method", "h2o,tova", "--layers", "every:15", "--of", "peak", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "out/compare-smollm2-135m-peak")
+    assert {row["layer"] for row in rows} == {"0", "15"}
+    assert all(int(row["total_bytes"]) <= 0.2 * int(row["full_bytes"]) for row in rows)
+    refused = compare(SAMPLE, "--at", "20%", "--layers", "99", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "has no layer 99" in refused.stderr

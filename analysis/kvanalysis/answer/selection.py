@@ -20,10 +20,11 @@ def _share(word: str) -> float:
     except ValueError:
         value = math.nan
     share = value / 100 if percent else value
-    if not 0 < share <= 1:
-        meant = f"; {word} %? write {word}%" if 1 < value <= 100 and not percent else ""
-        raise ConfigError(f"--at {word}: write a share of the full cache's bytes, such as 20% or 0.2{meant}")
-    return share
+    if 0 < share <= 1:
+        return share
+    if 1 < value <= 100:
+        raise ConfigError(f"--at {word}: is above 100 %. Write --at {word}% for {word} %")
+    raise ConfigError(f"--at {word}: write a share of the full cache's bytes, such as 20% or 0.2")
 
 
 def of_layers(frame: pd.DataFrame, layers: str | list[int] | None) -> pd.DataFrame:

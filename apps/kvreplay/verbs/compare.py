@@ -6,10 +6,9 @@ A trace or a configuration is replayed at the shares first; the answer is read f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvanalysis.answer.selection import shares_in
-from kvanalysis.answer.sizes import PEAK, PROMPT
 from kvanalysis.cli import add_compare_options
 from kvbase.errors import ConfigError
 from kvbase.program import attend
@@ -26,7 +25,9 @@ CONTENDERS = (
     "h2o,tova,scissorhands,buzz,streaming_llm,snapkv,pyramidkv,adakv,expected_attention,knorm,keydiff,lagkv,"
     "balancekv,subgen,uniform,window"
 )
-REPLAYED = {"out": "-o", "jobs": "-j", "seeds": "--seeds", "prefill": "--prefill"}  # words of `kvreplay run`
+REPLAYED = {"out": "-o", "jobs": "-j", "seeds": "--seeds", "prefill": "--prefill"}  # only for the replay
+ASKED = {"layers": "--layers", "of": "--of"}  # for the replay and the comparison
+CONFIGS = (".yaml", ".yml", ".json")  # any other file is a trace
 SOME_FAILED = 1
 
 
@@ -51,16 +52,14 @@ def run(options: argparse.Namespace) -> int | None:
 
     shares_in(options.at)
     if options.place.is_dir():
-        given = [words for name, words in REPLAYED.items() if getattr(options, name) is not None]
-        if given:
+        extra = [words for name, words in REPLAYED.items() if getattr(options, name) is not None]
+        if extra:
             raise ConfigError(
-                f"{options.place}: is replayed already: {', '.join(given)} belong to a trace or a config"
+                f"{options.place}: is replayed already: {', '.join(extra)} belong to a trace or a config"
             )
         options.out = options.place
     else:
-        usual = PROMPT if _has_prompt(options) else PEAK
-        options.of = options.of or usual
-        options.out = Path(options.out or _default_folder(options, usual))
+        options.out = Path(options.out or _default_folder(options))
         code = attend(_words(options))
         if code not in (0, SOME_FAILED):
             return code
@@ -71,69 +70,20 @@ def run(options: argparse.Namespace) -> int | None:
 def _words(options: argparse.Namespace) -> list[str]:
     """What the engine's program runs."""
     shares = ",".join(f"{100 * share:.10g}%" for share in shares_in(options.at))
-    words = [
-        "run",
-        str(options.place),
-        "--budget",
-        shares,
-        "-s",
-        f"budget.of={options.of}",
-        "-o",
-        str(options.out),
-    ]
-    methods = options.methods or (CONTENDERS if _is_trace(options.place) else None)
-    if _is_trace(options.place):
+    words = ["run", str(options.place), "--budget", shares, "-o", str(options.out)]
+    methods = options.methods
+    if options.place.suffix not in CONFIGS:
         words.append("--predict")
+        methods = methods or CONTENDERS
     if methods:
         words += ["--method", methods]
-    for name in ("jobs", "seeds", "prefill"):
-        if (value := getattr(options, name)) is not None:
-            words += [REPLAYED[name], value]
+    for name, word in (REPLAYED | ASKED).items():
+        if name != "out" and (value := getattr(options, name)) is not None:
+            words += [word, value]
     return (["-q"] if options.quiet else []) + words
 
 
-def _default_folder(options: argparse.Namespace, usual: str) -> str:
+def _default_folder(options: argparse.Namespace) -> str:
     """Shares of one table are shares of the same bytes."""
-    of = "" if options.of == usual else f"-{options.of}"
+    of = f"-{options.of}" if options.of else ""
     return f"out/compare-{options.place.stem}{of}"
-
-
-def _is_trace(place: Path) -> bool:
-    try:
-        with place.open("rb") as file:
-            if file.read(8) == b"\x89HDF\r\n\x1a\n":
-                return True
-    except OSError:
-        pass
-    return place.suffix in (".h5", ".hdf5", ".part")
-
-
-def _has_prompt(options: argparse.Namespace) -> bool:
-    """Whether a prompt is cut and tokens follow it. What cannot be read, the program refuses in its words."""
-    if options.prefill is not None:
-        return options.prefill != "0"
-    if _is_trace(options.place):
-        return _tokens_follow(options.place)
-    import yaml
-
-    try:
-        config = yaml.safe_load(options.place.read_text())
-        replay: Any = config.get("replay") or {}
-        if replay.get("prefill", "trace") != "trace":
-            return bool(replay["prefill"])
-        return _tokens_follow(options.place.parent / config["traces"][0])
-    except (OSError, UnicodeError, yaml.YAMLError, AttributeError, KeyError, IndexError, TypeError):
-        return False
-
-
-def _tokens_follow(trace: Path) -> bool:
-    import h5py
-
-    try:
-        with h5py.File(trace) as file:
-            prompts = list(file["prompts"].values())
-            return bool(prompts) and all(
-                0 < int(one.attrs.get("n_prompt", 0)) < len(one["tokens"]) for one in prompts
-            )
-    except (OSError, KeyError, ValueError, TypeError, AttributeError):
-        return False

@@ -15,12 +15,14 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from kvbase import __version__
 from kvbase.errors import KvreplayError, TraceError
+from kvbase.files import reason
 
 OK, BAD_USAGE, INTERRUPTED = 0, 2, 130
+SHOWN_ALWAYS = ("error: ", "warning: ", "Traceback")
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,18 @@ def parser_of(verb: Verb, module: Any) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_options(parser)
-    general = parser.add_argument_group("general")
-    general.add_argument("-q", "--quiet", action="store_true", help="warnings and errors only")
-    general.add_argument("--log", metavar="FILE", help="also append all messages to FILE")
-    general.add_argument("--version", action="version", version=f"kvreplay {__version__}")
+    add_general(parser, quiet=False, log=None)
     return parser
+
+
+def add_general(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """The options of all verbs. A parser below a verb's takes no `defaults`, which would undo what stood
+    before its name."""
+    add = parser.add_argument_group("general").add_argument
+    quiet, log = (defaults.get(name, argparse.SUPPRESS) for name in ("quiet", "log"))
+    add("-q", "--quiet", action="store_true", default=quiet, help="warnings and errors only")
+    add("--log", metavar="FILE", default=log, help="also append all messages to FILE")
+    add("--version", action="version", version=f"kvreplay {__version__}")
 
 
 def run_verb(verb: Verb, words: list[str]) -> int:
@@ -78,7 +87,7 @@ def run_verb(verb: Verb, words: list[str]) -> int:
     module = verb.module()
     options = parser_of(verb, module).parse_args(words)
     options.command_line = shlex.join(["kvreplay", verb.name, *words])
-    with _messages(options):
+    with _Messages(options.quiet, options.log):
         return _guarded(module, options)
 
 
@@ -99,7 +108,8 @@ def _guarded(module: Any, options: argparse.Namespace) -> int:
     except BrokenPipeError:
         discard_stdout()
     except OSError as problem:
-        return fail(f"cannot write: {problem}", BAD_USAGE)
+        place = f"{problem.filename}: " if problem.filename else ""
+        return fail(f"cannot write: {place}{reason(problem)}", BAD_USAGE)
     return OK if code is None else code
 
 
@@ -123,24 +133,33 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _messages:
-    """stderr as --quiet and --log want it. Errors and warnings are always shown."""
+class _Messages:
+    """While entered, stderr is as --quiet and --log want it. Errors and warnings are always shown."""
 
-    def __init__(self, options: argparse.Namespace):
-        self.quiet, self.log = options.quiet, options.log
+    def __init__(self, quiet: bool, log: str | None):
+        self.quiet, self.log = quiet, log
+        self.filtered: _Filtered | None = None
 
     def __enter__(self) -> None:
         self.before = sys.stderr
         if self.quiet or self.log:
-            try:
-                log = Path(self.log).open("a", encoding="utf-8") if self.log else None
-            except OSError as problem:
-                print(f"kvreplay: error: --log {self.log}: {problem.strerror}", file=sys.stderr)
-                raise SystemExit(BAD_USAGE) from problem
-            sys.stderr = _Filtered(self.before, self.quiet, log)
+            self.filtered = _Filtered(self.before, self.quiet, _opened_log(self.log) if self.log else None)
+            sys.stderr = self.filtered
 
     def __exit__(self, *_: object) -> None:
         sys.stderr = self.before
+        if self.filtered is not None:
+            self.filtered.end_log()
+
+
+def _opened_log(path: str) -> TextIO:
+    try:
+        return Path(path).open("a", encoding="utf-8")
+    except OSError as problem:
+        remedy = "name a file in an existing folder"
+        raise SystemExit(
+            fail(f"--log {path}: cannot be written ({reason(problem)}): {remedy}", BAD_USAGE)
+        ) from problem
 
 
 class _Filtered:
@@ -148,14 +167,23 @@ class _Filtered:
 
     def __init__(self, stream: Any, quiet: bool, log: Any):
         self._stream, self._quiet, self._log = stream, quiet, log
+        self._shown = True
 
     def write(self, text: str) -> int:
         if self._log is not None and not text.startswith("\r"):
             self._log.write(text)
             self._log.flush()
-        if not self._quiet or any(word in text for word in ("error: ", "warning: ", "Traceback")):
+        if text != "\n":  # print writes the end of a line on its own
+            self._shown = not self._quiet or any(word in text for word in SHOWN_ALWAYS)
+        if self._shown:
             self._stream.write(text)
         return len(text)
+
+    def end_log(self) -> None:
+        """Closes the log. Loggers that a library made meanwhile may write to this stream later."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def isatty(self) -> bool:
         return not self._quiet and self._stream.isatty()

@@ -275,7 +275,8 @@ def test_an_output_folder_that_vanishes_ends_in_a_message(words, tmp_path, monke
 @pytest.mark.parametrize("output", ["file/t.h5", "file/d/"])
 def test_an_output_that_cannot_be_written_ends_in_a_message(words, tmp_path, capsys, output):
     (tmp_path / "file").write_text("no folder")
-    assert cli.main(words(f"{tmp_path}/{output}")) == TROUBLE
-    said = capsys.readouterr().err
-    assert "cannot write" in said.splitlines()[-1]
+    target = f"{tmp_path}/{output}"
+    assert cli.main(words(target)) == 2
+    why = f"{tmp_path}/file is a file, not a folder"
+    assert capsys.readouterr().err == f"kvreplay: error: {target}: {why}: choose another -o\n"
     assert (tmp_path / "file").read_text() == "no folder"

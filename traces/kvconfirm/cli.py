@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvbase.command import say
 from kvbase.errors import KvreplayError, TraceError
+from kvbase.files import reason
 from kvbase.selections import HELP as LAYERS
 from kvrecord.threads import warn_if_busy
 
@@ -61,7 +62,10 @@ def run(args, rows):
     try:
         return _run(args, rows)
     except OSError as error:
-        raise error if isinstance(error, KvreplayError) else TraceError(f"{error}; {STOPPED}") from error
+        if isinstance(error, KvreplayError):
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        raise TraceError(f"{place}{reason(error)}; {STOPPED}") from error
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, KvreplayError) or not _out_of_memory(error):
             raise
@@ -75,7 +79,10 @@ def _run(args, rows):
     _release_freed_blocks()
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
-    if args.select == "recorded" and (Path(args.results) / "results.csv").is_file():
+    from .results import require_results
+
+    require_results(Path(args.results))
+    if args.select == "recorded":
         from .kept_lists import require_kept
 
         require_kept(Path(args.results))

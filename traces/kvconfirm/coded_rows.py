@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import torch
 from kvbase.errors import ConfigError, KvreplayError, TraceError
+from kvbase.files import reason
 
 from .row_weights import LayerRows
 
@@ -203,4 +204,4 @@ def _uniforms(path):
         with h5py.File(path, "r") as file:
             return {name: file[name][...] for name in ("signs", "rotation", "sketch") if name in file}
     except OSError as error:
-        raise TraceError(f"uniforms: {path}: cannot be read: {error}") from error
+        raise TraceError(f"uniforms: {path}: cannot be read: {reason(error)}") from error

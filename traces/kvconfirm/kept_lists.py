@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 from kvbase.errors import ConfigError, TraceError
+from kvbase.files import reason
 
 LABEL = ("method", "given", "budget_tokens")  # attributes of a cell, and fields of an Instance
 
@@ -71,7 +72,7 @@ class KeptFile:
         try:
             self.file = h5py.File(path, "r")
         except OSError as error:
-            why = "no such file" if not path.exists() else f"cannot be read: {error}"
+            why = "no such file" if not path.exists() else f"cannot be read: {reason(error)}"
             raise ConfigError(
                 f"{path}: {why}; run kvreplay again with output.save: [kept] (--save kept), "
                 "or give --select own"

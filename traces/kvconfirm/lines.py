@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvbase.command import say
 from kvbase.errors import ConfigError
+from kvbase.files import reason, why_unwritable
 
 COLOURS = (
     *("amber", "azure", "black", "brown", "coral", "green", "grey", "ivory"),
@@ -86,9 +87,12 @@ def run(args):
         )
     prompts = [prompt(n, i, args.seed, args.ask, args.numbered) for n in counts for i in range(args.count)]
     path = Path(args.output)
+    if why := why_unwritable(path):
+        raise ConfigError(f"{path}: {why}: choose another -o")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(one) + "\n" for one in prompts), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}") from error
+        raise ConfigError(f"{path}: cannot be written ({reason(error)}): choose another -o") from error
     say(f"{len(prompts)} prompts; next: kvreplay record --model MODEL --prompts {path} -o lines.h5")
     print(path)

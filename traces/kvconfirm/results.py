@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvbase.errors import ConfigError
+from kvbase.files import reason
 
 COLUMNS = (
     "key",
@@ -65,6 +66,7 @@ class Results:
 
     def __init__(self, folder):
         self.folder = Path(folder)
+        require_results(self.folder)
         table = self.folder / "results.csv"
         self.instances = _gather(table, _read_rows(table))
         self.kept_file = self.folder / "kept.h5"
@@ -78,6 +80,14 @@ class Results:
     def trace_ids(self):
         """Ids of the traces whose cells the table holds."""
         return sorted({instance.trace_id for instance in self.instances})
+
+
+def require_results(folder):
+    """ConfigError if a folder holds no results. This check is fast, so it runs first."""
+    if not (folder / "results.csv").is_file():
+        missing = "is a file" if folder.exists() else "no such folder"
+        what = "holds no results.csv" if folder.is_dir() else missing
+        raise ConfigError(f"{folder}: {what}: give the folder that kvreplay run wrote (its -o)")
 
 
 def _read_rows(table):
@@ -94,7 +104,7 @@ def _read_rows(table):
                 yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
-            f"{table}: cannot read results: {error}; give the folder that kvreplay run wrote"
+            f"{table}: cannot be read ({reason(error)}): give the folder that kvreplay run wrote"
         ) from error
     if empty:
         raise ConfigError(f"{table}: holds no cell")
@@ -106,7 +116,7 @@ def _read_meta(path):
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read ({reason(error)}): run kvreplay run again") from error
 
 
 def _gather(table, rows):

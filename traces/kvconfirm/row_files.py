@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 from kvbase.errors import ConfigError
+from kvbase.files import reason
 
 from .losses import RowLosses
 from .whole_file import whole_file
@@ -21,4 +22,4 @@ def write_rows(folder, key, losses):
         with whole_file(path, binary=True) as file:
             np.savez(file, **arrays)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}") from error
+        raise ConfigError(f"{path}: cannot be written: {reason(error)}") from error

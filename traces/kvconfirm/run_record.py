@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from kvbase.errors import ConfigError
+from kvbase.files import reason
 from kvrecord.recorder import version_attributes
 
 from . import __version__
@@ -53,7 +54,7 @@ class RunRecord:
             with whole_file(self.path) as file:
                 file.write(json.dumps(meta, indent=1, sort_keys=True) + "\n")
         except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be written: {error}") from error
+            raise ConfigError(f"{self.path}: cannot be written: {reason(error)}") from error
         return seconds, peak
 
 

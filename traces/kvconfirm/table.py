@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvbase.errors import ConfigError
+from kvbase.files import reason
 
 from .layer_errors import COLUMNS as LAYER_MEASURES
 from .whole_file import whole_file
@@ -110,7 +111,8 @@ class Table:
                 for row in reader:
                     found.setdefault(row["key"], []).append(row)
         except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.path}: not a table of this program: {error}; move it away") from error
+            what = f"not a table of this program ({reason(error)})"
+            raise ConfigError(f"{self.path}: {what}: move it away") from error
         if strange := set(reader.fieldnames or ()) - set(self.columns):
             names = ", ".join(sorted(map(str, strange)))
             raise ConfigError(f"{self.path}: columns that this version does not write: {names}; move it away")
@@ -133,7 +135,7 @@ class Table:
                 self.rows = _without_replaced(others, rows[0]) | {key: rows}
                 self._write()
         except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be written: {error}") from error
+            raise ConfigError(f"{self.path}: cannot be written: {reason(error)}") from error
 
     def _stamp(self):
         """A value that changes when another process rewrites the file; None if there is no file."""

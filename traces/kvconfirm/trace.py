@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import torch
 from kvbase.errors import ConfigError, TraceError
+from kvbase.files import no_such_file, reason
 from kvrecord.sinks import layer_group
 from kvtrace.dtypes import read_floats, stored_dtype
 
@@ -23,7 +24,9 @@ class Trace:
         try:
             self.file = h5py.File(self.path, "r")
         except OSError as error:
-            raise TraceError(f"{self.path}: not a trace that can be read: {error}") from error
+            there = self.path.exists()
+            why = f"not a trace that can be read ({reason(error)})" if there else no_such_file(self.path)
+            raise TraceError(f"{self.path}: {why}: give the trace that was replayed with --trace") from error
         if self.file.attrs.get("complete") != 1 or "prompts" not in self.file:
             raise TraceError(f"{self.path}: not a complete trace; was the recording interrupted?")
         self.id = str(self.file.attrs.get("trace_id", ""))

@@ -4,6 +4,7 @@ still sees the full model's queries, keys and values, with `outputs.h5`."""
 import h5py
 import numpy as np
 from kvbase.errors import TraceError
+from kvbase.files import reason
 from kvrecord.verify import TOLERANCE_OUT
 
 
@@ -16,7 +17,8 @@ class Outputs:
             self.file = h5py.File(path, "r")
         except OSError as error:
             raise TraceError(
-                f"{path}: cannot be read: {error}; --verify needs output.save: [kept, outputs]"
+                f"{path}: cannot be read ({reason(error)}): --verify needs it: run kvreplay again with "
+                "output.save: [kept, outputs] (--save kept,outputs)"
             ) from error
 
     def __enter__(self):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import h5py
 from kvbase.errors import KvreplayError, TraceError
+from kvbase.files import reason
 from kvtrace.writer import fsync_path, part_path
 
 from .model import load_tokenizer, resolve
@@ -26,7 +27,7 @@ def add_text(path, tokenizer):
             added = [_add(prompt, tokenizer) for prompt in file["prompts"].values()]
     except (OSError, KeyError) as error:
         part.unlink(missing_ok=True)
-        raise TraceError(f"{path}: not a trace that can be written: {error}") from error
+        raise TraceError(f"{path}: not a trace that can be written: {reason(error)}") from error
     fsync_path(part)
     part.replace(path)
     fsync_path(path.parent)

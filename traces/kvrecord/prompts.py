@@ -9,8 +9,10 @@ from numbers import Integral
 from pathlib import Path
 
 from kvbase.errors import ConfigError
+from kvbase.files import no_such_file, reason
 
 FORMS = ("text", "prompt", "messages", "tokens")
+TAKES = "--prompts takes a .txt file (one prompt), a .jsonl file (one per line) or a folder of .txt files"
 
 
 @dataclass
@@ -68,14 +70,16 @@ def read_prompts(path):
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
+    if not path.exists():
+        raise ConfigError(f"{path}: {no_such_file(path)}: {TAKES}")
+    if path.suffix not in (".txt", ".jsonl"):
+        raise ConfigError(f"{path}: {TAKES}: rename the file")
     text = _read_text(path)
     if path.suffix == ".txt":
         prompts = [Prompt(id="0", source=path.name, text=text)] if text.strip() else []
-    elif path.suffix == ".jsonl":
+    else:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         prompts = [_parse_line(path, number, line, str(i)) for i, (number, line) in enumerate(lines)]
-    else:
-        raise ConfigError(f"{path}: prompts are a .txt file (one prompt) or a .jsonl file (one per line)")
     if not prompts:
         raise ConfigError(f"{path}: no prompt in this file")
     _check_ids(path, prompts)
@@ -126,8 +130,10 @@ def _is_token(token):
 def _read_text(path):
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read prompts: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: {reason(error)}: save the file as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({reason(error)}): {TAKES}") from error
 
 
 def _read_folder(folder):

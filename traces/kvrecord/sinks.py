@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 from kvbase.errors import ConfigError
+from kvbase.files import reason
 from kvtrace.writer import TraceFile, fsync_path
 
 
@@ -71,7 +72,9 @@ def published(path, settings):
             if file.attrs.get("complete") == 1 and made_with == settings:
                 return True
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a trace that --resume could continue: {error}") from error
+        raise ConfigError(
+            f"{path}: not a trace that --resume could continue ({reason(error)}): use --force or another -o"
+        ) from error
     raise ConfigError(f"{path}: made with other settings; use --force or another -o")
 
 

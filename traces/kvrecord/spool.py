@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from kvbase.errors import TraceError
+from kvbase.files import reason
 
 
 def spool_folder(output):
@@ -26,7 +27,7 @@ class RowSpool:
         try:
             self.folder.mkdir(parents=True)
         except OSError as error:
-            raise TraceError(f"{self.folder}: cannot write: {error}") from error
+            raise TraceError(f"{self.folder}: cannot write: {reason(error)}") from error
         self._row = {}
 
     def append(self, layer, name, rows):
@@ -37,7 +38,7 @@ class RowSpool:
             with self._file(layer, name).open("ab") as file:
                 file.write(by_token.data)
         except OSError as error:
-            raise TraceError(f"{self._file(layer, name)}: cannot write: {error}") from error
+            raise TraceError(f"{self._file(layer, name)}: cannot write: {reason(error)}") from error
 
     def names(self, layer):
         """Names of the tensors with rows for this layer."""

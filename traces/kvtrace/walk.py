@@ -14,6 +14,7 @@ from typing import Any
 import h5py
 from h5py import h5t
 from kvbase.errors import TraceError
+from kvbase.files import reason
 
 LONGEST_LINK_CHAIN = 16  # as many as HDF5 itself allows
 
@@ -111,7 +112,7 @@ def check_is_hdf5(path: Path) -> None:
     try:
         path.open("rb").close()
     except OSError as error:
-        fail(str(path), f"cannot be read ({error.strerror}). Check its permissions")
+        fail(str(path), f"cannot be read ({reason(error)}). Check its permissions")
     if not h5py.is_hdf5(path):
         fail(str(path), "is not an HDF5 file. Traces are HDF5 (docs/formats.md)")
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from kvbase import __version__
 from kvbase.errors import OutputError
+from kvbase.files import reason
 
 from kvtrace.writer import SCHEMA, TraceFile
 
@@ -89,7 +90,9 @@ def write_trace(
     try:
         writing = _Writing(path, model, rope, compress)
     except OSError as error:
-        raise error if isinstance(error, OutputError) else OutputError(str(error)) from error
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"{path}: cannot write: {reason(error)}") from error
     try:
         for prompt, given in prompts.items():
             writing.prompt(prompt, _as(PromptArrays, given, f"{path}: prompt {prompt}"))
@@ -97,7 +100,7 @@ def write_trace(
     except BaseException as error:
         writing.drop()
         if isinstance(error, OSError) and not isinstance(error, OutputError):
-            raise OutputError(str(error)) from error
+            raise OutputError(f"{path}: cannot write: {reason(error)}") from error
         raise
 
 

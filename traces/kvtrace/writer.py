@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s
 from kvbase.errors import OutputError
+from kvbase.files import reason
 
 from .disk_file import DiskFile
 from .dtypes import file_type
@@ -80,7 +81,7 @@ class TraceFile:
             self.disk = DiskFile(self.part)
             self.file = h5py.File(self.disk, "w", libver=("earliest", "v110"))
         except OSError as error:
-            raise OutputError(f"{self.part}: cannot write: {error}") from error
+            raise OutputError(f"{self.part}: cannot write: {reason(error)}") from error
 
     def add(self, name, stored, dtype=None):
         """Writes a whole dataset from its stored bits.
@@ -105,7 +106,7 @@ class TraceFile:
 
     def _check_disk(self):
         if self.disk.error is not None:
-            raise OutputError(f"{self.part}: cannot write: {self.disk.error}")
+            raise OutputError(f"{self.part}: cannot write: {reason(self.disk.error)}")
 
     def add_texts(self, name, texts):
         """Writes a list of str as variable-length UTF-8 strings.
@@ -152,7 +153,7 @@ class TraceFile:
             self.part.replace(self.path)
             fsync_path(self.path.parent)
         except OSError as error:
-            raise OutputError(f"{self.path}: cannot write: {error}") from error
+            raise OutputError(f"{self.path}: cannot write: {reason(error)}") from error
         return identity
 
     def abandon(self):

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from kvbase.errors import TraceError
+from kvbase.files import no_such_file, reason, why_unwritable
 from kvtrace.bits import BFLOAT16, Stored
 
 from .sidecar import Sidecar
@@ -41,7 +42,7 @@ class ArrayFile(Mapping[str, Any]):
         except TraceError:
             raise
         except Exception as error:  # libraries raise errors of many types for damaged files
-            fail(self.path, f"{name} cannot be read ({error}). Make or copy the file again")
+            fail(self.path, f"{name} cannot be read ({reason(error)}). Make or copy the file again")
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -53,18 +54,29 @@ class ArrayFile(Mapping[str, Any]):
         return len(self._names)
 
 
+def require_file(path: Path) -> None:
+    """TraceError unless this is a file that can be read."""
+    if path.is_dir():
+        fail(path, "is a folder. Give the files in it")
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        fail(path, no_such_file(path))
+    except OSError as error:
+        fail(path, f"cannot be read ({reason(error)}). Check its permissions")
+
+
 def open_arrays(path: Path) -> ArrayFile:
     """The arrays of a file; its suffix decides the format. TraceError if it cannot be read."""
     if path.suffix not in READERS:
         fail(path, f"is not a file of arrays. Known suffixes are {', '.join(READERS)}")
+    require_file(path)
     try:
         return READERS[path.suffix](path)
     except TraceError:
         raise
-    except FileNotFoundError:
-        fail(path, "no such file")
     except Exception as error:  # libraries raise errors of many types for damaged files
-        fail(path, f"cannot be read as a {path.suffix} file ({error}). Make or copy it again")
+        fail(path, f"cannot be read as a {path.suffix} file ({reason(error)}). Make or copy it again")
 
 
 FLOAT8 = "F8_"  # starts the names of 8-bit floats in safetensors
@@ -72,7 +84,7 @@ FLOAT8 = "F8_"  # starts the names of 8-bit floats in safetensors
 
 def eight_bits(name: str, path: Path) -> str:
     """What to do about 8-bit floats, whose scales no file of arrays says."""
-    wide = path.with_name(f"{path.stem}-bf16.safetensors")
+    wide = _beside(path, f"{path.stem}-bf16.safetensors")
     return (
         f"{name} holds 8-bit floats, which are not read. Convert them, times their scales if there are any: "
         "import safetensors.torch as st; "
@@ -81,11 +93,17 @@ def eight_bits(name: str, path: Path) -> str:
     )
 
 
+def _beside(path: Path, name: str) -> Path:
+    """Where a converted file goes: beside the source, or into this folder if that one is read-only."""
+    wanted = path.with_name(name)
+    return wanted if why_unwritable(wanted) is None else Path(name)
+
+
 def as_safetensors(path: Path) -> str:
     """A line of Python that writes the tensors of a file of torch as safetensors."""
     return (
         "import torch, safetensors.torch as st; st.save_file({n: t.contiguous().clone() "
-        f'for n, t in torch.load("{path}").items()}}, "{path.with_suffix(".safetensors")}")'
+        f'for n, t in torch.load("{path}").items()}}, "{_beside(path, f"{path.stem}.safetensors")}")'
     )
 
 
@@ -96,8 +114,6 @@ def open_safetensors(path: Path) -> ArrayFile:
         from safetensors import safe_open
     except ImportError as error:
         fail(path, f"needs the package {error.name}, which is not installed: {INSTALL}")
-    if not path.is_file():
-        fail(path, "no such file")
     opened = safe_open(path, framework="numpy")
 
     def read(name: str) -> Any:
@@ -112,10 +128,7 @@ def open_npz(path: Path) -> ArrayFile:
     """Arrays of numpy.savez. numpy saves bfloat16 as 2 raw bytes, so 2 raw bytes are read as bfloat16."""
     if not zipfile.is_zipfile(path):
         # numpy would try to unpickle it.
-        fail(
-            path,
-            "is not an npz file, or is truncated. Make or copy it again" if path.exists() else "no such file",
-        )
+        fail(path, "is not an npz file, or is truncated. Make or copy it again")
     opened = np.load(path, allow_pickle=False)
     return ArrayFile(path, sorted(opened.files), lambda name: opened[name])
 

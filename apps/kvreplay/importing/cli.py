@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvbase.command import say as report
 from kvbase.errors import ConfigError
+from kvbase.files import why_unwritable
 
 from .formats import FORMATS
 from .run import import_file
@@ -45,11 +46,16 @@ def say(text: str) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the trace and prints its path."""
-    if options.output.exists() and not options.force:
-        raise ConfigError(f"{options.output} exists: use --force to overwrite it")
+    out = options.output
+    if out.is_dir():
+        raise ConfigError(f"{out}: is a folder: name a file, such as -o {out / 'trace.h5'}")
+    if why := why_unwritable(out):
+        raise ConfigError(f"{out}: {why}: choose another -o")
+    if out.exists() and not options.force:
+        raise ConfigError(f"{out} exists: use --force to overwrite it")
     trace = import_file(
         options.source,
-        options.output,
+        out,
         format=options.format,
         sidecar=options.sidecar,
         queries=options.queries,
@@ -57,4 +63,4 @@ def run(options: argparse.Namespace) -> None:
         say=say,
     )
     say(repr(trace))
-    print(options.output)
+    print(out)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from kvbase.errors import ConfigError
+from kvbase.files import no_such_file
 
 from . import llama_cpp, lmcache, npz_file, safetensors_file
 from .arrays import READERS, fail
@@ -22,7 +23,7 @@ def format_of(sources: list[Path], name: str | None) -> Format:
         raise ConfigError(f"format {name} is not known. Known are {names}")
     for source in sources:
         if not source.exists():
-            fail(source, "no such file")
+            fail(source, no_such_file(source))
     for known in FORMATS:
         if known.recognises(sources):
             return known

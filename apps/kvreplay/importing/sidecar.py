@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvbase.errors import ConfigError
+from kvbase.files import no_such_file, reason
 
 # Facts of a layer: one value for all layers, a list in the order of the layers, or {number: value}.
 OF_LAYERS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope")
@@ -75,9 +76,10 @@ def read_sidecar(given: str | Path | dict[str, Any] | None, source: Path) -> Sid
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        why = f"cannot be read ({reason(error)})" if path.exists() else no_such_file(path)
+        raise ConfigError(f"{path}: {why}: --sidecar takes a JSON file of facts") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: is not JSON ({error})") from error
+        raise ConfigError(f"{path}: is not JSON ({reason(error)})") from error
     if not isinstance(said, dict):
         raise ConfigError(f'{path}: is not a JSON object. Write for example {{"scaling": 0.125}}')
     return _checked(said, path)

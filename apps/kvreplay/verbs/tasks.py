@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvbase.command import Parser
+from kvbase.command import Parser, add_general
 from kvconfirm import lines
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """A task, and its options."""
     tasks: Any = parser.add_subparsers(required=True, metavar="TASK", parser_class=Parser)
     text = "numbered lines, one of which is asked for at the end"
-    lines.add_options(tasks.add_parser("lines", help=text, description=f"{text.capitalize()}."))
+    task = tasks.add_parser("lines", help=text, description=f"{text.capitalize()}.")
+    lines.add_options(task)
+    add_general(task)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,0 +1,44 @@
+"""Why a file cannot be read or written, in words for a message."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+NUMBER = re.compile(r"\[Errno -?\d+\]\s*")
+HDF5 = re.compile(r"Unable to (?:synchronously )?open file \((.*)\)")
+
+
+def reason(error: BaseException) -> str:
+    """The reason in one line, without the error's number and path: the message names the path itself."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8 text"
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)  # h5py's own text of such an error names the path twice
+    text = NUMBER.sub("", " ".join(str(error).split()))
+    return HDF5.sub(r"\1", text) or "it ends too early"
+
+
+def no_such_file(path: str | Path) -> str:
+    """ "no such file", with the file beside it that was probably meant."""
+    path = Path(path)
+    try:
+        beside = [other.name for other in path.parent.iterdir()]
+    except OSError:
+        folder = path.parent
+        return "no such file" if folder.is_dir() else f"no such file: there is no folder {folder}"
+    close = difflib.get_close_matches(path.name, beside, 1)
+    return f"no such file (did you mean {path.with_name(close[0])}?)" if close else "no such file"
+
+
+def why_unwritable(path: str | Path) -> str | None:
+    """Why no file can be made at `path`, whose missing folders would be made; None if one can."""
+    path = Path(path)
+    folder = path if os.access(path, os.F_OK) and path.is_dir() else path.parent
+    while not os.access(folder, os.F_OK):
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is a file, not a folder"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"you may not write to the folder {folder}"

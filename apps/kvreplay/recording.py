@@ -64,7 +64,7 @@ def record(
     progress: report progress on stderr; default: only on a terminal or in a notebook.
 
     Returns a Trace. It takes 2 or 4 bytes for each of (query heads + 2 kv heads) * head_dim numbers per layer
-    and token, so choose layers. Needs torch and transformers: `pip install 'kvreplay[dump]'`.
+    and token, so choose layers. Needs torch and transformers: `pip install 'kvreplay[record]'`.
 
     Raises ConfigError if the request is wrong (a text, a layer, a length, no tokenizer, an existing file),
     TraceError if the model cannot be recorded or disagrees with the trace.

@@ -194,7 +194,10 @@ def _script(name):
 
 def needs_torch(step):
     """Whether a step loads a model, itself or by running a script that the page calls record_NAME.py."""
-    return step.kind == "command" and re.match(r"kvreplay record |python record_", step.text) is not None
+    return (
+        step.kind == "command"
+        and re.match(r"(\w+=\S+ )?kvreplay record |python record_", step.text) is not None
+    )
 
 
 def follow(page_text, reader, not_run=(), only=lambda step: True):

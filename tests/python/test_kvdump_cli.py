@@ -1,6 +1,7 @@
 """The recorder's command line on tiny models in folders."""
 
 import json
+import shlex
 
 import h5py
 import numpy as np
@@ -12,6 +13,7 @@ pytest.importorskip("transformers")
 from front_door import record as cli  # noqa: E402
 from kvrecord import __version__  # noqa: E402
 from kvrecord.hook import AttentionHook  # noqa: E402
+from kvreplay_cli import kvreplay  # noqa: E402
 from kvtrace.dtypes import stored_dtype  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved  # noqa: E402
 from tiny_models import SILENT, silent  # noqa: E402
@@ -68,6 +70,38 @@ def test_each_line_of_a_jsonl_file_is_a_prompt_of_one_trace(llama, prompts, tmp_
             group = prompt[f"layers/{layer}"]
             assert {"q", "k", "v", "out", "o_proj", "resid_norm"} == set(group)
             assert group["k"].shape == (1, TOKENS, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "then"),
+    [
+        ([], "kvreplay compare {} --at 20% --prefill 75%"),
+        (["--generate", 1], "kvreplay compare {} --at 20% --prefill 75%"),
+        (["--generate", 4], "kvreplay compare {} --at 20%"),
+        (["--generate", 4, "--query-stride", 2], "kvreplay inspect {}"),
+    ],
+)
+def test_the_last_line_is_a_next_step_that_works(llama, tmp_path, dump, options, then):
+    prompts, out = jsonl(tmp_path / "p.jsonl", TEXT), tmp_path / "a trace.h5"
+    code, said = dump(llama, prompts, out, *options)
+    assert (code, dump.printed) == (OK, f"{out}\n")
+    command = said.splitlines()[-1].removeprefix("next: ")
+    assert command == then.format(f"'{out}'")
+    verb, *words = shlex.split(command)[1:]
+    done = kvreplay(verb, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_given_answers_are_compared_without_a_cut(llama, tmp_path, dump):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"text": TEXT, "answer": " w3 w4"}) + "\n")
+    said = dump(llama, tmp_path / "p.jsonl", tmp_path / "t.h5")[1]
+    assert said.endswith(f"next: kvreplay compare {tmp_path}/t.h5 --at 20%\n")
+
+
+def test_a_trial_and_a_kept_trace_end_without_surprise(llama, prompts, tmp_path, dump):
+    assert "next: " not in dump(llama, prompts, tmp_path / "t.h5", "--dry-run")[1]
+    assert dump(llama, prompts, tmp_path / "t.h5")[0] == OK
+    assert "next: kvreplay compare" in dump(llama, prompts, tmp_path / "t.h5", "--resume")[1]
 
 
 def test_each_text_file_of_a_folder_is_a_prompt_of_its_name(llama, tmp_path, dump):
@@ -183,7 +217,7 @@ def test_a_gated_output_ends_the_program_with_the_remedy(tmp_path, dump):
     assert dump(model, prompts, tmp_path / "t.h5", "--out-layers", "3", "--verify")[0] == OK
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "no tokenizer", "no folder", "config"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "no tokenizer", "config"])
 def test_a_damaged_model_folder_ends_the_program_with_a_message(tmp_path, dump, damage):
     model = saved(tmp_path / "model")
     weights = model / "model.safetensors"
@@ -194,12 +228,11 @@ def test_a_damaged_model_folder_ends_the_program_with_a_message(tmp_path, dump, 
     elif damage == "no tokenizer":
         for file in model.glob("tokenizer*"):
             file.unlink()
-    elif damage == "config":
-        (model / "config.json").write_text("{")
     else:
-        model = tmp_path / "elsewhere"
+        (model / "config.json").write_text("{")
     code, said = dump(model, jsonl(tmp_path / "p.jsonl", TEXT), tmp_path / "t.h5")
     assert (code, "cannot load" in said) == (TROUBLE, True), said
+    assert said.count("error: ") == 1, said
     assert not list(tmp_path.glob("t.h5*"))
 
 

@@ -78,10 +78,13 @@ def installed(folder, version, code=""):
 def test_the_programs_name_the_release_and_the_remedy_on_one_line(dumpers, tmp_path, program, version, says):
     fake = installed(tmp_path / "site", version)
     (tmp_path / "p.txt").write_text("a prompt")
+    for name in ("out/results.csv", "model/config.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
     source = f"{REIMPORT}from front_door import {program}; sys.exit({program}.main(sys.argv[3:]))"
     words = {
-        "record": ["--model", "x", "--prompts", "p.txt", "-o", "t.h5"],
-        "confirm": ["out", "--model", "x"],
+        "record": ["--model", "model", "--prompts", "p.txt", "-o", "t.h5"],
+        "confirm": ["out", "--model", "model", "--select", "own"],
     }[program]
     with dumpers.run(tmp_path, source, fake, tmp_path, *words) as process:
         said = process.printed.read()
@@ -93,7 +96,9 @@ def test_the_programs_name_the_release_and_the_remedy_on_one_line(dumpers, tmp_p
 
 def test_the_packages_requirements_are_those_of_the_message():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert release.SPECIFIER in project["optional-dependencies"]["dump"]
+    extras = project["optional-dependencies"]
+    assert release.SPECIFIER in extras["record"]
+    assert extras["dump"] == ["kvreplay[record]"]  # the old name
     assert release.SPECIFIER.startswith(f"transformers>={release.OLDEST[0]}.{release.OLDEST[1]},")
 
 

@@ -238,14 +238,16 @@ def test_progress_goes_to_stderr_and_may_be_left_out(llama, tmp_path, capsys):
     assert said.out == ""
     assert "1 prompt, 24 rows, 2 of 2 layers, f32" in said.err
     assert "prompt 0: 4/4" in said.err
-    assert said.err.count("verify: ") == 5
+    assert said.err.count("verify: prompt 0: ") == 5
+    assert said.err.endswith("verify: all 5 checks passed\n")
     kvrecord.record_texts(llama, [IDS], tmp_path / "quiet.h5", verify=True, progress=False)
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_trace_that_does_not_agree_with_the_model_is_an_error(llama, tmp_path, monkeypatch):
     monkeypatch.setattr("kvrecord.job.verify", lambda model, path: [Check("0", "rows", 1.0, 0.5)])
-    with pytest.raises(KvreplayError, match=r"t\.h5: the trace does not agree with the model"):
+    says = r"t\.h5: the trace does not agree with the model: 1 of 1 checks FAILED: do not use it"
+    with pytest.raises(KvreplayError, match=says):
         kvrecord.record_texts(llama, [IDS], tmp_path / "t.h5", verify=True)
     assert (tmp_path / "t.h5").exists()
 

@@ -29,6 +29,7 @@ def folder(tmp_path_factory):
     synth(folder / "t.h5", "--tokens", 128, "--prompt", 96, "--layers", 2, "--q-heads", 2, "--kv-heads", 1)
     (folder / "c.yaml").write_text("schema: 1\ntraces: [t.h5]\nmethods: [exact]\n")
     (folder / "notes.h5").write_text("no trace")
+    (folder / "p.txt").write_text("a prompt")
     (folder / "empty").mkdir()
     done = kvreplay("run", "t.h5", "--method", "exact", "-o", "results", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -162,12 +163,12 @@ def test_a_mistake_gives_one_message_with_the_remedy(folder, words, text, code, 
     ("words", "names", "code", "said"),
     [
         (["export", "results"], ["pyarrow"], 2, "kvreplay[analysis]"),
-        (["confirm", "results", "--model", "m", "--select", "own"], ["torch"], 3, "kvreplay[dump]"),
+        (["confirm", "results", "--model", "m", "--select", "own"], ["torch"], 3, "kvreplay[record]"),
         (
-            ["record", "--model", "m", "--prompts", "c.yaml", "-o", "o.h5"],
+            ["record", "--model", "m", "--prompts", "p.txt", "-o", "o.h5"],
             ["torch", "transformers"],
             3,
-            "kvreplay[dump]",
+            "kvreplay[record]",
         ),
     ],
 )

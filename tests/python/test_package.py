@@ -193,7 +193,7 @@ def test_every_module_is_installed(clean_environment):
     [
         (
             ("kvreplay", "record", "--model", "m", "--prompts", "p.txt", "-o", "t.h5"),
-            "pip install 'kvreplay[dump]'",
+            "pip install 'kvreplay[record]'",
         ),
         (("kvreplay", "report", "out"), "pip install 'kvreplay[analysis]'"),
         (("kvreplay", "list", "methods"), "install a wheel of kvreplay, or build the program"),

@@ -1,12 +1,14 @@
 """`kvreplay record`: runs a model on prompts and records its queries, keys and values into a trace file."""
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
 
 from kvbase.command import say
 from kvbase.errors import ConfigError, OutputError, TraceError
+from kvbase.files import reason, why_unwritable
 from kvbase.selections import HELP as LAYERS
 
 from .repeat_rows import CHUNK
@@ -22,7 +24,7 @@ prompts: a .txt file is one prompt. In a folder, each .txt file is a prompt, nam
 file, each line is a prompt: {"text": ...}, {"messages": [...]} or {"tokens": [...]}, with an optional "id"
 and optional texts "then" and "answer", which follow the prompt as if the model had written them.
 """
-EXTRA = "dump"
+EXTRA = "record"
 STOPPED = "finished files are kept, --resume goes on"
 
 WITH_GRADIENT = "record S samples of the log-likelihood's gradient at every attention output (default S: 8)"
@@ -126,9 +128,11 @@ def _size(text):
 
 def check_target(path, force, resume):
     """True if there is a finished trace at `path` that --resume may keep, False if there is none or --force
-    is set. ConfigError otherwise."""
+    is set. ConfigError otherwise, and if no file can be written at `path`."""
     from .sinks import existing_trace
 
+    if why := why_unwritable(path):
+        raise ConfigError(f"{path}: {why}: choose another -o")
     finished = existing_trace(path)
     if not finished or force:
         return False
@@ -137,6 +141,19 @@ def check_target(path, force, resume):
             f"{finished} exists: use --resume to keep what is finished, --force to overwrite it"
         )
     return True
+
+
+def require_packages():
+    """ModuleNotFoundError if a package of the extra is missing, TraceError if it is too old.
+
+    Both are known before the hub is asked for a model.
+    """
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    from .release import require_release
+
+    require_release()
 
 
 def set_gradient_defaults(args):
@@ -164,15 +181,13 @@ def run(args):
         _run(args)
     except OSError as error:
         place = "" if isinstance(error, OutputError) else f"{args.output}: "
-        raise OutputError(f"{place}{error}; {STOPPED}", TraceError.exit_code) from error
+        raise OutputError(f"{place}{reason(error)}; {STOPPED}", TraceError.exit_code) from error
 
 
 def _run(args):
     if not sys.stderr.isatty():
         # Loaders draw progress bars, which fill a log file; tqdm reads this when it is first imported.
         os.environ.setdefault("TQDM_DISABLE", "1")
-    from .job import Job
-    from .model import SourceModel, resolve
     from .prompts import read_prompts
 
     if args.repetition_penalty == 0:
@@ -181,18 +196,26 @@ def _run(args):
         raise ConfigError("--top-p needs a --temperature above 0: greedy decoding does not sample")
     set_gradient_defaults(args)
     check_passes(args)
+    # Mistakes are found in the order of what it costs to find them: torch takes seconds, the model minutes.
     prompts = read_prompts(args.prompts)
-    subject = SourceModel(resolve(args.model, args.gguf_file), args.device, say)
+    kept = not args.dry_run and check_target(args.output, args.force, args.resume)
+    require_packages()
+    from .model import SourceModel, resolve
+
+    source = resolve(args.model, args.gguf_file)
+    from .job import Job
+
+    subject = SourceModel(source, args.device, say)
     job = Job(args, say, subject, prompts)
     job.print_plan()
     if args.dry_run:
         print(json.dumps(job.summary()))
         return
-    kept = check_target(args.output, args.force, args.resume)
     job.check_space()
     warn_if_busy(say)
     path = job.finished(kept) or job.dump()
     say(f"{path}: {human_bytes(job.size_on_disk())}")
     if args.verify:
         job.verify(path)
-    print(path)
+    print(path, flush=True)
+    say(f"next: {job.next_step(path)}")

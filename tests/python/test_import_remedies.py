@@ -1,6 +1,7 @@
 """A refusal of `kvreplay import` names a remedy that works as it is written."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -110,6 +111,68 @@ def test_padding_that_is_cut_as_the_message_says_is_imported(arrays, tmp_path):
     assert "is 1 everywhere: leave it out" in refusal(tmp_path / "c.safetensors", tmp_path / "u.h5")
 
 
+def warned(arrays, positions, folder):
+    """The warning about positions of arrays that are imported, or None."""
+    save_file(arrays | {"position_ids": np.asarray(positions, np.int32)}, folder / "a.safetensors")
+    said = []
+    import_file(folder / "a.safetensors", folder / "t.h5", say=said.append)
+    warnings = [line for line in said if line.startswith("warning: ")]
+    assert len(warnings) <= 1
+    return warnings[0].removeprefix("warning: position_ids ") if warnings else None
+
+
+def test_positions_that_are_not_one_whole_sequence_are_named_and_the_remedy_ends_it(arrays, tmp_path):
+    padded = np.maximum(np.arange(TOKENS) - PADDING, 0)
+    says = warned(arrays, padded, tmp_path)
+    assert says.startswith("do not rise at row 1 (0, then 0): rows of padding, or of a second sequence, ")
+    assert "Cut them from q, k, v, token_ids and position_ids" in says
+    cut = {name: np.ascontiguousarray(x[:, PADDING:]) for name, x in arrays.items()}
+    assert warned(cut, padded[PADDING:], tmp_path) is None
+    says = warned(arrays, [0, 1, 2, 3, 10, 15, *range(20, 26)], tmp_path)
+    assert says.startswith("jump at row 4 from 3 to 10: 14 tokens are missing, as in a cache that was cut")
+    says = warned(arrays, np.arange(40, 40 + TOKENS), tmp_path)
+    assert says.startswith("begin at 40: earlier tokens are missing, as if only new ones were saved")
+    assert warned(arrays, np.arange(TOKENS), tmp_path) is None
+
+
+def test_files_of_ranks_are_one_sequence_once_they_are_joined_as_the_line_says(tmp_path):
+    """Two ranks hold two of four query heads and one of two kv heads each."""
+    draw = np.random.default_rng(0).standard_normal
+    kv, q = draw((2, 3, TOKENS, 2 * 8)).astype("f4"), draw((3, TOKENS, 4 * 8)).astype("f4")
+    for rank in range(2):
+        np.save(tmp_path / f"kv{rank}.npy", kv[..., rank * 8 : (rank + 1) * 8])
+        np.save(tmp_path / f"q{rank}.npy", q[..., rank * 16 : (rank + 1) * 16])
+    names = [[tmp_path / f"{name}{rank}.npy" for rank in range(2)] for name in ("kv", "q")]
+    said = []
+    facts = {"sidecar": {"head_dim": 8}, "say": said.append}
+    wrong = import_file(names[0], tmp_path / "wrong.h5", queries=names[1], **facts)
+    assert wrong.layer(0).n_tokens == 2 * TOKENS
+    (line,) = [line for line in said if line.startswith("2 files: read as consecutive tokens, 12 + 12. ")]
+    assert "join such files along their last axis first, those of queries too" in line
+    for name, files in zip(("kv", "q"), names, strict=True):
+        np.save(tmp_path / f"{name}.npy", np.concatenate([np.load(file) for file in files], axis=-1))
+    said.clear()
+    trace = import_file(tmp_path / "kv.npy", tmp_path / "t.h5", queries=tmp_path / "q.npy", **facts)
+    assert not any("consecutive" in line for line in said)
+    layer = trace.layer(1)
+    assert (layer.n_tokens, layer.q.shape[0], layer.k.shape[0]) == (TOKENS, 4, 2)
+    np.testing.assert_array_equal(np.asarray(layer.k)[1], kv[0, 1, :, 8:])
+    np.testing.assert_array_equal(np.asarray(layer.q)[2], q[1, :, 16:24])
+
+
+def test_a_converted_file_goes_where_one_can_be_written(arrays, tmp_path, monkeypatch):
+    """Sources often lie in a folder of others. Tests may run as root, who may write to it."""
+    source = tmp_path / "shared/a.pt"
+    source.parent.mkdir()
+    torch.save({name: torch.tensor(x) for name, x in arrays.items()}, source)
+    monkeypatch.setattr("kvreplay.importing.arrays.why_unwritable", lambda path: "no")
+    message = refusal(source, tmp_path / "t.h5")
+    assert message.endswith(f'torch.load("{source}").items()}}, "a.safetensors")')
+    monkeypatch.chdir(tmp_path)
+    follow(message, "import torch")
+    assert import_file(tmp_path / "a.safetensors", tmp_path / "t.h5").layers() == [0, 1]
+
+
 def test_positions_of_queries_are_an_array_of_the_source(arrays, tmp_path):
     few = {name: np.ascontiguousarray(x[:, -4:]) if name.endswith("q") else x for name, x in arrays.items()}
     save_file(few, tmp_path / "a.safetensors")
@@ -161,3 +224,9 @@ def test_a_file_that_its_writer_left_open_says_so(tmp_path):
     for message in (done.stderr, str(refused.value)):
         assert "clear its mark on a copy (cp FILE COPY && h5clear -s COPY" in message
         assert len(message.splitlines()) == 1
+    if shutil.which("h5clear"):
+        copy = tmp_path / "copy.h5"
+        command = message[message.index("(cp ") + 1 : message.index(", of the package")]
+        command = command.replace("FILE", str(file)).replace("COPY", str(copy))
+        assert subprocess.run(command, shell=True, check=False).returncode == 0
+        assert ": /prompts: is missing" in kvreplay("validate", copy).stderr

@@ -11,12 +11,16 @@ from .sidecar import Sidecar
 
 @dataclass(frozen=True)
 class Found:
-    """Content of a source: its layers, and facts of the prompt and the model, which a sidecar overrides."""
+    """Content of a source: its layers, and facts of the prompt and the model, which a sidecar overrides.
+
+    assumed: what was assumed about several files, in a line of text.
+    """
 
     layers: Mapping[int, LayerArrays]
     token_ids: Any = None
     position_ids: Any = None
     model: str = ""
+    assumed: str = ""
 
 
 @dataclass(frozen=True)

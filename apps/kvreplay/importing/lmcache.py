@@ -44,7 +44,20 @@ def _read(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Found:
         fail(files[0].path, NO_QUERIES)
     question = [open_arrays(path) for path in queries] if queries else files
     layers = ChunkLayers(kv, _queries(question, sidecar, kv.shape[1]), sources[0], sidecar)
-    return Found(layers, token_ids=_tokens(files, kv.shape[2]), model=_model(files))
+    return Found(
+        layers, token_ids=_tokens(files, kv.shape[2]), model=_model(files), assumed=_continued(chunks)
+    )
+
+
+def _continued(chunks: list[Stored]) -> str:
+    """What joining several files assumes: ranks of tensor parallelism look like chunks of tokens."""
+    if len(chunks) == 1:
+        return ""
+    lengths = " + ".join(str(chunk.shape[2]) for chunk in chunks)
+    return (
+        f"{len(chunks)} files: read as consecutive tokens, {lengths}. Tensor-parallel ranks hold other heads "
+        "of equal tokens: join such files along their last axis first, those of queries too"
+    )
 
 
 FORMAT = Format(

@@ -10,6 +10,7 @@ from kvtrace.write import write_trace
 from ..trace import PromptArrays, Trace
 from .format_type import Found
 from .formats import format_of
+from .positions import odd_positions
 from .sidecar import Sidecar, read_sidecar
 
 Files = str | Path | list[str | Path]
@@ -36,7 +37,7 @@ def import_file(
         source's name and the suffix .json, if it exists.
     queries: files of queries that belong to LMCache's chunks.
     compress: gzip; saves little.
-    say: called with a line of text for each default that was assumed.
+    say: called with a line of text for each default that was assumed, and for positions that are unusual.
 
     Returns a Trace. Raises TraceError if the source cannot become a trace, ConfigError if format or sidecar
     are wrong, OutputError if `out` cannot be written. After an error `out` is as it was before.
@@ -60,6 +61,10 @@ def import_file(
     write_trace(Path(out), {facts.prompt: prompt}, model, None, compress)
     trace = Trace(out)
     _report_assumptions(trace, facts, say)
+    if found.assumed:
+        say(found.assumed)
+    if prompt.position_ids is not None and (odd := odd_positions(prompt.position_ids)):
+        say(f"warning: position_ids {odd}")
     return trace
 
 

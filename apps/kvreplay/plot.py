@@ -5,8 +5,8 @@
 
 Each function takes results and an Axes and returns the Axes. Results are a Run, its table or rows of it
 (`run.table.query("layer == 7")`), or the folder that `kvreplay run` wrote. Without an Axes, pyplot makes a
-figure. With an Axes, only this Axes is changed; a map's colour scale takes its space from it. Font sizes are
-matplotlib's settings.
+figure. With an Axes, only this Axes is changed; a legend and a map's colour scale take their space from it: a
+legend stands below the Axes, or beside it if it is narrow. Font sizes are matplotlib's settings.
 
 All functions raise ConfigError if the results are ambiguous (two traces) or lack the method or budget; the
 message lists what they hold.
@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from kvanalysis.drawing import head_maps
 from kvanalysis.drawing.budget_axes import drawable, handle, set_error_axis
+from kvanalysis.drawing.outside import fit_labels, legend_outside
 from kvanalysis.drawing.panel_grid import draw_empty_note
 from kvanalysis.drawing.style import RC
 from kvanalysis.errors import ResultsError
 from kvanalysis.plots.run.error_over_position import position_curve, set_position_axis
-from kvanalysis.plots.run.error_vs_budget import BUDGET_AXIS, ERROR_AXIS, budget_legend, budget_panel
+from kvanalysis.plots.run.error_vs_budget import (
+    BUDGET_AXIS,
+    ERROR_AXIS,
+    budget_legend,
+    budget_panel,
+    set_budget_ticks,
+)
 from kvanalysis.plots.run.error_vs_bytes import (
     MEAN,
     NAMES,
@@ -59,10 +66,9 @@ if TYPE_CHECKING:
 
 __all__ = ["error_over_position", "error_vs_budget", "error_vs_bytes", "kept_timeline", "layer_head_map"]
 
-MAX_ENTRIES_INSIDE = 8  # a legend with more entries is drawn beside the axes
 SIZES = {"prompt": PROMPT_SHARE, "peak": PEAK, "mean": MEAN}
 ONE_SHOT = "one shot"
-ERROR_SCALE = "mean relative output error [1]"
+ERROR_SCALE = "mean relative output error"
 MASS_SCALE = "attention of later queries [rows]"
 
 
@@ -79,8 +85,8 @@ def error_vs_budget(results: "Results", ax: "Axes | None" = None, *, legend: boo
     run, axes = _single_trace(results), _axes(ax)
     budget_panel(axes, run.summary, run.summary, _width(axes))
     axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
-    if legend:
-        _add_legend(axes, run, *budget_legend(run.summary))
+    _finish(axes, run, *budget_legend(run.summary), legend)
+    set_budget_ticks(axes, run.summary, _width(axes))
     return axes
 
 
@@ -105,17 +111,14 @@ def error_vs_bytes(
     if len(points) and size not in known:
         raise ConfigError(f"size is {size!r}: the results have {' and '.join(known) or 'no bytes'}")
     axes = _axes(ax)
-    axes.set(
-        xlabel=f"total bytes {NAMES[SIZES[size]]} [% of {WHOLE[SIZES[size]]}]", ylabel=loss_words(points)
-    )
+    axes.set(xlabel=f"bytes {NAMES[SIZES[size]]} [% of {WHOLE[SIZES[size]]}]", ylabel=loss_words(points))
     if points.empty:
         draw_empty_note(axes)
         return axes
     column = SIZES[size]
     bytes_panel(axes, points, column, run.styles)
     share_axis(axes, points[column].to_numpy(float))
-    if legend:
-        _add_legend(axes, run, *bytes_legend(points, run.styles))
+    _finish(axes, run, *bytes_legend(points, run.styles), legend)
     return axes
 
 
@@ -148,8 +151,7 @@ def error_over_position(
     set_error_axis(axes, table.loc[table["label"].isin(worst_first), "rel_err_mean"])
     set_position_axis(axes, table)
     axes.set_title(_at(rows))
-    if legend:
-        _add_legend(axes, run, [handle(run.styles[label], True) for label in worst_first], worst_first)
+    _finish(axes, run, [handle(run.styles[label], True) for label in worst_first], worst_first, legend)
     return axes
 
 
@@ -223,9 +225,9 @@ def kept_timeline(
     timeline_panel(table, title, norm, row["n_prefill"], row["n_tokens"], marked, 0)(axes)
     _add_scale(axes, norm, MAP, MASS_SCALE, extend="both")
     if legend:
-        white = Patch(facecolor="white", edgecolor="#999999", label="not held")
-        dot = Line2D([], [], linestyle="", marker="o", markersize=3, color=RED, label="evicted, wanted later")
-        axes.legend(handles=[white, dot], loc="upper left", fontsize="small")
+        white = Patch(facecolor="white", edgecolor="#999999")
+        dot = Line2D([], [], linestyle="", marker="o", markersize=3, color=RED)
+        legend_outside(axes, [white, dot], ["not held", "evicted, wanted later"], beside=False)
     return axes
 
 
@@ -314,8 +316,12 @@ def _add_scale(axes: "Axes", norm: Any, colours: Any, label: str, **more: Any) -
     head_maps.plain_scale(bar)
 
 
-def _add_legend(axes: "Axes", run: OneTrace, handles: list[Any], texts: list[str]) -> None:
-    """Adds the legend. It marks one-shot methods and lists methods that are not drawn."""
+def _finish(axes: "Axes", run: OneTrace, handles: list[Any], texts: list[str], legend: bool) -> None:
+    """Fits the axis labels, and adds the legend. It marks one-shot methods and lists methods that are not
+    drawn."""
+    if not legend:
+        fit_labels(axes)
+        return
     oneshot = {
         label for label, params in zip(run.rows["label"], run.rows["params"], strict=True)
         if isinstance(params, Mapping) and params.get("phase") == "oneshot"
@@ -324,7 +330,4 @@ def _add_legend(axes: "Axes", run: OneTrace, handles: list[Any], texts: list[str
     missing = sorted(set(run.rows["label"]) - set(drawable(run.summary)["label"]))
     handles = [*handles, *(Line2D([], [], linestyle="") for _ in missing)]
     texts = [*texts, *(f"not drawn: {label}" for label in missing)]
-    beside = len(texts) > MAX_ENTRIES_INSIDE
-    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {}
-    if texts:
-        axes.legend(handles, texts, fontsize="small", frameon=False if beside else None, **place)
+    legend_outside(axes, handles, texts)

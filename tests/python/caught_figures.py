@@ -1,7 +1,8 @@
-"""Draws figures in memory, without writing pictures to disk."""
+"""Draws figures in memory, without writing pictures to disk, and checks that they are legible."""
 
 from kvanalysis.drawing.style import styled
 from kvanalysis.plots import pictures_of
+from legible import require_legible
 
 
 def pictures(plot, frame):
@@ -17,5 +18,5 @@ def caught_figures(plot, frame, widths=2):
         for picture in found:
             for _, width in picture.widths[:widths]:
                 figures.append(picture.draw(width))
-                figures[-1].draw_without_rendering()
+                require_legible(figures[-1], picture.title)
     return figures, found

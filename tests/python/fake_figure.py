@@ -14,6 +14,7 @@ from kvanalysis.figures.config import FigureConfig, Step, read_figure_config
 from kvanalysis.figures.context import Context
 from kvanalysis.plots import module_of
 from kvanalysis.stats.verdict import Verdict
+from legible import require_legible
 from test_kvanalysis_fake import COLUMNS, TRACE, write_results
 
 CONFIGS = Path(__file__).parents[2] / "configs/figures"
@@ -45,7 +46,7 @@ def sketch(context, painted=False):
         for picture in pictures:
             assert len(picture.table), picture.title
             for _, width in picture.widths if painted else ():
-                picture.draw(width).draw_without_rendering()
+                require_legible(picture.draw(width), picture.title)
     return Sketch(pictures, kind.claims(context, table) if hasattr(kind, "claims") else [])
 
 

@@ -68,6 +68,29 @@ def test_methods_that_store_everything_are_ranked_at_equal_reads(tmp_path):
     assert set(table["how"]) == {""}
 
 
+def test_methods_that_store_everything_compete_also_where_results_know_the_prompts_bytes(tmp_path):
+    known = {"prompt_bytes": 7 * ROW_BYTES, "prompt_full_bytes": 6 * ROW_BYTES}
+    write_results(tmp_path / "reads", [row | known for row in READS], columns=(*COLUMNS, *MORE, *known))
+    table = leaderboard.data(make_context(tmp_path, "leaderboard", steps=("reads",)))
+    assert table["label"].tolist() == ["pqcache", "quest"] * 2
+    assert table["loss"].notna().all()
+
+
+def test_a_step_is_ranked_at_shares_of_the_bytes_that_it_was_asked_for(tmp_path):
+    known = {"prompt_full_bytes": 100 * ROW_BYTES}
+    rows = [
+        row | known | {"prompt_bytes": share * ROW_BYTES}
+        for name, error, share in (("h2o", 0.2, 10), ("snapkv", 0.1, 9))
+        for row in heads(name, error, 0.4, asked="0.1")
+    ]
+    columns = (*COLUMNS, *MORE, *known, "prompt_bytes")
+    write_results(tmp_path / "cut", rows, columns=columns, meta={"budget_of": "prompt"})
+    table = leaderboard.data(make_context(tmp_path, "leaderboard", steps=("cut",)))
+    assert set(table["size"]) == {"10 % of the prompt’s full cache"}
+    assert table["label"].tolist() == ["snapkv", "h2o"]
+    assert table["stored"].tolist() == pytest.approx([0.09, 0.1])
+
+
 def test_methods_without_a_budget_are_listed_with_sizes_and_without_tests(tmp_path):
     table = ranked(tmp_path, own=OWN)
     assert table["label"].tolist() == ["qjl", "duo_attention"]
@@ -80,7 +103,7 @@ def test_a_method_that_cannot_get_that_small_is_last_with_the_reason(tmp_path):
     table = ranked(tmp_path, stream=rows)
     last = table[(table["label"] == "buzz") & table["size"].str.startswith("10 %")].iloc[0]
     assert pd.isna(last["error"])
-    assert last["how"] == "its smallest size here is 14.0% of the full cache"
+    assert last["how"] == "its smallest size here is 14.0 % of the full cache"
 
 
 def test_methods_with_equal_numbers_share_a_row_with_their_parameters(tmp_path):

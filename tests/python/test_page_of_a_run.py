@@ -25,7 +25,7 @@ from kvanalysis.plots import pictures_of
 from kvanalysis.plots.run import error_vs_bytes
 from kvanalysis.plots.run.bytes_classes import class_rows
 from kvanalysis.stats.summary import summarise
-from test_kvanalysis_fake import ROW_BYTES, TOKENS, fake_row, write_results
+from test_kvanalysis_fake import COLUMNS, ROW_BYTES, TOKENS, fake_row, write_results
 
 MOST_BYTES = 3_000_000
 LAYERS = range(6)
@@ -249,12 +249,21 @@ def test_phases_have_separate_panels_and_lost_methods_do_not_stretch_them(tmp_pa
     assert set(picture.table["family"]) == {"stream", "oneshot"}
 
 
+def test_the_picture_and_its_caption_name_what_is_not_drawn(tmp_path):
+    rows = few_methods() + method_rows("exact", {704: 0.0})
+    figures, [picture] = caught_figures(error_vs_bytes, load(write_results(tmp_path, rows)))
+    said = "Not drawn (no error beyond rounding, or no result): exact."
+    assert picture.caption.endswith(said)
+    for figure in figures:
+        assert said in " ".join(" ".join(text.get_text().split()) for text in figure.texts)
+
+
 def test_more_methods_than_curves_can_show_are_sorted_in_classes_of_bytes(tmp_path, many_rows):
     figures, [picture] = caught_figures(error_vs_bytes, load(write_results(tmp_path, many_rows)))
     table = picture.table
     assert list(dict.fromkeys(table["bytes_class"])) == [
-        "0 to 10 % of full cache", "10 to 20 % of full cache", "20 to 40 % of full cache",
-        "40 to 70 % of full cache",
+        "0 to 10 % of the full cache", "10 to 20 % of the full cache", "20 to 40 % of the full cache",
+        "40 to 70 % of the full cache",
     ]  # fmt: skip
     for _, own in table.groupby("bytes_class"):
         assert own["rel_err_out_mean"].is_monotonic_increasing
@@ -264,6 +273,34 @@ def test_more_methods_than_curves_can_show_are_sorted_in_classes_of_bytes(tmp_pa
     assert names[:2] == ["h2o", "snapkv, one-shot"]
     places = figures[0].axes[3].get_ylim()
     assert places[0] > places[1]  # the lowest error on top
+
+
+def asked(name, budget, share, held):
+    """Rows of a method that were replayed for a share and hold another one."""
+    columns = {"budget_share": share, "total_bytes": held * TOKENS * ROW_BYTES}
+    return [row | columns for row in method_rows(name, {budget: 0.1 + len(name) / 100})]
+
+
+def of_shares(folder, rows):
+    rows = [{"budget_share": ""} | row for row in rows]
+    return load(write_results(folder, rows, columns=(*COLUMNS, "budget_share")))
+
+
+def test_a_run_at_one_share_has_a_panel_at_that_share_and_not_at_a_class(tmp_path):
+    rows = [row for number in range(14) for row in asked(f"method_{number}", 128, "0.2", 0.19)]
+    frame = of_shares(tmp_path, rows)
+    _, [picture] = caught_figures(error_vs_bytes, frame)
+    assert set(picture.table["bytes_class"]) == {"20 % of the full cache"}
+    page = "".join(interactive_page.interactive(frame, styles_of(summarise(frame)), []))
+    assert re.findall(r"selected>([^<]*)", page) == ["20 % of the full cache"]
+
+
+def test_a_class_of_points_at_other_sizes_keeps_its_ends(tmp_path):
+    rows = [row for number in range(14) for row in asked(f"method_{number}", 128, "0.2", 0.19)]
+    rows += asked("at_thirty", 300, "0.3", 0.29) + asked("own_size", 200, "", 0.15)
+    _, [picture] = caught_figures(error_vs_bytes, of_shares(tmp_path, rows))
+    titles = ["10 to 20 % of the full cache", "30 % of the full cache"]
+    assert list(dict.fromkeys(picture.table["bytes_class"])) == titles
 
 
 def test_a_class_holds_the_best_point_of_a_method(tmp_path):

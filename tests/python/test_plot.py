@@ -13,6 +13,7 @@ import pytest
 from kvreplay import plot
 from kvreplay.sources import Sources
 from kvreplay_cli import ROOT
+from legible import faults
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
 METHODS = ["h2o", "snapkv", "topk_oracle", "exact"]
@@ -47,7 +48,7 @@ def ax():
 
 
 def entries(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
+    return [" ".join(text.get_text().split()) for text in axes.get_legend().get_texts()]
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -95,13 +96,48 @@ def test_a_legend_marks_oracles_one_shot_methods_and_undrawn_methods(run, ax):
     assert plot.error_vs_budget(run, mpl.figure.Figure().subplots(), legend=False).get_legend() is None
 
 
-def test_a_long_legend_is_placed_next_to_the_curves(ax):
-    entry = {"name": "snapkv", "window": [8, 12, 16, 20, 24, 28, 32, 36, 40]}
-    many = kvreplay.replay(SAMPLE, methods=[entry], budgets=[64], layers=[0], kv_heads=[0])
-    plot.error_vs_budget(many, ax)
-    ax.figure.canvas.draw()
-    assert len(entries(ax)) == 9
-    assert ax.get_legend().get_window_extent().x0 > ax.get_window_extent().x1
+@pytest.fixture(scope="module")
+def many():
+    entry = {"name": "snapkv", "window": [8, 12, 16, 20, 24, 28, 32, 36, 40, 44]}
+    methods = ["h2o", "expected_attention", entry]
+    return kvreplay.replay(SAMPLE, methods=methods, budgets=[64, 128, 200], layers=[0, 15], kv_heads=[0])
+
+
+COLUMN, PAGE = (3.3, 2.6), (6.9, 3.6)  # inches
+
+
+@pytest.mark.parametrize("layout", [None, "constrained", "tight"])
+@pytest.mark.parametrize("size", [COLUMN, PAGE])
+@pytest.mark.parametrize("name", ["error_vs_budget", "error_vs_bytes", "error_over_position"])
+def test_nothing_is_clipped_and_no_legend_covers_data_or_text(many, name, size, layout):
+    with mpl.rc_context({"font.size": 8}):
+        axes = mpl.figure.Figure(size, layout=layout).subplots()
+        getattr(plot, name)(many, axes)
+        assert len(axes.get_legend().get_texts()) >= 12
+        assert faults(axes.figure) == []
+        assert axes.get_window_extent().height > size[1] * axes.figure.dpi / 3
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_of_default_size_and_letters_is_legible(run, many, name):
+    axes = getattr(plot, name)(many if DRAWN[name] == {} else run, **DRAWN[name])
+    assert faults(axes.figure) == []
+    plt.close(axes.figure)
+
+
+def test_panels_side_by_side_keep_their_legends_to_themselves(many):
+    with mpl.rc_context({"font.size": 8}):
+        left, right = mpl.figure.Figure(PAGE).subplots(1, 2)
+        plot.error_vs_budget(many, left)
+        plot.error_vs_bytes(many, right)
+        assert faults(left.figure) == []
+
+
+def test_no_axis_has_a_unit_of_one(run):
+    for name, how in DRAWN.items():
+        figure = getattr(plot, name)(run, mpl.figure.Figure().subplots(), **how).figure
+        labels = [label for axes in figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())]
+        assert not any("[1]" in label for label in labels), name
 
 
 def test_a_table_rows_of_it_and_a_folder_are_drawn_as_the_run_is(run, tmp_path):
@@ -121,13 +157,10 @@ def test_bytes_are_shares_of_the_full_cache(run, ax):
     summary = run.summary().set_index("method")
     shares = summary.loc["h2o", "bytes_ratio"].to_numpy() * 100
     assert any(np.allclose(line.get_xdata(), shares) for line in ax.lines if len(line.get_xdata()) == 2)
-    assert entries(ax)[-2:] == [
-        "Pareto front of all phases: no point has both lower error and fewer bytes",
-        "not drawn: exact",
-    ]
+    assert entries(ax)[-2:] == ["Pareto front", "not drawn: exact"]
     assert not ax.texts
     prompt = plot.error_vs_bytes(run, mpl.figure.Figure().subplots())
-    assert prompt.get_xlabel() == "total bytes after the cut [% of the prompt’s full cache]"
+    assert prompt.get_xlabel() == "bytes after the cut [% of the prompt’s full cache]"
     mean = plot.error_vs_bytes(run, mpl.figure.Figure().subplots(), size="mean")
     assert "averaged over steps" in mean.get_xlabel()
     assert mean.lines[0].get_xdata()[0] < ax.lines[0].get_xdata()[0]

@@ -117,7 +117,7 @@ def test_the_scale_of_the_maps_and_its_label_are_inside_the_figure(tmp_path, lay
     for figure in drawn_figures(layer_head_map, load(write_results(tmp_path, rows))):
         scale = figure.axes[-1]
         whole = figure.bbox
-        assert " ".join(scale.get_ylabel().split()) == "mean rel. error [1]"
+        assert " ".join(scale.get_ylabel().split()) == "mean rel. error"
         for text in (scale.yaxis.label, *scale.get_yticklabels()):
             box = text.get_window_extent()
             assert whole.x0 <= box.x0 and box.x1 <= whole.x1, (text.get_text(), box)

@@ -97,7 +97,7 @@ def test_the_best_measure_is_above_the_main_one_on_separate_axes(tmp_path):
     figures, [drawn] = figures_of(loss_against_error, folder, widths=1)
     labels = [" ".join(axes.get_xlabel().split()) for axes in figures[0].axes]
     assert labels == [
-        "ratio of norms, last rows, mean over layers [1]", "mean relative error, mean over layers [1]",
+        "ratio of norms, last rows, mean over layers", "mean relative error, mean over layers",
     ]  # fmt: skip
     assert drawn.caption.startswith(
         "ratio of norms, last rows, mean over layers: rank correlation 1.00 [1.00, 1.00]"

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from caught_figures import pictures
+from caught_figures import caught_figures, pictures
 from fake_figure import sketch
 from kvanalysis import load
 from kvanalysis.budgets.regret import ladder, rung_labels
@@ -314,6 +314,14 @@ def test_the_prefix_error_is_next_to_the_error(tmp_path):
         pytest.approx([0.2, 0.4, 2])
     ]
     assert "B=64 2.00" in figures[0].caption
+
+
+def test_a_method_without_the_drawn_budgets_takes_no_row(tmp_path):
+    rows = heads("snapkv", [0.1, 0.3], ONESHOT, rel_err_prefix_mean=0.4)
+    rows += heads("balancekv", [0.1, 0.3], ONESHOT, budget=100, rel_err_prefix_mean=0.5)
+    figures, _ = caught_figures(prefix_error, frame(tmp_path, rows))
+    page, column = ([text.get_text() for text in each.axes[0].get_yticklabels()] for each in figures)
+    assert (page, column) == (["snapkv", "balancekv"], ["snapkv"])
 
 
 def test_needles_are_shown_span_by_span(tmp_path):

@@ -51,7 +51,7 @@ def test_a_deep_model_shows_some_layers_and_lists_all(tmp_path):
             [text.get_text() for text in figure.draw(width).axes[0].get_xticklabels()]
             for _, width in figure.widths
         ]
-    assert [len(texts) for texts in shown] == [11, 7]
+    assert [len(texts) for texts in shown] == [11, 6]
     assert [(texts[0], *texts[-2:]) for texts in shown] == [("0", "29", "all")] * 2
 
 

@@ -7,7 +7,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .budget_axes import set_budget_axis, set_error_axis
 
-ERROR = "mean rel. error [1]"
+ERROR = "mean rel. error"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from .style import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, new_fig
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.55, PAGE_WIDTH: 2.3}  # inches
 PANELS_IN_A_ROW = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
 DOT = 2.2  # points
-EDGE = 0.03  # inches of white at the left
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (8, 2)))
 LEVEL_COLOUR = "#555555"
 
@@ -69,19 +68,7 @@ def _figure(sheet, width):
         wspace=0.1,
         top=titled,
     )
-    make_room(figure)
     return figure
-
-
-def make_room(figure):
-    """Moves the left edge of the axes until wide tick labels and axis labels fit on the figure."""
-    drawn = figure.canvas.get_renderer()
-    width = figure.get_size_inches()[0]
-    leftmost = [axes for axes in figure.axes if axes.get_subplotspec().is_first_col()]
-    boxes = [axes.yaxis.get_tightbbox(drawn) for axes in leftmost]
-    outside = EDGE - min(box.x0 for box in boxes if box) / figure.dpi
-    if outside > 0:
-        figure.subplots_adjust(left=figure.subplotpars.left + outside / width)
 
 
 def _looks(sheet):

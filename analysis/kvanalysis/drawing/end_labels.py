@@ -4,9 +4,13 @@ from textwrap import wrap
 
 import numpy as np
 
+from .room import text_width
+
 SIZE = 6  # points
 LINE = 1.25  # line height in units of the font size
-ASIDE = 0.06  # inches from the axes to the first letter
+ASIDE = 0.06  # inches from the axes to the mark
+TEXT_ASIDE = 3.5  # points from the mark to the first letter
+BEHIND = 0.08  # inches behind the last letter
 LEADER = "#B5B5B5"
 
 
@@ -37,6 +41,12 @@ def wrapped(name, letters):
     return "\n".join(wrap(name, letters)) or name
 
 
+def names_room(figure, names, letters):
+    """Inches that `label_ends` needs beside the axes for these names, with white behind them."""
+    widest = text_width(figure, [wrapped(name, letters) for name in names], SIZE)
+    return ASIDE + TEXT_ASIDE / 72 + widest + BEHIND
+
+
 def label_ends(axes, ends, letters):
     """Writes the name of every curve in `ends` {label: (last x, last y, Style)} right of the axes.
 
@@ -57,4 +67,4 @@ def label_ends(axes, ends, letters):
         mark = {"color": style.colour, "markersize": 3.2, "clip_on": False}
         axes.plot(beside, place, style.marker, transform=axes.transAxes, **mark)
         aside = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
-        axes.annotate(name, (beside, place), (3.5, 0), va="center", fontsize=SIZE, **aside)
+        axes.annotate(name, (beside, place), (TEXT_ASIDE, 0), va="center", fontsize=SIZE, **aside)

@@ -9,7 +9,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
-from .log_ticks import plain_log
+from ..stats.families import spread
+from .log_ticks import plain_log, ticks_at
 from .style import GLYPH_EMS, PAGE_WIDTH, TOP, axes_width, finish, new_figure
 
 CELL_TEXT, TICK_TEXT, TITLE_TEXT, SCALE_TEXT = 5.6, 6, 6.3, 6.5  # points
@@ -18,6 +19,7 @@ PAGE_HEIGHT = 7.5  # inches; taller maps get lower cells
 LOG_RATIO = 5
 COLOURS = "cividis_r"  # dark means large; perceptually uniform, and readable for colour-blind readers
 SCALE_WIDTH, SCALE_ROOM = 0.09, 0.70  # inches; room for ticks and a label of two lines
+TICK_ROOM = 0.16  # inches of a tick label on a colour bar
 TICK_HEIGHT = 0.11  # inches; lower cells lose some of their tick labels
 GAP_INCHES = 0.14
 
@@ -180,9 +182,14 @@ def add_scale(figure, norm, text):
 
 
 def plain_scale(bar):
-    """Sets a few plain numbers on a colour bar."""
+    """Sets a few plain numbers on a colour bar, fewer on a low one."""
     if isinstance(bar.norm, LogNorm):
         plain_log(bar.ax.yaxis)
+        low, high = bar.norm.vmin, bar.norm.vmax
+        ticks = [tick for tick in bar.ax.yaxis.get_majorticklocs() if low <= tick <= high]
+        room = bar.ax.get_window_extent().height / bar.ax.figure.dpi
+        if room < TICK_ROOM * len(ticks):
+            ticks_at(bar.ax.yaxis, spread(ticks, max(2, int(room / TICK_ROOM))))
     else:
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
 

@@ -51,22 +51,24 @@ def set_left(figure, labels):
 
 def panels_by_budget(table, order, paint, x_label, most, legend, note):
     """The `draw` of a Picture: a panel for each of at most `most[width]` budgets, painted by `paint(axes,
-    rows of the budget, order)`; names appear once.
+    rows of the budget, names)`; names appear once, in `order`, those of the drawn budgets.
 
     `table` has budget_tokens and label; `legend` is (handles, texts).
     """
 
     def draw(width):
         budgets = spread(budgets_of(table), most[width])
-        figure, [panels] = row_figure(width, len(budgets), [len(order)])
+        drawn = set(table.loc[table["budget_tokens"].isin(budgets), "label"])
+        names = [label for label in order if label in drawn]
+        figure, [panels] = row_figure(width, len(budgets), [len(names)])
         for axes, budget in zip(panels, budgets, strict=True):
-            paint(axes, table[table["budget_tokens"] == budget], order)
+            paint(axes, table[table["budget_tokens"] == budget], names)
             axes.set_title(f"B = {budget}")
             axes.set_xlabel(x_label)
             axes.tick_params(axis="y", length=0)
-        set_rows(panels[0], order, width)
-        finish(figure, *legend, note, ROW_HEIGHT * len(order), wspace=0.11, top=0.26)
-        set_left(figure, order)
+        set_rows(panels[0], names, width)
+        finish(figure, *legend, note, ROW_HEIGHT * len(names), wspace=0.11, top=0.26)
+        set_left(figure, names)
         return figure
 
     return draw

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from .fonts import family
+from .room import make_room
 
 COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.9
 DPI = 200
@@ -187,6 +188,7 @@ def finish(figure, handles, labels, note, axes_height, below=0.42, hspace=0.0, w
     text.set_y(GAP / height)
     legend.set_bbox_to_anchor((0, (GAP + note_height) / height, 1, 0.1))
     figure.subplots_adjust(LEFT / width, bottom / height, 1 - RIGHT / width, 1 - top / height, wspace, hspace)
+    make_room(figure)
 
 
 def _height(artist):

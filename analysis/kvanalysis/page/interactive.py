@@ -10,8 +10,9 @@ import json
 from html import escape
 from importlib.util import find_spec
 
+from ..answer.sizes import PEAK, PROMPT, default_size
 from ..drawing.budget_axes import MOST_CURVES
-from ..plots.run.bytes_classes import EDGES, class_words
+from ..plots.run.bytes_classes import Classes, asked_shares
 from ..stats.families import ONESHOT, PHASES
 from .curves_data import curves_data
 from .html import Html, paragraph
@@ -25,8 +26,8 @@ HEIGHT, ROW = 360, 17  # pixels: height of a panel of curves, and of a line of d
 # Addresses of icons, mathematics and maps in Bokeh's program; pages use none of them.
 ELSEWHERE = ("https://cdn.jsdelivr.net", "https://maps.googleapis.com")
 FIRST_CLASS = 2  # index in EDGES: the class shown at first
-TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)
-NAME_SHARE = 0.42  # share of the axes' width, right of the curves, for their names
+TICKS = (0.5, 1, 2, 5, 10, 20, 40, 60, 100, 200)
+NAME_SHARE = 0.48  # share of the axes' width, right of the curves, for their names
 TOOLTIP = """<div style="max-width:19rem;white-space:normal;color:#1a1a1a;font-size:12px">
 <b>@label</b>, budget @budget<br>@kib KiB a head, @x % of the bytes<br>value @loss, @heads heads<br>
 <span style="overflow-wrap:anywhere">@params</span></div>"""
@@ -40,26 +41,39 @@ def interactive(frame, styles, static):
     if find_spec("bokeh") is None or not shares:
         return [*static, *([paragraph(ABSENT, "aside")] if shares else [])]
     many = len(set(data["points"]["label"])) > MOST_CURVES
+    classes = _classes(frame, data)
     data |= {
-        "edges": [edge if edge < 1e9 else None for edge in EDGES],
+        "edges": [edge if edge < 1e9 else None for edge in classes.edges],
         "row": ROW,
         "oneshot": PHASES[ONESHOT],
     }
     figures = _dots() if many else _curves(data["families"], shares, data["whole"])
     return [
         Html(f'<div id="static">{"".join(static)}</div>'),
-        Html(f'<div id="live" hidden>{_choices(data, many)}<div class="plots">{_places(figures)}</div>'
-             '<p id="above" class="aside"></p></div>'),
+        Html(f'<div id="live" hidden>{_choices(data, classes if many else None)}'
+             f'<div class="plots">{_places(figures)}</div><p id="above" class="aside"></p></div>'),
         _packed(figures, data),
     ]  # fmt: skip
 
 
-def _choices(data, many):
+def _classes(frame, data):
+    """The classes of bytes over all layers."""
+    asked = asked_shares(frame, PROMPT if default_size(frame) == PROMPT else PEAK)
+    points, shares = data["points"], data["views"][0]["x"]
+    budgets = [-1 if budget is None else budget for budget in points["budget"]]
+    keys = zip(points["label"], budgets, strict=True)
+    known = [(x, asked.get(key, ())) for x, key in zip(shares, keys, strict=True) if x is not None]
+    return Classes(*(zip(*known, strict=True) if known else ([], [])), data["whole"])
+
+
+def _choices(data, classes):
     views = [(number, view["name"]) for number, view in enumerate(data["views"])]
     words = [_select("view", "layers", views), _select("measure", "measure", data["measures"].items())]
-    if many:
-        classes = [(place, class_words(place, data["whole"])) for place in range(1, len(EDGES))]
-        words.append(_select("class", "bytes", classes, FIRST_CLASS))
+    if classes:
+        places = range(1, len(classes.edges))
+        asked = [place for place in places if classes.is_asked(place)]
+        first = asked[len(asked) // 2] if asked else FIRST_CLASS
+        words.append(_select("class", "bytes", [(each, classes.words(each)) for each in places], first))
     return f'<div class="choices">{"".join(words)}</div>'
 
 
@@ -126,19 +140,22 @@ def _curves(families, shares, whole):
         ranges = {"x_range": Range1d(low, end), "y_range": Range1d(0.1, 1)}
         plot = _figure(family, HEIGHT, x_axis_type="log", y_axis_type="log", **ranges)
         plot.title.text = PHASES[family]
-        plot.xaxis.axis_label, plot.yaxis.axis_label = f"bytes [% of {whole}]", "error"
+        # A phone is too narrow for one line.
+        plot.xaxis.axis_label = f"bytes [% of {whole}]".replace(", ", ",\n")
+        plot.yaxis.axis_label = "error"
         plot.xaxis.ticker = [tick for tick in TICKS if low <= tick <= high]
-        _loss_axis(plot.yaxis, (1, 2, 5))
+        _loss_axis(plot.yaxis)
         _glyphs(plot, high)
         figures[family] = plot
     return figures
 
 
-def _loss_axis(axis, mantissas):
-    from bokeh.models import CustomJSTickFormatter, LogTicker
+def _loss_axis(axis):
+    """The glue sets label and ticks: Bokeh's own ticks are linear over less than two decades."""
+    from bokeh.models import CustomJSTickFormatter, FixedTicker
 
     axis.name = "loss_axis"
-    axis.ticker = LogTicker(mantissas=list(mantissas), num_minor_ticks=0)
+    axis.ticker = FixedTicker()
     axis.formatter = CustomJSTickFormatter(code="return `${+tick.toPrecision(3)}`")
 
 
@@ -174,7 +191,7 @@ def _dots():
     points.name = "points_classes"
     plot.segment("low", "place", "high", "place", source=points, line_color="colour", line_alpha=0.7)
     _points(plot, points, "y", "place")
-    _loss_axis(plot.xaxis, (1, 2, 3, 5))
+    _loss_axis(plot.xaxis)
     plot.yaxis.major_label_text_font_size = "12px"
     plot.ygrid.grid_line_color = "#f0f0f0"
     return {"classes": plot}

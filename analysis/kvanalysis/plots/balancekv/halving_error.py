@@ -51,7 +51,7 @@ METRICS = {
     "rel_err_out_mean": "|z - o| / |o|",
     "rel_err_clamped": "|z - o| / |max(o, 0)|, the release's metric",
 }
-LABELS = {"rel_err_out_mean": "mean error [1]", "rel_err_clamped": "clamped error [1]"}
+LABELS = {"rel_err_out_mean": "mean error", "rel_err_clamped": "clamped error"}
 WALK, COIN, UNIFORM = "balancekv", "coin (gamma 0)", "uniform"
 DEN_W = ", den w"  # the numerator's weights are also in the denominator; the release uses 2^T there
 TAILS = {WALK: "uniform, tail of balancekv", COIN: "uniform, tail of the coin"}

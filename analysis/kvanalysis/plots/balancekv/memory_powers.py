@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...data.extras import extra
-from ...drawing.log_ticks import plain_log
+from ...drawing.log_ticks import plain_log, subs_for
 from ...drawing.panel_grid import draw_empty_note
 from ...drawing.style import COLUMN_WIDTH, finish, new_figure, styles_for
 from ...stats.fits import slope
@@ -68,11 +68,11 @@ def memory_figure(memory, width):
                 mine.groupby("params_json")[["epsilon", "stored_tokens"]].mean().sort_values("stored_tokens")
             )
             _curve(axes, means["epsilon"], means["stored_tokens"], styles, name)
-        plain_log(axes.xaxis)
+        plain_log(axes.xaxis, subs_for(rows["epsilon"]))
         plain_log(axes.yaxis)
     handles = [_curve(panels[0], [], [], styles, name) for name in styles]
     for axes in panels if wide else panels[1:]:
-        axes.set_xlabel("measured epsilon [1], the theorem's own form")
+        axes.set_xlabel("measured epsilon, the theorem's own form")
     if wide:
         panels[1].set_ylabel("")
     note = (

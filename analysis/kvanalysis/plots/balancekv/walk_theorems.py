@@ -99,7 +99,7 @@ def _walk_figure(walks, slopes, width):
         axes.plot(means.index, means, color=styles[name].colour, marker=styles[name].marker, label=label)
         styles[name].band(axes, means.index, low, high)
     _guides(axes, walks)
-    axes.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="discrepancy / its scale [1]")
+    axes.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="discrepancy / its scale")
     axes.set_xscale("log", base=2)
     plain_log(axes.yaxis, (1, 1.5, 2, 3, 5, 7))
     axes.set_xticks(sorted(walks["tokens"].unique()), sorted(walks["tokens"].unique()))

@@ -22,7 +22,7 @@ RULE = (
 
 def _epsilon_axis(axes, epsilons):
     """Sets the x axis, with a tick at each epsilon."""
-    axes.set(xscale="log", xlabel="epsilon: error not to be exceeded [1]")
+    axes.set(xscale="log", xlabel="epsilon: error not to be exceeded")
     ticks_at(axes.xaxis, epsilons)
 
 

@@ -37,7 +37,7 @@ def knee_picture(rows, measure, styles, note, name):
 
 
 def axis_name(measure):
-    return {"rel_err_out_mean": "mean rel. error [1]"}.get(measure, f"{measure} [1]")
+    return {"rel_err_out_mean": "mean rel. error"}.get(measure, measure)
 
 
 def _curve(axes, points, style):

@@ -29,7 +29,7 @@ def draw(run, found):
         title="Mass on planted spans",
         points=points,
         x=Axis("place of the span in the prompt [%]", ticks=ticks),
-        y=Axis("needle mass [1]", limits=(0, 1.03)),
+        y=Axis("needle mass", limits=(0, 1.03)),
         note=f"{replay_note(rows)} Exact mass of the span's tokens in the cache, divided by their full mass."
         f" {BAND_NOTE}",
         caption=caption(rows),

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from ...drawing.log_ticks import plain_log, subs_for
 from ...drawing.saving import Picture
 from ...drawing.style import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ...errors import ResultsError
@@ -92,7 +93,7 @@ def _figure(head, compared, width):
     part.set_title(f"{SEGMENTS_SHOWN} segments of the middle; lines: their bounds")
     part.set_xlabel("token")
     for axes in (whole, part):
-        axes.set_ylabel("score A [1]")
+        axes.set_ylabel("score A")
     note = f"Layer {head['layer'].iloc[0]}, kv head {head['kv_head'].iloc[0]}. {compared}"
     finish(figure, handles, ["leaves", "kept"], note, 2.35 * HEIGHT[width], hspace=0.35, top=0.24)
     return figure
@@ -108,6 +109,7 @@ def _points(axes, rows, size):
         kept["token"], kept["score"], s=size, marker="o", color=COLOURS[0], linewidths=0, zorder=3
     )
     axes.set_yscale("log")
+    plain_log(axes.yaxis, subs_for(rows["score"]))
     return [left, held]
 
 

@@ -59,7 +59,7 @@ def ratio_axis(rows, levels):
     tokens."""
     whole = range(math.ceil(rows["ratio"].min()), math.floor(rows["ratio"].max()) + 1)
     ticks = {ratio: str(ratio) for ratio in whole}
-    return Axis("threshold over window, T/w [1]", ticks=ticks, levels=levels)
+    return Axis("threshold over window, T/w", ticks=ticks, levels=levels)
 
 
 def size_picture(rows):

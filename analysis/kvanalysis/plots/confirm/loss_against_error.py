@@ -5,7 +5,6 @@ from textwrap import fill
 
 import numpy as np
 
-from ...drawing.curves import make_room
 from ...drawing.log_ticks import DECADES, DENSE, plain_log
 from ...drawing.panel_grid import fewest_empty, finish_grid, panel_grid
 from ...drawing.point_labels import label_points
@@ -14,7 +13,7 @@ from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, new_figure
 from ...predict.best import choice_correlations, shown_choices
 from ...predict.exceptions import MARGIN, exceptions, residuals
 from ...predict.instances import LOSS, trace_instances
-from ...predict.measures import BY_NAME
+from ...predict.measures import BY_NAME, Measure
 from ...predict.words import (
     METHODS_NOTE,
     confirmed_note,
@@ -31,6 +30,8 @@ PANEL_HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.1}  # inches
 PANEL_GAP = 0.42  # share of a panel's height
 LETTERS = 17  # letters of an axis label per inch
 WIDE = 1.3  # decades; wider axes only have ticks at powers of ten
+NO_UNIT = Measure.unit
+TOP = 0.24  # inches above the panels: a title of one line
 BELOW, LINE = 0.42, 0.13  # inches below the panels: ticks and a label; a further line of the label
 WSPACE = 0.07  # share of a panel's width
 LABELS = 5  # exceptions named in a panel, one for each method
@@ -112,8 +113,9 @@ def _figure(table, choices, ranks, shown, names, styles, note, width):
     lines = max(1 + axes.get_xlabel().count("\n") for axes, *_ in places)
     below = BELOW + LINE * (lines - 1)
     height = PANEL_HEIGHT[width]
-    finish_grid(figure, legend, note, len(panels), across, height, PANEL_GAP, WSPACE, below)
-    make_room(figure)
+    titles = max(axes.get_title(loc="left").count("\n") for axes, *_ in places)
+    top = TOP + LINE * titles
+    finish_grid(figure, legend, note, len(panels), across, height, PANEL_GAP, WSPACE, below, top)
     for place in places:
         _name(*place)
     return figure
@@ -146,7 +148,8 @@ def _title(axes, prompt, rho, letters):
 
 
 def _axis_label(choice, letters):
-    return fill(f"{choice.words}\u00a0[{BY_NAME[choice.measure].unit}]", letters)
+    unit = BY_NAME[choice.measure].unit
+    return fill(choice.words if unit == NO_UNIT else f"{choice.words}\u00a0[{unit}]", letters)
 
 
 def _legend_order(table):

@@ -39,7 +39,7 @@ def draw(_run, found):
         title="How well the error of each layer predicts the loss",
         points=points,
         x=Axis("layer"),
-        y=Axis("rank correlation with the loss [1]", limits=limits, levels={"none": 0.0}),
+        y=Axis("rank correlation with the loss", limits=limits, levels={"none": 0.0}),
         note=note.strip(),
         caption=_caption(table),
         markers=False,

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from ...data.confirmed import confirmed
-from ...drawing.curves import make_room
 from ...drawing.log_ticks import plain_log, subs_for
 from ...drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
 from ...drawing.saving import Picture
@@ -73,7 +72,6 @@ def _figure(table, agreements, shown, styles, note, width):
     legend = ([styles[label].handle(linewidth=0.7) for label in order], order)
     height = PANEL_HEIGHT[width]
     finish_grid(figure, legend, note, len(shown), across, height, PANEL_GAP, WSPACE, top=TITLE_ROOM)
-    make_room(figure)
     return figure
 
 

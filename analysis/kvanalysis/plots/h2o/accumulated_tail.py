@@ -101,7 +101,7 @@ def tails(table, scores):
         title="Accumulated attention scores, sorted",
         points=pd.concat(frames, ignore_index=True),
         x=Axis("rank of the token", "log"),
-        y=Axis("share of all attention [1]", "log"),
+        y=Axis("share of all attention", "log"),
         note=f"{attention_note(table)} Each kv head's scores (column sums over all rows and its query heads)"
         " sorted and divided by their sum; means over heads and texts.",
         caption="A straight line would be a power law; a high R² alone does not prove one. The curve of"
@@ -130,7 +130,7 @@ def tops(table, shares):
         title="Attention on the top tokens",
         points=pd.concat(frames, ignore_index=True),
         x=Axis("layer (0-based)", ticks={i: str(layer) for i, layer in enumerate(layers)}),
-        y=Axis("share of all attention [1]", limits=(0, 1.03)),
+        y=Axis("share of all attention", limits=(0, 1.03)),
         note=f"{attention_note(table)} Means over kv heads and texts.",
         caption=tops_caption(means),
     )

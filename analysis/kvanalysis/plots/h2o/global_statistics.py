@@ -133,7 +133,7 @@ def overlap(rows, overlaps):
         title="Overlap with the tokens of global scores",
         points=points.reset_index(drop=True),
         x=Axis("budget [tokens per kv head]", "budget"),
-        y=Axis("overlap (Jaccard) [1]", limits=(0, 1.03)),
+        y=Axis("overlap (Jaccard)", limits=(0, 1.03)),
         note=f"{replay_note(rows)} Sets of the last step. {BAND_NOTE}",
         labels=(*LABELS, CHANCE),
         caption="Overlap of the tokens attended to in the last step with the tokens of global scores. Both"

@@ -32,7 +32,7 @@ def draw(run, points):
         points=points,
         x=Axis("budget [tokens per kv head]", "budget"),
         y=Axis(
-            "mass recall [1]",
+            "mass recall",
             limits=(0, 1.03),
             levels={f"1 - 1/e = {LEVEL:.3f}, of the theorem's form": LEVEL},
         ),

@@ -28,7 +28,7 @@ def draw(run, found):
         title="Sparsity of attention by layer",
         points=points,
         x=Axis("layer (0-based)", ticks={i: str(layer) for i, layer in enumerate(layers_of(heads))}),
-        y=Axis("share [1]", limits=(0, 1.03), levels={f"the paper's {SPARSE:g}": SPARSE}),
+        y=Axis("share", limits=(0, 1.03), levels={f"the paper's {SPARSE:g}": SPARSE}),
         note=f"{attention_note(run.cluster())} Sparsity: causal entries of rows from 1 on below 1 % of their"
         " row's maximum; masked entries are not counted. Dots: query heads; lines: means.",
         caption=caption(heads),

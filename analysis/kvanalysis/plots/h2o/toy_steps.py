@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.patches import Rectangle
 
-from ...drawing.curves import make_room
 from ...drawing.saving import Picture
 from ...drawing.style import finish, new_figure
 from ...errors import ResultsError
@@ -79,7 +78,6 @@ def _figure(table, width):
     axes.tick_params(length=0)
     note = "Attention of each step to held tokens and the newest. Cross: evicted now. Grey: before."
     finish(figure, [], [], f"{table['label'].iloc[0]}. {note}", CELL_HEIGHT * n)
-    make_room(figure)
     return figure
 
 

@@ -1,17 +1,23 @@
-"""Many methods in a list, sorted by their error, with a panel for each class of bytes."""
+"""Many methods in a list, sorted by their error, with a panel for each class of bytes.
+
+A class ends at one of EDGES or at a share that the run was asked for.
+"""
 
 from functools import partial
 
 import numpy as np
 
+from ...answer.sizes import is_share_of
+from ...data.shares import by_share
 from ...drawing.budget_axes import set_error_axis
 from ...drawing.log_ticks import plain_log, subs_for
 from ...drawing.panel_grid import finish_grid, panel_grid
+from ...drawing.room import text_width
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, new_figure
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, new_figure
 from ...stats.families import ONESHOT, PHASES
 
-WHOLE = {"prompt_share": "prompt’s full cache", "peak_share": "full cache"}
+WHOLE = {"prompt_share": "the prompt’s full cache", "peak_share": "the full cache"}
 EDGES = (0, 10, 20, 40, 70, np.inf)  # per cent of the full cache; an upper edge belongs to its class
 MOST_ROWS = 16  # rows of a panel
 ROW_HEIGHT, NAME_SIZE = 0.118, 5.8  # inches, points
@@ -20,6 +26,8 @@ ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 2}
 FEWER = (1, 3)  # ticks on a narrow axis: these times powers of ten
 MARGIN = 1.15  # factor beyond the smallest and the largest error
 TITLES = 0.62  # inches between two rows of panels: ticks, label, title
+NAMES_ASIDE = 0.15  # inches of white around the names
+ROUNDING = 1e-9  # per cent
 
 
 def classes_picture(title, points, styles, caption, name, words):
@@ -37,17 +45,44 @@ def class_rows(points):
     """The point with the lowest error for each class of bytes and label, sorted; columns of `points` and
     `bytes_class`, the class in words."""
     size = "prompt_share" if "prompt_share" in points else "peak_share"
-    shares = 100 * points[size].to_numpy(float)
-    place = np.clip(np.searchsorted(EDGES, shares - 1e-9, side="left"), 1, len(EDGES) - 1)
-    rows = points.assign(place=place).sort_values(["place", "loss"], kind="stable")
+    asked = [*points["asked"]] if "asked" in points else [()] * len(points)
+    found = Classes(100 * points[size].to_numpy(float), asked, WHOLE[size])
+    rows = points.assign(place=found.places).sort_values(["place", "loss"], kind="stable")
     rows = rows.drop_duplicates(["place", "label"]).reset_index(drop=True)
-    return rows.assign(bytes_class=[class_words(each, WHOLE[size]) for each in rows.pop("place")])
+    return rows.assign(bytes_class=[found.words(each) for each in rows.pop("place")])
 
 
-def class_words(place, whole="full cache"):
-    """The words for the class that ends at EDGES[place]; `whole`: what is 100 %."""
-    low, high = EDGES[place - 1], EDGES[place]
-    return f"above {low} % of {whole}" if np.isinf(high) else f"{low} to {high} % of {whole}"
+class Classes:
+    """The classes of points of `shares` per cent of `whole`; `asked`: for each point the shares that it was
+    replayed for, in per cent."""
+
+    def __init__(self, shares, asked, whole):
+        self.asked, self.whole = asked, whole
+        self.edges = (0, *sorted({*EDGES[1:], *(share for each in asked for share in each)}))
+        places = np.searchsorted(self.edges, np.asarray(shares, dtype=float) - ROUNDING, side="left")
+        self.places = np.clip(places, 1, len(self.edges) - 1)
+
+    def words(self, place):
+        """The words for the class that ends at edges[place]: one share, if all of its points were replayed
+        for that share."""
+        low, high = self.edges[place - 1], self.edges[place]
+        said = f"above {low:g}" if np.isinf(high) else f"{low:g} to {high:g}"
+        return f"{high:g} % of {self.whole}" if self.is_asked(place) else f"{said} % of {self.whole}"
+
+    def is_asked(self, place):
+        own = [asked for asked, its in zip(self.asked, self.places, strict=True) if its == place]
+        return bool(own) and all(self.edges[place] in each for each in own)
+
+
+def asked_shares(rows, of):
+    """{(label, budget, -1 for none): shares in per cent that it was replayed for}, for `load`'s table whose
+    runs were asked for shares of the bytes `of` (answer.sizes); else empty."""
+    if not is_share_of(rows.attrs.get("meta", {}), of):
+        return {}
+    asked = by_share(rows).dropna(subset=["share"])
+    budgets = asked["budget_tokens"].fillna(-1).astype(int)
+    shares = asked["share"].groupby([asked["label"], budgets]).unique()
+    return {key: tuple(round(100 * share, 9) for share in sorted(each)) for key, each in shares.items()}
 
 
 def _figure(table, styles, note, words, width):
@@ -58,13 +93,14 @@ def _figure(table, styles, note, words, width):
     panels = panel_grid(figure, len(classes), across, sharex=True, height_ratios=[n + 1 for n in tallest])
     for axes, title, rows in zip(panels, classes, shown, strict=True):
         _panel(axes, rows, styles, tallest[axes.get_subplotspec().rowspan.start])
-        axes.set_title(title)
+        axes.set_title(title, loc="right")
         axes.tick_params(labelbottom=True)
     _error_axis(panels[0], table, width)
     for axes in panels[-across:]:
-        axes.set_xlabel(words)
+        axes.set_xlabel(words, loc="right")
     height = ROW_HEIGHT * (sum(tallest) / len(tallest) + 1)
-    room = 0.25 + LETTERS * NAME_SIZE * GLYPH_EMS / 72
+    names = [_name(row) for rows in shown for row in rows.itertuples()]
+    room = NAMES_ASIDE + text_width(figure, names, NAME_SIZE)
     wspace = room / ((width - across * room) / across - 0.1)
     finish_grid(figure, ([], []), note, len(classes), across, height, gap=TITLES / height, wspace=wspace)
     figure.subplots_adjust(left=room / width)

@@ -64,7 +64,7 @@ def _figure(table, shown, styles, note, width):
     for axes in list(panels.flat)[len(shown) :]:
         axes.remove()
     _limit_low_end(panels[0][0], drawn["rel_err_mean"].min())
-    panels[0][0].set_ylabel("mean rel. error [1]")
+    panels[0][0].set_ylabel("mean rel. error")
     tall = height * (high + (high - 1) * PANEL_GAP)
     handles = [handle(styles[label], True) for label in labels]
     finish(figure, handles, labels, note, tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from ...drawing.curves import make_room
 from ...drawing.saving import Picture
 from ...drawing.style import finish, new_figure
 from ...stats.claims import claims_judged, select
@@ -82,5 +81,4 @@ def _figure(cells, note, width):
     axes.grid(False)
     axes.tick_params(length=0)
     finish(figure, [], [], note, ROW_HEIGHT * len(names))
-    make_room(figure)
     return figure

@@ -16,7 +16,6 @@ from ...drawing.budget_axes import (
     styles_of,
 )
 from ...drawing.budget_axes import draw as draw_curves
-from ...drawing.curves import make_room
 from ...drawing.panel_grid import draw_empty_note, fewest_empty, finish_grid, label_lowest, panel_grid
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
@@ -24,7 +23,7 @@ from ...stats.summary import summarise
 from ...stats.words import oneshot_notes
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
-ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
+ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error", "mean rel. error"
 NO_BANDS = "Without bands because of the many curves; 95% intervals over layers are in the CSV."
 HEIGHT = {COLUMN_WIDTH: 2.2, PAGE_WIDTH: 3.0}  # inches
 PANEL_HEIGHT = 1.25  # inches
@@ -77,7 +76,6 @@ def _layer_panels(points, note, width):
     middle_row.set_ylabel(SHORT_ERROR_AXIS)
     label_lowest(panels, across, BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
     finish_grid(figure, budget_legend(points), note, len(layers), across, PANEL_HEIGHT, gap=PANEL_GAP)
-    make_room(figure)
     return figure
 
 
@@ -86,13 +84,18 @@ def budget_panel(axes, points, everything, width):
 
     `width`: width of the panel in inches."""
     shown = drawable(everything)
-    set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
+    set_budget_ticks(axes, everything, width)
     styles = styles_of(everything)
     draw_curves(axes, drawable(points), {label: styles[label] for label in set(shown["label"])})
     frame_errors(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
         draw_empty_note(axes)
         axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
+
+
+def set_budget_ticks(axes, everything, width):
+    """The axis of budgets, with those ticks that fit into `width` inches."""
+    set_budget_axis(axes, sorted(drawable(everything)["budget_tokens"].dropna().astype(int).unique()), width)
 
 
 def budget_legend(points):

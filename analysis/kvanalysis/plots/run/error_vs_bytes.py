@@ -9,17 +9,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from ...answer.measures import DEFAULT, MAIN, words_of
+from ...answer.sizes import PEAK as PEAK_BYTES
 from ...answer.sizes import PROMPT, SIZES, default_size
 from ...drawing.budget_axes import MOST_CURVES, above_notes, drawable, frame_errors, top_of
-from ...drawing.curves import make_room
-from ...drawing.end_labels import SIZE, label_ends
+from ...drawing.end_labels import label_ends, names_room
 from ...drawing.panel_grid import panel_grid
+from ...drawing.room import make_room
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, LEFT, PAGE_WIDTH, finish, new_figure
+from ...drawing.style import COLUMN_WIDTH, LEFT, PAGE_WIDTH, finish, new_figure
 from ...stats.families import FAMILIES, PHASES, family_of, has_values
 from ...stats.intervals import unit_means, used_rows
 from ...stats.summary import INTERVALS
-from .bytes_classes import classes_picture
+from .bytes_classes import asked_shares, classes_picture
 
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
 PROMPT_SHARE, PEAK, MEAN = "prompt_share", "peak_share", "mean_share"
@@ -33,7 +34,6 @@ COUNTED = {
 HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.5}  # inches
 ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
 LETTERS = 18  # letters of a name in a line
-LABEL_ROOM = 0.12 + LETTERS * SIZE * GLYPH_EMS / 72  # inches
 TITLES, BELOW = 0.28, 0.26  # inches
 FRONT = {"color": "#9A9A9A", "linewidth": 2.6, "alpha": 0.45}
 KEY = ["label", "budget"]
@@ -48,10 +48,11 @@ def data(run):
 
 def draw(run, points):
     """A panel for each phase; for many methods, a panel for each class of bytes."""
-    caption = _caption(points)
+    left_out = _left_out(run, points)
+    caption = f"{_caption(points)}{left_out}"
     if points["label"].nunique() > MOST_CURVES:
         return [classes_picture(TITLE, points, run.styles, caption, "error_vs_bytes", loss_words(points))]
-    paint = partial(phases_figure, points, run.styles, _note(points))
+    paint = partial(phases_figure, points, run.styles, f"{_note(points)}{left_out}")
     return [Picture(TITLE, points, paint, caption, name="error_vs_bytes")]
 
 
@@ -80,6 +81,8 @@ def bytes_points(run):
     points = points.assign(**{MEAN: _mean_share(run.rows, points)}).reset_index(drop=True)
     if default_size(run.rows) == PROMPT:
         points[PROMPT_SHARE] = _share_of(SIZES[PROMPT].held, SIZES[PROMPT].full, run.rows, points)
+    asked = asked_shares(run.rows, PROMPT if main_size(points) == PROMPT_SHARE else PEAK_BYTES)
+    points["asked"] = [asked.get(key, ()) for key in _keyed(points)[KEY].itertuples(index=False, name=None)]
     return points.assign(**{f"front_{size}": front_numbers(points, size) for size in sizes_of(points)})
 
 
@@ -97,7 +100,7 @@ def _with_loss(points):
 
 def loss_words(points):
     """The axis label of the measure."""
-    return f"{words_of(points['measure'].iloc[0])} [1]" if len(points) else "error [1]"
+    return words_of(points["measure"].iloc[0]) if len(points) else "error"
 
 
 def _mean_share(rows, points):
@@ -151,13 +154,14 @@ def phases_figure(points, styles, note, width):
         axes.set_xlabel(f"bytes [% of {WHOLE[size]}]")
     panels[(high - 1) // 2 * wide].set_ylabel(loss_words(points))
     share_axis(panels[0], points[size].to_numpy(float))
-    panel = (width - LEFT - wide * LABEL_ROOM) / wide
+    room = names_room(figure, points["label"].unique(), LETTERS)
+    panel = (width - LEFT - wide * room) / wide
     gap = (TITLES + BELOW) / HEIGHT[width]
     finish(
         figure, [Line2D([], [], **FRONT)], [FRONT_TEXT], note,
-        HEIGHT[width] * (high + (high - 1) * gap), hspace=gap, wspace=LABEL_ROOM / panel, top=TITLES,
+        HEIGHT[width] * (high + (high - 1) * gap), hspace=gap, wspace=room / panel, top=TITLES,
     )  # fmt: skip
-    figure.subplots_adjust(right=1 - LABEL_ROOM / width)
+    figure.subplots_adjust(right=1 - room / width)
     make_room(figure)
     for axes, family in zip(panels, families, strict=True):
         label_ends(axes, _ends(points[points["family"] == family], styles), LETTERS)
@@ -212,7 +216,7 @@ def bytes_legend(points, styles):
     """Handles and texts, the largest error first, the front last."""
     worst_first = points.groupby("label")["loss"].mean().sort_values(ascending=False).index
     front = Line2D([], [], **FRONT)
-    return [*(styles[label].handle() for label in worst_first), front], [*worst_first, FRONT_TEXT]
+    return [*(styles[label].handle() for label in worst_first), front], [*worst_first, "Pareto front"]
 
 
 def _note(points):
@@ -225,6 +229,12 @@ def _note(points):
     if (points["n_rows"] < points["n_cells"]).any():
         parts.append("Hollow: some cells have no result.")
     return " ".join(parts + above_notes(points, "loss"))
+
+
+def _left_out(run, points):
+    """A sentence on the labels without a point, with a space before it; empty if there are none."""
+    labels = sorted(set(run.rows["label"]) - set(points["label"]))
+    return f" Not drawn (no error beyond rounding, or no result): {', '.join(labels)}." if labels else ""
 
 
 def _caption(points):

@@ -11,7 +11,7 @@ from ...stats.intervals import used_rows
 from ...stats.words import count
 
 MOST_PANELS = {PAGE_WIDTH: 15, COLUMN_WIDTH: 8}
-SCALE = "mean rel. error [1]"
+SCALE = "mean rel. error"
 
 
 def data(run, budget=None):

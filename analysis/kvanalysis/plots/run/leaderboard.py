@@ -1,14 +1,15 @@
 """Ranks every method of each run step, at the sizes that the step was asked for.
 
 options: {titles: {step: title}, notes: {step: text}, absent: {name: why it has no row}}; the last two are for
-the page. A step that requests shares of the full cache's bytes is ranked at those shares. A step that
+the page. A step that requests shares of bytes is ranked at those shares of those bytes. A step that
 requests tokens is ranked at those tokens, which is fair among methods that store everything. Methods without
 a budget are listed with their own size. Methods are ranked like in `compare_at`: by predicted nats if the
 results have them for every method of the table, else by the squared cosine distance.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from textwrap import wrap
 
 import pandas as pd
 
@@ -16,34 +17,41 @@ from ...answer.compare import compare_at
 from ...answer.measures import DEFAULT, MAIN, NATS, column_of, words_of
 from ...answer.nats import nats_at
 from ...answer.reached import Question, Reached, reached
+from ...answer.sizes import PEAK, SIZES, default_size, is_share_of
 from ...data.labels import named_values
 from ...data.shares import by_share, with_common_budgets
+from ...drawing.log_ticks import plain_log, subs_for
 from ...drawing.panel_grid import draw_empty_note
+from ...drawing.row_panels import set_left, set_rows
 from ...drawing.saving import Picture
-from ...drawing.style import COLOURS, GLYPH_EMS, ORACLE_COLOURS, RC, finish, new_figure
+from ...drawing.style import COLOURS, COLUMN_WIDTH, ORACLE_COLOURS, PAGE_WIDTH, finish, new_figure
 from ...errors import ConfigError, ResultsError
 from ...loss.predicted import Losses, losses_of
 from ...stats.families import at_budget, budgets_of
 from ...stats.intervals import by_trace, mean_interval, used_rows
 from ...stats.words import BAND_NOTE, count, replay_note
 
-ROW_HEIGHT, EDGE = 0.16, 0.25  # inches
+ROW_HEIGHT, EDGE = 0.17, 0.2  # inches
+BELOW = {COLUMN_WIDTH: 0.54, PAGE_WIDTH: 0.42}  # inches: tick labels and the label of the measure
+LETTERS = {COLUMN_WIDTH: 34, PAGE_WIDTH: 70}  # letters of a line of that label
 WHERE = ["prompt", "budget_tokens", "seed"]
+OF = {PEAK: "the full cache’s bytes"}  # other bytes are named as in answer.sizes
 COLUMNS = ["step", "size", "measure", "name", "label", "ceiling", "loss", "low", "high", "stored", "read",
            "decided", "nats", "distance", "error", "measured", "how"]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the methods of a ranking share: a `share` of the full cache's bytes, `tokens` that a step
+    """What the methods of a ranking share: a `share` of the bytes `of` (answer.sizes), `tokens` that a step
     may read, or nothing (`own`)."""
 
     kind: str
     value: float = 0.0
+    of: str = PEAK
 
     def __str__(self) -> str:
         return {
-            "share": f"{100 * self.value:g} % of the full cache’s bytes",
+            "share": f"{100 * self.value:g} % of {OF.get(self.of, SIZES[self.of].short)}",
             "tokens": f"{self.value:g} tokens read in a step",
             "own": "a size of its own",
         }[self.kind]
@@ -72,7 +80,7 @@ def sizes_of(frame: pd.DataFrame) -> list[Size]:
     """The sizes that the rows were requested at, shares before tokens."""
     shares = sorted(by_share(frame)["share"].dropna().unique())
     if shares:
-        return [Size("share", float(share)) for share in shares]
+        return [Size("share", float(share), default_size(frame)) for share in shares]
     return [Size("tokens", budget) for budget in budgets_of(frame)] or [Size("own")]
 
 
@@ -85,11 +93,12 @@ def rankings(step: str, frame: pd.DataFrame) -> list[pd.DataFrame]:
 def ranking(step: str, frame: pd.DataFrame, size: Size, losses: Losses | None) -> pd.DataFrame:
     """A row of COLUMNS for each method of `load`'s table at a size."""
     rows, share = _at(frame, size)
-    measure, found = _contenders(rows, share, losses)
-    found += _ceilings(rows, share, losses, measure)
+    measure, found = _contenders(rows, share, size.of, losses)
+    asked = Question(share, "", SIZES[size.of], is_share_of(frame.attrs.get("meta", {}), size.of))
+    found += _ceilings(rows, asked, losses, measure)
     measured, names = _measured(frame, losses, size), _names(frame)
     stored, read = _sizes(frame, size)
-    errors = {label: each.mean() for label, each in _on_heads(rows, share, MAIN).items()}
+    errors = {label: each.mean() for label, each in _on_heads(rows, replace(asked, column=MAIN)).items()}
     for row in found:
         label = row["label"]
         equal = [names.get(other, other) for other in row.pop("equals", "").split(", ") if other]
@@ -122,10 +131,10 @@ def _at(frame: pd.DataFrame, size: Size) -> tuple[pd.DataFrame, float]:
     return rows, 1.0
 
 
-def _contenders(rows: pd.DataFrame, share: float, losses: Losses | None) -> tuple[str, list[dict]]:
+def _contenders(rows: pd.DataFrame, share: float, of: str, losses: Losses | None) -> tuple[str, list[dict]]:
     """(the measure that ranks them, the competing methods)."""
     try:
-        answer = compare_at(rows, share, losses=losses)
+        answer = compare_at(rows, share, of=of, losses=losses)
     except (ResultsError, ConfigError):
         return DEFAULT, []
     return answer.measure, [
@@ -138,16 +147,16 @@ def _contenders(rows: pd.DataFrame, share: float, losses: Losses | None) -> tupl
     ]  # fmt: skip
 
 
-def _ceilings(rows: pd.DataFrame, share: float, losses: Losses | None, measure: str) -> list[dict]:
+def _ceilings(rows: pd.DataFrame, asked: Question, losses: Losses | None, measure: str) -> list[dict]:
     """Oracles do not compete; they show how much room for improvement is left."""
     used = used_rows(rows)
     oracles = used[used["oracle"]]
     if oracles.empty:
         return []
-    column = column_of(rows, None if measure == NATS else measure)
-    values = _on_heads(oracles, share, column)
+    asked = replace(asked, column=column_of(rows, None if measure == NATS else measure))
+    values = _on_heads(oracles, asked)
     numbers = {label: mean_interval(each) for label, each in values.items()}
-    told = nats_at(losses, oracles, Question(share, column))
+    told = nats_at(losses, oracles, asked)
     if measure == NATS:
         numbers = {row.Index: tuple(row)[1:] for row in told.itertuples() if row.Index in values}
     return [
@@ -157,10 +166,10 @@ def _ceilings(rows: pd.DataFrame, share: float, losses: Losses | None, measure: 
     ]  # fmt: skip
 
 
-def _on_heads(rows: pd.DataFrame, share: float, column: str) -> dict[str, pd.Series]:
+def _on_heads(rows: pd.DataFrame, asked: Question) -> dict[str, pd.Series]:
     """{label: a column of every unit at the share}, for labels that reach it."""
     groups = used_rows(rows).groupby("label", sort=True)
-    found = {label: reached(own, Question(share, column)) for label, own in groups}
+    found = {label: reached(own, asked) for label, own in groups}
     return {label: each.values for label, each in found.items() if isinstance(each, Reached)}
 
 
@@ -174,12 +183,13 @@ def _asked(frame: pd.DataFrame, size: Size) -> pd.DataFrame:
 
 
 def _sizes(frame: pd.DataFrame, size: Size) -> tuple[dict[str, float], dict[str, float]]:
-    """({label: bytes stored}, {label: bytes read in a step}), as shares of the full cache's bytes."""
+    """({label: bytes stored}, {label: bytes read in a step}), as shares of the full cache's bytes: stored
+    bytes as the size counts them, read bytes of the cache at its last token."""
     rows = _asked(frame, size)
-    groups = rows.groupby("label")
-    full = groups["full_bytes"].mean()
+    groups, counted = rows.groupby("label"), SIZES[size.of]
+    stored, full = groups[counted.held].mean() / groups[counted.full].mean(), groups["full_bytes"].mean()
     read = groups["read_bytes_per_step"].mean() if "read_bytes_per_step" in rows else full * float("nan")
-    return (groups["total_bytes"].mean() / full).to_dict(), (read / full).to_dict()
+    return stored.to_dict(), (read / full).to_dict()
 
 
 def _measured(frame: pd.DataFrame, losses: Losses | None, size: Size) -> dict[str, float]:
@@ -213,20 +223,21 @@ def _figure(table: pd.DataFrame, note: str, width: float):
         axes.scatter(own["loss"], heights, color=faces, marker=marker, s=9, zorder=3)
         handles.append(axes.plot([], [], marker, color=colour, markersize=3.5)[0])
     axes.set_xscale("log")
-    axes.set_yticks(range(len(places)), list(places))
+    plain_log(axes.xaxis, subs_for(shown["loss"]))
+    names = list(places)
+    set_rows(axes, names, width)
     axes.set_ylim(-0.7, len(places) - 0.3)
-    axes.set_xlabel(axis_words(shown))
-    finish(figure, handles, sizes, note, EDGE + ROW_HEIGHT * len(places))
-    room = max(map(len, places)) * RC["ytick.labelsize"] * GLYPH_EMS / 72 + EDGE
-    figure.subplots_adjust(left=min(room / width, 0.6))
+    axes.set_xlabel("\n".join(wrap(axis_words(shown), LETTERS[width])))
+    finish(figure, handles, sizes, note, EDGE + ROW_HEIGHT * len(places), below=BELOW[width])
+    set_left(figure, names)
     return figure
 
 
 def axis_words(table: pd.DataFrame) -> str:
-    """The measure that ranks a table, with its unit."""
+    """The measure that ranks a table, with its unit if it has one."""
     measures = list(dict.fromkeys(table["measure"]))
-    units = {NATS: "nats a token"}
-    return "; ".join(f"{words_of(each)} [{units.get(each, '1')}]" for each in measures)
+    units = {NATS: " [nats a token]"}
+    return "; ".join(f"{words_of(each)}{units.get(each, '')}" for each in measures)
 
 
 def _note(frame: pd.DataFrame) -> str:

@@ -19,9 +19,9 @@ from ...stats.paired import lower_everywhere
 from ...stats.words import BAND_NOTE, replay_note
 
 AXES = {
-    "rel_err_out_mean": "mean relative error [1]",
-    "needle_mass": "mass of planted spans [1]",
-    "kept_mass_mean": "kept mass [1]",
+    "rel_err_out_mean": "mean relative error",
+    "needle_mass": "mass of planted spans",
+    "kept_mass_mean": "kept mass",
     "total_bytes": "bytes of the cache",
 }
 SHARES = ("needle_mass", "kept_mass_mean")  # at most 1

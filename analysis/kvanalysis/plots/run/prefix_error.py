@@ -43,7 +43,7 @@ def draw(run, table):
     legend = [Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linestyle="", markersize=3.4)
               for colour, marker, face, _ in MARKS.values()]  # fmt: skip
     shown = (legend, list(WORDS.values())), _note(run)
-    panels = panels_by_budget(table, order, _paint, "mean rel. error [1]", PANELS, *shown)
+    panels = panels_by_budget(table, order, _paint, "mean rel. error", PANELS, *shown)
     title = "Error of the compressed prompt alone"
     return [Picture(title, table, panels, _caption(table), name="prefix_error")]
 

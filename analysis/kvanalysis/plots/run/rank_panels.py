@@ -28,7 +28,7 @@ def draw_ranks(ranks, styles, width, note):
             axes.set_title(f"{family}, B = {budget}", fontsize=6.5)
         set_rows(row[0], orders[family], width)
     for axes in panels[-1]:
-        axes.set_xlabel("mean rank [1]")
+        axes.set_xlabel("mean rank")
     height = ROW_HEIGHT * sum(heights) + PANEL_GAP * (len(heights) - 1)
     average = height / len(heights) - PANEL_GAP * (len(heights) - 1) / len(heights)
     finish(figure, [], [], note, height, hspace=PANEL_GAP / average, wspace=0.08, top=0.26)

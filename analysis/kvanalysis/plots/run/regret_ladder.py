@@ -40,7 +40,7 @@ def draw(run, table):
 
 def _ladder_picture(run, table):
     panels = panels_by_budget(
-        table, _order(table), _paint_ladder, "mean rel. error [1]", PANELS, _ladder_legend(table),
+        table, _order(table), _paint_ladder, "mean rel. error", PANELS, _ladder_legend(table),
         _note(run, table),
     )  # fmt: skip
     return Picture("Regret against the oracles", table, panels, _caption(table), name="regret_ladder")
@@ -48,7 +48,7 @@ def _ladder_picture(run, table):
 
 def _parts_picture(run, table):
     panels = panels_by_budget(
-        table, _order(table), _paint_parts, "mean norm / ‖o‖ [1]", PANELS, _parts_legend(),
+        table, _order(table), _paint_parts, "mean norm / ‖o‖", PANELS, _parts_legend(),
         PARTS_NOTE,
     )  # fmt: skip
     title = "Normaliser and numerator parts of the error"

@@ -13,7 +13,6 @@ from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 
 from ...data.row_formats import SOURCE, is_rotated, parts_named, row_format_text
-from ...drawing.curves import make_room
 from ...drawing.heat_panel import heat_panel
 from ...drawing.log_ticks import plain_log
 from ...drawing.point_labels import label_points
@@ -40,7 +39,7 @@ HEIGHT = {COLUMN_WIDTH: 2.6, PAGE_WIDTH: 3.3}  # inches
 ROW_HEIGHT = 0.165  # inches: two lines of a narrow figure's names
 NAME_SIZE = {COLUMN_WIDTH: 4.8, PAGE_WIDTH: 5.8}  # points
 NAME_LETTERS = {COLUMN_WIDTH: 34, PAGE_WIDTH: 64}  # letters of a line
-MOST_LAYERS = {COLUMN_WIDTH: 6, PAGE_WIDTH: 10}
+MOST_LAYERS = {COLUMN_WIDTH: 5, PAGE_WIDTH: 10}
 LAYER = "layer_"  # prefix of columns of the table
 MARGIN = 1.2  # factor beyond the points
 BYTES = "bytes of a token and kv head"
@@ -155,7 +154,7 @@ def _against_bytes(whole, note, width):
         axes.plot(row.row_bytes, row.mean, marker, color=colour, markerfacecolor=face, markersize=4.5)
     front = front_of(whole)
     axes.step(front["row_bytes"], front["mean"], where="post", zorder=1, **FRONT)
-    axes.set(xscale="log", yscale="log", xlabel=f"{BYTES} [B]", ylabel="mean relative output error [1]")
+    axes.set(xscale="log", yscale="log", xlabel=f"{BYTES} [B]", ylabel="mean relative output error")
     axes.set_ylim(whole["mean"].min() / MARGIN, whole["mean"].max() * MARGIN)
     axes.set_xlim(whole["row_bytes"].min() / 1.1, whole["row_bytes"].max() * 1.15)
     plain_log(axes.xaxis)
@@ -168,7 +167,6 @@ def _against_bytes(whole, note, width):
         f"{note} Hollow: rotated by `rotate` before quantisation. {UNNAMED} {STORED}",
         HEIGHT[width],
     )
-    make_room(figure)
     label_points(axes, _wanted(whole), whole[["row_bytes", "mean"]].to_numpy().tolist())
     return figure
 
@@ -198,5 +196,4 @@ def _by_layer(table, note, width):
     axes.set_xlabel("layer")
     some = "" if layers == every else f"{len(layers)} of {len(every)} layers; all of them are in the CSV. "
     finish(figure, [], [], f"{note} {some}{STORED}", ROW_HEIGHT * len(names))
-    make_room(figure)
     return figure

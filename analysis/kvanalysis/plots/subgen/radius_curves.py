@@ -25,7 +25,7 @@ def draw(run, curves):
         _panel(axes, shown[shown["layer"] == layer])
         axes.set_title(f"layer {layer}")
 
-    labels = ("centres k", "radius / rms [1]")
+    labels = ("centres k", "radius / rms")
     layers, note = sorted(shown["layer"].unique()), points_note(run.cluster())
     panels = small_panels(paint, layers, labels, note, ACROSS, PANEL_HEIGHT)
     return [Picture("k-center radius of keys and values", shown, panels, _caption(curves))]

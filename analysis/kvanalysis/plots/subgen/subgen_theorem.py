@@ -88,11 +88,11 @@ def _figure(rows, table, note, width):
     _bounds(error, rows)
     stored.axhline(1, color="#7A7A7A", linestyle=DASHED)
     for axes in (error, stored):
-        axes.set(xscale="log", yscale="log", xlabel="requested epsilon [1]")
+        axes.set(xscale="log", yscale="log", xlabel="requested epsilon")
         plain_log(axes.xaxis)
         plain_log(axes.yaxis, (1,) if axes is error else (1, 2, 5))
-    error.set_ylabel("measured epsilon [1]")
-    stored.set_ylabel("stored rows / n [1]")
+    error.set_ylabel("measured epsilon")
+    stored.set_ylabel("stored rows / n")
     _draw_asked(asked, rows, styles)
     handles = [error.plot([], [], color=style.colour, marker=style.marker)[0] for style in styles.values()]
     handles.append(

@@ -128,7 +128,7 @@ def _draw_points(axes, rows, y, style, x="epsilon"):
 def _epsilon_panel(axes, table, title, y, styles):
     for curve, rows in table.groupby("curve", sort=True):
         _draw_points(axes, rows, y, styles[curve])
-    axes.set(xscale="log", xlabel="guaranteed epsilon [1]")
+    axes.set(xscale="log", xlabel="guaranteed epsilon")
     ticks_at(axes.xaxis, sorted(table["epsilon"].unique()))
     axes.set_title(title, fontsize=6.5)
 
@@ -137,7 +137,7 @@ def _slack_panel(table, title, styles):
     def panel(axes):
         _epsilon_panel(axes, table, title, "slack", styles)
         axes.axhline(1, color=GREY, linestyle=DOTTED, linewidth=1)
-        axes.set(yscale="log", ylabel="slack [1]")
+        axes.set(yscale="log", ylabel="slack")
         plain_log(axes.yaxis, subs_for([*table["slack"], 1.0]))
 
     return panel
@@ -150,7 +150,7 @@ def _share_panel(table, title, styles):
             axes.axhline(probability, color=GREY, linestyle=DOTTED, linewidth=1)
         bad = table[table["violated"] > 0]
         axes.plot(bad["epsilon"], bad["share"], "o", color=RING, markerfacecolor="none", markersize=8)
-        axes.set(ylabel="share within the bound [1]")
+        axes.set(ylabel="share within the bound")
         axes.set_ylim(top=1 + 0.04 * (1 - min(table["share"].min(), 0.9)))
 
     return panel

@@ -25,7 +25,7 @@ NOTE = (
     " epsilon, and the exponent of the theory through the mean of the points (-2 SubGen, -1 BalanceKV, whose"
     " batch is a constant over epsilon)."
 )
-AXES = {"epsilon": "requested epsilon [1]", "error": "measured error [1]", "bytes": "size per head [KiB]"}
+AXES = {"epsilon": "requested epsilon", "error": "measured error", "bytes": "size per head [KiB]"}
 PANELS = (("epsilon", "error"), ("epsilon", "bytes"), ("error", "bytes"))
 
 

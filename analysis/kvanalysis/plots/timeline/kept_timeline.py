@@ -24,6 +24,7 @@ LEAST_MASS = 0.01  # rows of attention; the colour scale begins here
 MOST_QUANTILE = 0.995
 TEXT_WIDTH = 14  # characters of a token's text
 RED = "#D55E00"
+NEAR, NUMBER_LINE = 0.05, 6  # share of an axis, points: numbers of nearby marks stand above each other
 NUMBERED, MARK_TEXT = 3, {"fontsize": 6, "color": RED, "fontweight": "bold"}
 
 
@@ -156,9 +157,13 @@ def timeline_panel(rows, label, norm, n_prefill, n, listed, numbered=NUMBERED):
         )
         worst = evictions(rows).head(listed)
         axes.plot(worst["evicted_at"], worst["position"], "o", color=RED, markersize=2)
+        marked = []
         for number, (_, token) in enumerate(worst.head(numbered).iterrows(), 1):
-            at = token["evicted_at"], token["position"]
-            axes.annotate(str(number), at, (3, 0), textcoords="offset points", va="center", **MARK_TEXT)
+            at = np.array([token["evicted_at"], token["position"]])
+            near = sum((np.abs(at - other) < (NEAR * (n - n_prefill), NEAR * n)).all() for other in marked)
+            marked.append(at)
+            above = {"xytext": (3, NUMBER_LINE * near), "textcoords": "offset points", "va": "center"}
+            axes.annotate(str(number), at, **above, **MARK_TEXT)
         axes.grid(visible=False)
         axes.set_title(label)
         axes.set(xlabel="step: the token just read", ylabel="position of the token")

@@ -40,13 +40,22 @@ HEADER = ("rank", "method", "% stored", "% read", "ranked by", "95 % interval", 
           "predicted nats", "distance", "error", "measured nats", "how")  # fmt: skip
 COLUMNS = (
     ("rank", "By the column “ranked by”. Ceilings, which see what no cache can, have no rank."),
-    ("% stored, % read", "Bytes held at the peak, and bytes read in a step, over those of the full cache."),
+    (
+        "% stored, % read",
+        "Bytes held, at the peak or after the prompt’s cut as the table’s title says, and bytes read in a"
+        " step, over those of the full cache.",
+    ),
     (
         "ranked by, 95 % interval",
         "The measure that the line above each table names: predicted nats if the trace holds a gradient of"
         " all layers, else the squared cosine distance. Lower is better.",
     ),
-    ("significant", "Whether it is significantly worse than the first of its table: Holm over all pairs."),
+    (
+        "significant",
+        "Whether it is significantly worse than the first of its table: it cannot be the best, with 95 %"
+        " confidence for the whole table (by distance, paired t tests of the logarithm of the ratio over"
+        " layers; multiple comparisons with the best).",
+    ),
     (
         "predicted nats",
         "KL divergence in nats a token that the errors of these layers cost the model, predicted from"

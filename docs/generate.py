@@ -161,10 +161,7 @@ def sample_table(*overrides):
 
 
 def draw_readme_figure(file):
-    """Draws error against bytes for the quickstart, a panel for each phase.
-
-    Methods that store every token are left out.
-    """
+    """Draws error against bytes for the quickstart, a panel for each phase."""
     sys.path.insert(0, str(ROOT / "analysis"))
     from kvanalysis import load
     from kvanalysis.drawing.budget_axes import above_notes
@@ -172,14 +169,12 @@ def draw_readme_figure(file):
     from kvanalysis.drawing.style import PAGE_WIDTH, styled
     from kvanalysis.plots.run.error_vs_bytes import bytes_points, phases_figure
     from kvanalysis.plots.run.one_trace import OneTrace
-    from kvanalysis.stats.families import READS
     from kvanalysis.stats.words import replay_note
 
     with tempfile.TemporaryDirectory() as out, styled():
         say("run", ROOT / "configs/quickstart.yaml", "-o", out, "--progress", "none")
         run = OneTrace(load(out))
         points = bytes_points(run)
-        points = points[points["family"] != READS]
         note = " ".join([replay_note(run.rows), *above_notes(points, "loss")])
         figure = phases_figure(points, run.styles, note, PAGE_WIDTH)
         drawn = save_figure(figure, Path(out) / file.stem, pdf=False)

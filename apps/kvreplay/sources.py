@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from kvbase.errors import ConfigError, TraceError
+from kvbase.files import reason
 from kvtrace.bits import Stored
 from kvtrace.rope import rope_facts
 
@@ -133,7 +134,7 @@ def _trace(given: Any) -> Trace:
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         if isinstance(error, TraceError):
             raise
-        raise TraceError(f"{printable(str(given))[:200]} cannot be opened: {error}") from error
+        raise TraceError(f"{printable(str(given))[:200]} cannot be opened: {reason(error)}") from error
 
 
 def _names_traces(given: Any) -> bool:

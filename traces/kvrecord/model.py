@@ -57,7 +57,7 @@ def resolve(model, gguf_file=None):
 
     ConfigError if the request is incomplete, TraceError if there is no such model. Asks the hub at most once.
     """
-    if model == GGUF_PACKAGE and gguf_file is None:
+    if gguf_file is None and _is_of_package(model):
         path = package_gguf()
         revision = f"{GGUF_PACKAGE} {metadata.version(GGUF_PACKAGE)}, {_file_revision(path)}"
         return Source(str(path.parent), path.name, f"{GGUF_PACKAGE}/{path.stem}", revision)
@@ -74,6 +74,14 @@ def resolve(model, gguf_file=None):
         return Source(model, gguf_file, f"{model}/{gguf_file}", None, _only_cached(model, gguf_file))
     what = "is a folder, not a GGUF file" if path.is_dir() else no_such_file(path)
     raise ConfigError(f"{path}: {what}: --gguf-file takes a .gguf file, or the name of one inside --model")
+
+
+def _is_of_package(model):
+    """Whether this is the sample model: its package's name, or the name that its traces record."""
+    if not model or Path(model).is_dir():
+        return False
+    package, _, stem = model.partition("/")
+    return package == GGUF_PACKAGE and (not stem or stem == package_gguf().stem)
 
 
 def _only_cached(model, file):

@@ -93,7 +93,11 @@ class Trace:
 
     def layer(self, prompt_id, layer):
         """HDF5 group of a layer."""
-        return self._group(layer_group(prompt_id, layer), f"prompt {prompt_id} has no layer {layer}")
+        missing = (
+            f"prompt {prompt_id} has no layer {layer}, and the whole model runs: record the trace again "
+            "without --layers"
+        )
+        return self._group(layer_group(prompt_id, layer), missing)
 
     def rope(self, prompt_id, layer):
         """`rope_json` of a layer; None if its keys are not rotated."""

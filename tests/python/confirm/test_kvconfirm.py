@@ -29,6 +29,7 @@ from confirm_fixture import (  # noqa: E402
     verified,
     whole,
 )
+from kvbase.errors import TraceError  # noqa: E402
 from kvconfirm.trace import Trace  # noqa: E402
 from kvreplay_cli import BINARY, table  # noqa: E402
 
@@ -267,6 +268,12 @@ def test_missing_layers_of_results_are_named_with_the_remedy(tiny, tmp_path, cap
     assert "the results hold layers 0,2, not 1" in message and "--layers 0,2" in message
     assert confirm(out, tiny[1], "--trace", tiny[2], "--layers", "0,2") == 0
     assert whole(out)[0]["layers"] == "0,2"
+
+
+def test_a_layer_that_was_not_recorded_says_how_to_record_it(tiny):
+    says = "prompt b has no layer 99, and the whole model runs: record the trace again without --layers"
+    with Trace(tiny[2]) as trace, pytest.raises(TraceError, match=says):
+        trace.window("b", 99)
 
 
 def test_all_layers_are_those_with_attention_where_the_trace_holds_them_all(tiny, tmp_path):

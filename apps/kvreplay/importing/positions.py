@@ -6,7 +6,7 @@ import numpy as np
 
 
 def odd_positions(position_ids: Any) -> str | None:
-    """What is unusual about positions, and what to do about it; None for consecutive ones from 0."""
+    """Says how positions are unusual, and what to do about it; None for consecutive ones from 0."""
     positions = np.asarray(position_ids)
     if positions.ndim != 1 or not positions.size:
         return None

@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 
 from kvbase.command import INTERRUPTED, fail
+from kvbase.files import no_such_file
 
 from .errors import ConfigError, FigureError, ResultsError, SweepError
 
@@ -254,6 +255,8 @@ def _budget(text):
 
 
 def _require_results(out, takes):
+    if not out.exists():
+        raise ResultsError(f"{out}: {no_such_file(out)}. {takes}")
     if not (out / "results.csv").is_file():
         raise ResultsError(f"{out}: holds no results.csv. {takes}")
 

@@ -33,6 +33,11 @@ def no_such_file(path: str | Path) -> str:
     return f"no such file (did you mean {path.with_name(close[0])}?)" if close else "no such file"
 
 
+def why_unreadable(path: str | Path, error: BaseException) -> str:
+    """Why a file could not be read, for a message: there is none, or the reason."""
+    return no_such_file(path) if isinstance(error, FileNotFoundError) else f"cannot be read: {reason(error)}"
+
+
 def why_unwritable(path: str | Path) -> str | None:
     """Why no file can be made at `path`, whose missing folders would be made; None if one can."""
     path = Path(path)

@@ -107,6 +107,15 @@ MISTAKES = {
         2,
         "--log folder: cannot be written (Is a directory): name a file in an existing folder",
     ),
+    "a figure's configuration": ("figures mine.yaml", 2, "mine.yaml: no such file"),
+    "a configuration of rounds": (
+        "refine promt.txt -o o", 2, "promt.txt: no such file (did you mean prompt.txt?)"
+    ),
+    "a study": ("study mine.yaml -o o", 2, "mine.yaml: no such file"),
+    "a page of results that are not there": (
+        "report no", 3, "no: no such file. report takes the output directory of a run, or what `kvreplay"
+        " figures CONFIG -o DIR` made"
+    ),
 }  # fmt: skip
 
 

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import h5py
 import numpy as np
+from kvbase.files import why_unreadable
 
 from ..errors import ResultsError
-from .results_csv import one_line
 
 HALF_WIDTH_BITS = 16  # a bfloat16 is the upper half of a float32
 
@@ -40,7 +40,7 @@ class Arrays:
                         )
                     yield {name: cell[name][()] for name in names or cell}
         except OSError as problem:
-            raise ResultsError(f"{self._path}: cannot be read: {one_line(problem)}") from problem
+            raise ResultsError(f"{self._path}: {why_unreadable(self._path, problem)}") from problem
 
     def lists(self, key, name="kept"):
         """The ragged token lists of one cell: resident after the prompt, then after each step."""
@@ -112,7 +112,7 @@ def holds_first_token(path, keys):
         with h5py.File(path) as file:
             return np.array([_holds(file, key) for key in keys], dtype=float)
     except OSError as problem:
-        raise ResultsError(f"{path}: cannot be read: {one_line(problem)}") from problem
+        raise ResultsError(f"{path}: {why_unreadable(path, problem)}") from problem
 
 
 def _holds(file, key):

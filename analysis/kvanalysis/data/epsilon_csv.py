@@ -1,9 +1,9 @@
 """Reads epsilon.csv: bounds on the budget from which on each head meets an epsilon."""
 
 import pandas as pd
+from kvbase.files import why_unreadable
 
 from ..errors import ResultsError
-from .results_csv import one_line
 
 TEXTS = ("trace_id", "model", "prompt", "method", "given", "measure", "status")
 NUMBERS = (
@@ -21,7 +21,7 @@ def read_epsilon_csv(path):
         missing = {name: [""] for name in NUMBERS}  # an empty text stays a text
         frame = pd.read_csv(path, dtype=KINDS, keep_default_na=False, na_values=missing)
     except (OSError, ValueError) as problem:
-        raise ResultsError(f"{path}: cannot be read: {one_line(problem)}") from problem
+        raise ResultsError(f"{path}: {why_unreadable(path, problem)}") from problem
     lacking = ", ".join(sorted(set(KINDS) - set(frame)))
     if lacking:
         raise ResultsError(f"{path}: lacks {lacking}; `kvreplay export OUT --epsilon LIST` writes it again")

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from kvbase.files import reason
+
 from ..errors import ResultsError
-from .results_csv import one_line
 
 
 class Meta(dict):
@@ -23,7 +24,7 @@ def load_meta(out_dir):
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as problem:
-        raise ResultsError(f"{path}: cannot be read as JSON: {one_line(problem)}") from problem
+        raise ResultsError(f"{path}: cannot be read as JSON: {reason(problem)}") from problem
     if not isinstance(meta, dict):
         raise ResultsError(f"{path}: expected a JSON object, found {type(meta).__name__}")
     return meta

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pandas as pd
+from kvbase.files import reason
 
 from ..errors import PackageError, ResultsError
 from .meta import load_meta, meta_text
-from .results_csv import COLUMNS, COUNT, NUMBER, TEXT, check_header, one_line, read_results_csv
+from .results_csv import COLUMNS, COUNT, NUMBER, TEXT, check_header, read_results_csv
 from .whole_file import whole_file
 
 META, UNITS = b"kvreplay.meta", b"kvreplay.units"  # keys of the file's metadata
@@ -47,7 +48,7 @@ def read_parquet(path):
             frame = pd.DataFrame({name: _column(arrow, name, table[name]) for name in table.column_names})
             meta = json.loads((table.schema.metadata or {}).get(META, b"{}"))
     except (OSError, ValueError, arrow.ArrowException) as problem:
-        raise ResultsError(f"{path}: not a kvreplay results file: {one_line(problem)}") from problem
+        raise ResultsError(f"{path}: not a kvreplay results file: {reason(problem)}") from problem
     if frame.empty:
         raise ResultsError(f"{path}: has no cell yet")
     return frame, meta

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+from kvbase.files import reason
 from pandas.api.types import is_bool_dtype, is_numeric_dtype, is_string_dtype
 
 from ..errors import ResultsError
@@ -69,10 +70,6 @@ def row_number(mask):
     return int(np.argmax(np.asarray(mask))) + 1
 
 
-def one_line(problem):
-    return " ".join(str(problem).split())
-
-
 def typed_table(path, what, columns, others, never_empty, check_header):
     """The table in a CSV with `columns` {name: TEXT, COUNT or NUMBER}, and further columns as `others`.
 
@@ -103,7 +100,7 @@ def _read(path, what, **how):
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(path, keep_default_na=False, index_col=False, **how)
     except (OSError, ValueError, pd.errors.ParserError, pd.errors.ParserWarning) as problem:
-        raise ResultsError(f"{path}: not {what}: {one_line(problem)}") from problem
+        raise ResultsError(f"{path}: not {what}: {reason(problem)}") from problem
 
 
 def _column(column, kind, path, what):

@@ -30,6 +30,7 @@ from itertools import islice
 from pathlib import Path
 
 import yaml
+from kvbase.files import why_unreadable
 
 from ..errors import FigureError
 from ..plots import kinds
@@ -78,7 +79,7 @@ def read_figure_config(path):
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        raise FigureError(f"{path}: cannot be read: {' '.join(str(problem).split())}") from problem
+        raise FigureError(f"{path}: {why_unreadable(path, problem)}") from problem
     except RecursionError as problem:
         raise FigureError(f"{path}: cannot be read: nested too deeply") from problem
     figure = content.get("figure") if isinstance(content, dict) else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from kvbase.files import why_unreadable
 
 from ..errors import StudyError
 
@@ -69,7 +70,7 @@ def _read(path):
     try:
         root = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as problem:
-        raise StudyError(f"{path}: cannot be read: {' '.join(str(problem).split())}") from problem
+        raise StudyError(f"{path}: {why_unreadable(path, problem)}") from problem
     if not isinstance(root, dict):
         raise StudyError(f"{path}: a study is a map with the keys {', '.join(KEYS)}")
     return root

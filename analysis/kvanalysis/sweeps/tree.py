@@ -4,6 +4,7 @@ them."""
 from pathlib import Path
 
 import yaml
+from kvbase.files import why_unreadable
 
 from ..errors import SweepError
 
@@ -18,7 +19,7 @@ def read_tree(path):
         with Path(path).open(encoding="utf-8") as file:  # marks of nodes use the name of this file
             root = yaml.compose(file, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        raise SweepError(f"{path}: cannot be read: {' '.join(str(problem).split())}") from problem
+        raise SweepError(f"{path}: {why_unreadable(path, problem)}") from problem
     except RecursionError as problem:
         raise SweepError(f"{path}: cannot be read: nested too deeply") from problem
     if not isinstance(root, yaml.MappingNode):

@@ -72,12 +72,23 @@ struct ListChoices {
   Form form() const { return json ? Form::as_json : markdown ? Form::markdown : Form::text; }
 };
 
+// Throws if the name is no method, but nearly a row format.
+void refuse_near_format(const std::string& name) {
+  std::vector<std::string> methods, formats;
+  for (const Method& m : known_methods()) methods.emplace_back(m.info.name);
+  for (const RowFormatEntry& f : row_formats()) formats.emplace_back(f.info.name);
+  const std::string guess = did_you_mean(name, formats);
+  if (find_method(known_methods(), name) == nullptr && did_you_mean(name, methods).empty() && !guess.empty())
+    throw ConfigError(fmt::format("unknown format \"{}\"{}: see kvreplay list formats", name, guess));
+}
+
 void describe(const ListChoices& choices) {
   if (choices.what == "all" && choices.markdown) return print(methods_markdown_page(registry()));
   if (const RowFormatEntry* format = find_row_format(choices.what)) {
     if (choices.json) return print(format_json(*format) + "\n");
     return print(choices.markdown ? format_markdown(*format) : format_text(*format));
   }
+  refuse_near_format(choices.what);
   const Method& method = method_named(known_methods(), choices.what);
   if (choices.json) print(method_json(method) + "\n");
   else print(choices.markdown ? method_markdown(method) : method_text(method));

@@ -111,11 +111,12 @@ std::string methods_markdown_page(const Registry& methods) {
   return text;
 }
 
-const Method& method_named(const Registry& methods, const std::string& name) {
+const Method& method_named(const Registry& methods, const std::string& name, const Wording& words) {
   if (const Method* method = find_method(methods, name)) return *method;
   std::vector<std::string> names;
   for (const Method& m : methods) names.emplace_back(m.info.name);
-  throw ConfigError(fmt::format("unknown method \"{}\"{}. Methods: {}", name, did_you_mean(name, names), join(names)));
+  throw ConfigError(
+      fmt::format("unknown method \"{}\"{}: see {}", name, did_you_mean(name, names), words.list("methods")));
 }
 
 }  // namespace kvreplay::app

@@ -1,6 +1,7 @@
 #pragma once
 #include <string>
 
+#include "base/wording.hpp"
 #include "catalog/method.hpp"
 
 // Describes a method for people, for programs and for the documentation.
@@ -16,6 +17,6 @@ std::string methods_markdown_table(const Registry& methods);
 std::string methods_markdown_page(const Registry& methods);
 
 // Throws ConfigError that suggests similar names.
-const Method& method_named(const Registry& methods, const std::string& name);
+const Method& method_named(const Registry& methods, const std::string& name, const Wording& words = file_wording());
 
 }  // namespace kvreplay::app

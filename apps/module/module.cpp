@@ -4,6 +4,7 @@
 
 #include "apps/format_text.hpp"
 #include "apps/method_text.hpp"
+#include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
 #include "apps/module/read_back.hpp"
@@ -97,8 +98,10 @@ NB_MODULE(_engine, module) {
   module.def("format_names", format_names);
   module.def("format_json", [](const std::string& name) { return app::format_json(*find_row_format(name)); });
   module.def("format_text", [](const std::string& name) { return app::format_text(*find_row_format(name)); });
-  module.def("method_json",
-             [](const std::string& name) { return app::method_json(app::method_named(registry(), name)); });
-  module.def("method_text",
-             [](const std::string& name) { return app::method_text(app::method_named(registry(), name)); });
+  module.def("method_json", [](const std::string& name) {
+    return app::method_json(app::method_named(registry(), name, argument_wording()));
+  });
+  module.def("method_text", [](const std::string& name) {
+    return app::method_text(app::method_named(registry(), name, argument_wording()));
+  });
 }

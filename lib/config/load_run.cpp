@@ -28,6 +28,13 @@ std::string similar_files(const fs::path& file) {
   return did_you_mean(file.filename().string(), names);
 }
 
+// A file that is called a configuration, or that begins one somewhere.
+bool looks_like_configuration(const fs::path& file, const std::string& text) {
+  const std::string suffix = file.extension().string();
+  if (suffix == ".yaml" || suffix == ".yml" || suffix == ".json") return true;
+  return text.empty() || text.starts_with("schema:") || text.find("\nschema:") != std::string::npos;
+}
+
 std::string read_file(const fs::path& file) {
   std::error_code ignored;
   if (!fs::exists(file, ignored))
@@ -47,6 +54,8 @@ std::string read_file(const fs::path& file) {
   std::ostringstream text;
   text << in.rdbuf();
   if (!in) throw ConfigError(fmt::format("{}: error: cannot be read", file.string()));
+  if (!looks_like_configuration(file, text.str()))
+    throw ConfigError(fmt::format("{}: error: neither a trace (.h5) nor a configuration (.yaml)", file.string()));
   return text.str();
 }
 

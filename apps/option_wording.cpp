@@ -48,7 +48,8 @@ class OptionWording final : public Wording {
   }
   std::string setting(const std::string& place, const std::string& value) const override {
     const std::string option = option_for(place);
-    if (!option.empty()) return option + " " + (place == kShares ? percent_list(value) : plain_list(value));
+    const bool plain = value.find('{') == std::string::npos;
+    if (!option.empty() && plain) return option + " " + (place == kShares ? percent_list(value) : plain_list(value));
     return "--set " + shell_quoted(place + "=" + without_quotes(value));
   }
   std::string mention(const std::string& place, const std::string& value) const override {

@@ -23,6 +23,16 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
     text.replace(at, from.size(), to);
 }
 
+// "<shares|share>" -> "shares" or "share".
+void choose_number(std::string& text, bool several) {
+  for (size_t at = 0; (at = text.find('<', at)) != std::string::npos;) {
+    const size_t bar = text.find('|', at), end = text.find('>', at);
+    if (bar > end || end == std::string::npos) return;
+    const std::string word = several ? text.substr(bar + 1, end - bar - 1) : text.substr(at + 1, bar - at - 1);
+    text.replace(at, end - at + 1, word);
+  }
+}
+
 std::vector<std::string> subjects_of(const std::vector<NamedMethod>& methods) {
   std::vector<std::string> names;
   for (const NamedMethod& m : methods) add_new(names, {m.name});
@@ -98,7 +108,9 @@ void Refusal::add(const Refusal& another) {
 std::string Refusal::text(const Wording& words) const {
   const std::vector<std::string> names = subjects_of(methods);
   std::string sentence = rule;
-  if (!names.empty() && verb.empty()) sentence = words_text(names) + ": " + rule;
+  const bool inside = rule.find("{methods}") != std::string::npos;
+  if (inside) choose_number(sentence, names.size() > 1), replace_all(sentence, "{methods}", words_text(names));
+  else if (!names.empty() && verb.empty()) sentence = words_text(names) + ": " + rule;
   else if (!names.empty())
     sentence = fmt::format("{} {} {}", words_text(names), names.size() > 1 ? verb : third_person(verb), rule);
   sentence += places_text(places);

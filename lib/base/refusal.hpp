@@ -21,9 +21,11 @@ struct Places {
 struct Refusal {
   std::vector<NamedMethod> methods = {};  // subject; empty: the rule is the whole sentence
   std::string verb = {};                  // what the methods do: "need"; empty: the sentence is "h2o: rule"
-  std::string rule = {};                  // {value}: "a or b"; {values}: "a and b"; {count}, {least}: of `counts`
-  std::string remedy = {};                // {entry}: the methods with `option`; {least} as above
-  std::vector<std::string> values = {};   // each once
+  // {value}: "a or b"; {values}: "a and b"; {count}, {least}: of `counts`; {methods}: the methods, which are then no
+  // subject; <shares|share>: the first word for one method, the second for several.
+  std::string rule = {};
+  std::string remedy = {};                                 // {entry}: the methods with `option`; {least} as above
+  std::vector<std::string> values = {};                    // each once
   std::optional<std::pair<int64_t, int64_t>> counts = {};  // least and most
   std::pair<std::string, std::string> option = {};         // name and word
   Places places = {};

@@ -10,6 +10,8 @@
 namespace kvreplay {
 namespace {
 
+constexpr const char* kMethods = "{methods}";
+
 template <class E>
 std::vector<std::string> words_of(std::initializer_list<E> values) {
   std::vector<std::string> words;
@@ -38,25 +40,29 @@ bool follows_score_rule(const MethodInstance& m) {
 // Why the wrapper does not fit the method; "" if it fits.
 std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
-  const std::string name = m.method().info.name;
+  const std::string name = kMethods;
   if (options.wrapper.is_none()) return "";
   if (m.method().host.voters == nullptr)
     return fmt::format(
-        "wrapper needs attention scores, and {} scores by something else (ranks, norms, cosines or the scores of "
+        "wrapper needs attention scores, and {} <scores|score> by something else (ranks, norms, cosines or the scores "
+        "of "
         "another method): leave it out",
         name);
   if (m.values.shared_over() != SharedOver::none)
     return fmt::format(
-        "wrapper divides the budget of one head, and {} shares it by a rule of its own: take snapkv with "
+        "wrapper divides the budget of one head, and {} <shares|share> it by a rule of <its|their> own: take snapkv "
+        "with "
         "an allocator",
         name);
   const bool streams = options.phase == Phase::stream;
   if (streams && options.wrapper.kind == Wrapper::Kind::critical)
-    return fmt::format("wrapper critical divides the budget of one cut of the prompt, and {} streams here: add {}",
-                       name, words.option("phase", "oneshot"));
+    return fmt::format(
+        "wrapper critical divides the budget of one cut of the prompt, and {} <streams|stream> here: add {}", name,
+        words.option("phase", "oneshot"));
   if (streams && !follows_score_rule(m))
     return fmt::format(
-        "wrapper caote follows methods that add up attention and drop the lowest, step by step, and {} does something "
+        "wrapper caote follows methods that add up attention and drop the lowest, step by step, and {} <does|do> "
+        "something "
         "else: add {}",
         name, words.option("phase", "oneshot"));
   if (options.gqa_level == GqaLevel::layer)
@@ -67,7 +73,7 @@ std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
 // Why the method cannot share its budget as asked; "" if it can.
 std::string invalid_share(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
-  const std::string name = m.method().info.name, rule = word(options.allocator);
+  const std::string name = kMethods, rule = word(options.allocator);
   const bool given = options.allocator != Allocator::uniform, own = m.values.shared_over() != SharedOver::none;
   const bool over_layers = own ? m.values.shared_over() == SharedOver::head
                                : options.allocator == Allocator::pyramid || options.allocator == Allocator::windows;
@@ -75,25 +81,27 @@ std::string invalid_share(const MethodInstance& m, const Wording& words) {
   const Calibration& known = m.values.calibration();
   if (m.method().hooks.has(Hook::learns_heads) && known.is_offline()) {
     if (!m.values.learns_heads())
-      return fmt::format("{} looks at this prompt alone with these parameters: leave out calibration", name);
+      return fmt::format("{} <looks|look> at this prompt alone with these parameters: leave out calibration", name);
     if (known.source == Calibration::Source::file)
-      return fmt::format("{} is calibrated on prompts: write {}, others or prompt:ID", name,
+      return fmt::format("{} <is|are> calibrated on prompts: write {}, others or prompt:ID", name,
                          words.option("calibration", "self"));
   }
   if (own && !m.values.shares_budget() && (given || options.gqa_level != GqaLevel::kv))
     return fmt::format(
-        "{} compares the scores of kv heads, each with a cache and a budget of its own: "
+        "{} <compares|compare> the scores of kv heads, each with a cache and a budget of its own: "
         "leave out {}",
         name, given ? "allocator" : "gqa.level");
-  if (given && own) return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
+  if (given && own)
+    return fmt::format("{} <shares its|share their> budget by a rule of <its|their> own: leave out allocator", name);
   if (given && !m.values.takes_budget())
-    return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
+    return fmt::format("{} <takes|take> no budget that an allocator could share: leave out allocator", name);
   if (given && m.method().info.reads_full_cache)
-    return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
+    return fmt::format("{} <stores|store> every token, so there is no memory to share: leave out allocator", name);
   const bool by_scores = compares_heads(options.allocator) && options.allocator != Allocator::cake;
   if (by_scores && !m.method().scores_prompt)
     return fmt::format(
-        "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, windows, cake or file:PATH",
+        "allocator {} looks at scores of prompt tokens, and {} <gives|give> none: use pyramid, windows, cake or "
+        "file:PATH",
         rule, name);
   if (options.allocator == Allocator::lu_kv && options.lu_kv.calibration.is_offline() &&
       m.values.calibration().uses_other_prompts())
@@ -103,12 +111,12 @@ std::string invalid_share(const MethodInstance& m, const Wording& words) {
         name, name);
   if (over_heads && options.gqa_level == GqaLevel::layer)
     return fmt::format(
-        "with {} all kv heads of {} hold the same tokens, and {} gives each its own number: leave out one of them",
-        words.option("gqa.level", "layer"), name, own ? name : "allocator " + rule);
+        "with {} all kv heads of {} hold the same tokens, and {} each its own number: leave out one of them",
+        words.option("gqa.level", "layer"), name, own ? name + " <gives|give>" : "allocator " + rule + " gives");
   if (over_heads && options.allocator != Allocator::file && options.gqa_level == GqaLevel::query)
-    return fmt::format(
-        "{} compares kv heads, and with {} each of them has a cache per query head: leave out one of them",
-        own ? name : "allocator " + rule, words.option("gqa.level", "query"));
+    return fmt::format("{} kv heads, and with {} each of them has a cache per query head: leave out one of them",
+                       own ? name + " <compares|compare>" : "allocator " + rule + " compares",
+                       words.option("gqa.level", "query"));
   return "";
 }
 
@@ -156,18 +164,18 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
 
 std::string combination_problem(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
-  const std::string name = m.method().info.name;
+  const std::string name = kMethods;
   if (options.gqa_level == GqaLevel::layer && !(m.method().looks_at_queries && m.method().info.layer_level))
-    return fmt::format("{} decides by keys and values, which a layer's kv heads do not share: leave out {}", name,
-                       words.option("gqa.level", "layer"));
+    return fmt::format("{} <decides|decide> by keys and values, which a layer's kv heads do not share: leave out {}",
+                       name, words.option("gqa.level", "layer"));
   if (options.reweight != Reweight::none && (!m.method().scores_prompt || options.phase != Phase::oneshot))
     return fmt::format("reweight weights the prompt tokens that a one-shot selection kept, and {} {}: leave it out{}",
-                       name, m.method().scores_prompt ? "streams here" : "does not select by scores",
+                       name, m.method().scores_prompt ? "<streams|stream> here" : "<does|do> not select by scores",
                        m.method().scores_prompt ? ", or add " + words.option("phase", "oneshot") : "");
   if (const std::string why = wrapper_problem(m, words); !why.empty()) return why;
   if (const std::string why = merge_problem(m, words); !why.empty()) return why;
   if (!options.row_format.is_source() && m.method().info.own_row_format)
-    return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
+    return fmt::format("{} <stores its|store their> rows in a format of <its|their> own: leave out row_format", name);
   return invalid_share(m, words);
 }
 

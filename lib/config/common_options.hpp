@@ -40,7 +40,7 @@ struct OptionValue {
   }
 };
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);
-// Why a combination has no meaning, and what to do instead; "" if it has one.
+// Why a combination has no meaning, and what to do instead, as the rule of a Refusal; "" if it has one.
 std::string combination_problem(const MethodInstance& m, const Wording& words);
 
 }  // namespace kvreplay

@@ -70,21 +70,24 @@ std::optional<Merge> read_merge(Problems& problems, const Node& item) {
 
 std::string merge_problem(const MethodInstance& m, const Wording& words) {
   const Merge& merge = m.options.merge;
-  const std::string name = m.method().info.name;
+  const std::string name = "{methods}";
   if (merge.is_none()) return "";
   if (!m.method().hooks.has(Hook::evict) || m.values.holds_all() || m.values.chooses())
-    return fmt::format("merge uses the tokens that a method evicts, and {} keeps every token: leave it out", name);
-  if (m.method().info.own_row_format || !holds_plain_tokens(m))
-    return fmt::format("merge adds evicted tokens to kept ones, and {} makes rows or weights of its own: leave it out",
+    return fmt::format("merge uses the tokens that a method evicts, and {} <keeps|keep> every token: leave it out",
                        name);
+  if (m.method().info.own_row_format || !holds_plain_tokens(m))
+    return fmt::format(
+        "merge adds evicted tokens to kept ones, and {} <makes|make> rows or weights of <its|their> own: leave it out",
+        name);
   if (m.options.gqa_level == GqaLevel::layer)
     return "merge looks at keys and values of one kv head: leave out " + words.option("gqa.level", "layer");
   if (m.method().hooks.has(Hook::cut_together) && m.values.shared_over() != SharedOver::none)
     return fmt::format("heads of {} cut together by keys as they were recorded, and merge changes them: leave it out",
                        name);
   if (merge.rule == Merge::Rule::gaussian && m.options.phase == Phase::stream)
-    return fmt::format("merge gaussian makes rows of one cut of the prompt, and {} streams here: add {}, or take pivot",
-                       name, words.option("phase", "oneshot"));
+    return fmt::format(
+        "merge gaussian makes rows of one cut of the prompt, and {} <streams|stream> here: add {}, or take pivot", name,
+        words.option("phase", "oneshot"));
   if (merge.changes_keys() && m.options.positions == Positions::cache)
     return fmt::format(
         "merge {} makes keys that combine several positions and cannot be moved to another one: add {}, or take cam or "

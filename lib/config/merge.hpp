@@ -7,7 +7,8 @@ namespace kvreplay {
 
 // Reads merge: none, cam, d2o, pivot, weighted_v or gaussian, or a map with the rule's parameters.
 std::optional<Merge> read_merge(Problems& problems, const Node& item);
-// Why the tokens that a method evicts cannot be merged, and what to do instead; "" if they can, or if merge is none.
+// Why the tokens that a method evicts cannot be merged, and what to do instead, as the rule of a Refusal; ""
+// if they can, or if merge is none.
 std::string merge_problem(const MethodInstance& m, const Wording& words = file_wording());
 
 }  // namespace kvreplay

@@ -41,6 +41,7 @@ struct Entry {
   size_t index = 0;  // in the list of methods
   std::vector<SweepAxis> sweep;
   fs::path uniforms;
+  bool sound = true;  // no key was refused
 };
 
 std::vector<std::string> names_of(const Registry& methods) {
@@ -78,8 +79,10 @@ class MethodsReader {
     const Method* method = method_of(node);
     if (method == nullptr) return;
     Entry entry{method, node.mark, index, {}, {}};
+    const size_t before = problems_.errors();
     if (node.kind == Node::Kind::map)
       for (size_t i = 0; i < node.keys.size(); ++i) read_key(entry, node.keys[i], node.items[i]);
+    entry.sound = problems_.errors() == before;
     if (has_its_files(entry, node)) expand(entry);
   }
 
@@ -234,13 +237,16 @@ class MethodsReader {
     if (!text) return std::nullopt;
     const MethodInfo& info = entry.method->info;
     const bool has = axis != "phase" || (*text == "stream" ? info.streams : info.oneshots);
-    if (!has)
-      return must_be(problems_, item, fmt::format("the phase of {}", info.name), info.streams ? "stream" : "oneshot"),
-             std::nullopt;
+    if (!has) return refuse_word(entry, item, "the phase", info.streams ? "stream" : "oneshot"), std::nullopt;
     const bool positioned = axis != "positions" || *text == "original" || info.any_positions;
-    if (!positioned)
-      return must_be(problems_, item, fmt::format("positions of {}", info.name), "original"), std::nullopt;
+    if (!positioned) return refuse_word(entry, item, "positions", "original"), std::nullopt;
     return OptionValue{*text};
+  }
+
+  void refuse_word(const Entry& entry, const Node& item, const char* what, const char* only) {
+    problems_.error(item.mark, Refusal{.methods = {{entry.method->info.name, entry.index}},
+                                       .rule = fmt::format("{} of {{methods}} is {} and must be {}", what,
+                                                           in_quotes(item.text), only)});
   }
 
   template <class Read>
@@ -288,10 +294,12 @@ class MethodsReader {
     instance.options = instance.values.default_options();
     for (const auto& [name, value] : options) set_option(instance.options, *name, *value);
     if (const std::string why = combination_problem(instance, words()); !why.empty())
-      return problems_.error(entry.mark, why);
+      return problems_.error(entry.mark, Refusal{.methods = {instance.named()}, .rule = why});
     check_file_names(instance);
-    const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
-    if (!is_new) return report_repetition(instance, first->second);
+    if (entry.sound) {  // otherwise what was meant is not known
+      const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
+      if (!is_new) return report_repetition(instance, first->second);
+    }
     config_.marks[place] = instance.mark;
     config_.methods.push_back(std::move(instance));
   }

@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include "catalog/cell.hpp"
+#include "config/method_keys.hpp"
 #include "config/sections.hpp"
 
 namespace kvreplay {
@@ -104,16 +105,18 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
     return;
   }
   // `figure` and `sweep` configure the analysis (`kvreplay figures`, `kvreplay refine`). A run does not read them.
-  const Section section(&root, "",
-                        {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds", "metrics", "run",
-                         "output", "figure", "sweep"},
-                        problems);
+  const std::vector<std::string> keys = {"schema", "name",    "traces", "select", "replay", "methods", "budget",
+                                         "seeds",  "metrics", "run",    "output", "figure", "sweep"};
+  const std::vector<std::string> misplaced = method_keys_at_root(root, keys, source.methods);
+  const Node own = without(root, misplaced);
+  const Section section(&own, "", keys, problems);
   read_schema(section, root.key_mark("schema"), problems);
   read_name(config, section, problems);
   read_traces(config, section.find("traces"), root.key_mark("traces"), source, problems);
   read_select(config, section.find("select"), problems);
   read_replay(config, section.find("replay"), problems);
   read_methods(config, section.find("methods"), root.key_mark("methods"), source, problems);
+  tell_method_keys(config, root, misplaced, source, problems);
   read_budget(config, section.find("budget"), root.key_mark("budget"), problems);
   read_seeds(config, section.find("seeds"), problems);
   read_metrics(config, section.find("metrics"), source, problems);

@@ -9,6 +9,7 @@
 #include "config/calibration_checks.hpp"
 #include "config/common_options.hpp"
 #include "config/extents.hpp"
+#include "config/least_budget.hpp"
 #include "config/list_checks.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
@@ -155,6 +156,7 @@ class Selection {
     check_rope(m, needs, trace, prompt, layer);
     check_logits(instance, trace, prompt, layer);
     report_missing(instance, needs, trace, prompt, layer);
+    if (extent) report_other_lengths(instance, needs, trace, prompt, layer, *extent);
     calibrations_.check(m, trace, prompt, layer, needs.known);
     check_queries(instance, needs, trace, prompt, layer);
   }
@@ -215,8 +217,11 @@ class Selection {
   // A calibration prompt is scored like the replayed one.
   void check_calibration_prompt(const MethodInstance& instance, const TraceInfo& trace, const PromptInfo& prompt,
                                 const Extent& extent) {
-    for (const LayerInfo& layer : prompt.layers)
-      report_missing(instance, prompt_needs(instance, layer, extent), trace, prompt, layer);
+    for (const LayerInfo& layer : prompt.layers) {
+      const PromptNeeds needs = prompt_needs(instance, layer, extent);
+      report_missing(instance, needs, trace, prompt, layer);
+      report_other_lengths(instance, needs, trace, prompt, layer, extent);
+    }
   }
 
   // Reports recordings that only some traces and prompts hold, with the flag that records them.
@@ -240,6 +245,30 @@ class Selection {
              places_of(trace, prompt, layer));
     if ((needs.output_norms || critical) && layer.output_width == 0)
       lacks("the output projection (o_proj)", "--with-output");
+  }
+
+  // Reports rows that were recorded behind a prompt of another length than the replayed one.
+  void report_other_lengths(const MethodInstance& instance, const PromptNeeds& needs, const TraceInfo& trace,
+                            const PromptInfo& prompt, const LayerInfo& layer, const Extent& extent) {
+    const auto expect = [&](const char* what, const char* held, int64_t context, const char* flag) {
+      if (context == extent.prompt_tokens) return;
+      const std::string prefill = context == prompt.n_prompt
+                                      ? "leave out " + words().key("replay.prefill")
+                                      : "give " + words().mention("replay.prefill", std::to_string(context));
+      problems_.error(
+          instance.mark,
+          Refusal{.methods = {instance.named()},
+                  .verb = "need",
+                  .rule = fmt::format("{} {} tokens, the replayed prompt, but {} {} {{values}}", what,
+                                      extent.prompt_tokens, words().trace(trace.path.string(), "hold"), held),
+                  .remedy = fmt::format("{}, or record it with `kvreplay record {}` at that length", prefill, flag),
+                  .values = {std::to_string(context)},
+                  .places = places_of(trace, prompt, layer)});
+    };
+    if (needs.repeat && layer.repeat_rows > 0)
+      expect("a repeat pass over", "one over", prompt.repeat.context_tokens, "--repeat");
+    if (needs.lookahead > 0 && layer.lookahead_rows >= needs.lookahead)
+      expect("rows generated after", "some after", prompt.lookahead.context_tokens, "--lookahead");
   }
 
   const Wording& words() const { return problems_.words(); }
@@ -310,7 +339,7 @@ class Selection {
       (void)least_budget(config_.methods[m], context);
       selected.by_share.push_back(m);
     } catch (const ParameterError& e) {
-      tell_parameter(m, e);
+      tell_parameter(m, context, e);
     }
   }
 
@@ -322,14 +351,15 @@ class Selection {
       if (!instance.method().lists_in.empty()) lists_.check(m, prompt, context);
       selected.variants.push_back({m, std::move(method), context.budget});
     } catch (const ParameterError& e) {
-      tell_parameter(m, e);
+      tell_parameter(m, context, e);
     }
   }
 
-  void tell_parameter(size_t m, const ParameterError& e) {
+  void tell_parameter(size_t m, const MethodContext& context, const ParameterError& e) {
     const std::string place = fmt::format("methods[{}]", m);
-    const Mark mark = config_.mark_of({place + "." + e.parameter, place});
-    problems_.error(mark, Refusal{.methods = {config_.methods[m].named()}, .rule = e.what()});
+    Refusal refusal = refusal_at_budget(config_.methods[m], context, e.what());
+    refusal.methods = {config_.methods[m].named()};
+    problems_.error(config_.mark_of({place + "." + e.parameter, place}), std::move(refusal));
   }
 
   void check_uniforms(const MethodInstance& instance, const BoundMethod& method, const PromptInfo& prompt,

@@ -90,6 +90,12 @@ std::string unknown_key(const std::string& section, const std::string& key, cons
 
 }  // namespace
 
+bool is_key_of_section(const std::string& key) {
+  return std::any_of(sections().begin(), sections().end(), [&](const auto& section) {
+    return std::find(section.second.begin(), section.second.end(), key) != section.second.end();
+  });
+}
+
 std::string in_quotes(const std::string& text) {
   constexpr size_t kLongest = 60;
   std::string shown = text;

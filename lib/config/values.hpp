@@ -31,6 +31,9 @@ const Node* name_of(const Node& value);
 // The items of a list, or the node itself: one value needs no brackets.
 std::vector<const Node*> one_or_many(const Node& node);
 
+// Whether a section of the configuration has this key.
+bool is_key_of_section(const std::string& key);
+
 // One map whose keys are known. Unknown keys are reported at once.
 class Section {
  public:

@@ -28,8 +28,7 @@ struct Buzz {
           "query heads are summed; the release mis-groups them.",
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict logit_factor observe layout needs max_rows changes_logits "
-      "state"};
+      "observe_prompt read_prompt evict logit_factor observe layout needs max_rows changes_logits state"};
   using Variant = theory::Buzz::Variant;
   enum class Mode { local_max, no_max, swap };
   enum class Passes { single, until_fit, chunked, by_variant };
@@ -115,14 +114,18 @@ struct Buzz {
 
  private:
   void resolve_sizes(int32_t budget) {
+    const bool both = window != kDerived && threshold != kDerived;
+    std::string given = "sinks " + std::to_string(sinks);
+    if (window != kDerived) given += ", window " + std::to_string(window);
+    if (threshold != kDerived) given += ", threshold " + std::to_string(threshold);
     const int64_t room = budget - sinks;
     if (window == kDerived)
       window = int32_t(threshold == kDerived ? theory::buzz_window(room, stride) : room - threshold);
     if (threshold == kDerived) threshold = int32_t(room - window);
     if (window >= 1 && threshold >= 1 && int64_t(window) + threshold == room) return;
-    throw ParameterError("window", "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +
-                                       " and threshold " + std::to_string(threshold) + " must add up to a budget of " +
-                                       std::to_string(budget) + ", window and threshold at least 1; leave both out");
+    const char* rule = both ? " must add up to a budget of " : " leave too few tokens in a budget of ";
+    throw ParameterError(both ? "window" : "sinks",
+                         given + rule + std::to_string(budget) + "; change them or raise it");
   }
   KVR_FN bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
 

@@ -33,10 +33,8 @@ struct SparseFixed : SparsePattern<SparseFixed> {
     if (c <= 0 && !own)
       for (c = 1, l = 1; l + blocks(n) > room;)
         if (++l > room)
-          throw ParameterError("", "no block length fits " + std::to_string(n) + " tokens into " +
-                                       std::to_string(room) + ": sparse_fixed needs about 2 sqrt(n) = " +
-                                       std::to_string(int32_t(std::ceil(2 * std::sqrt(double(n))))) +
-                                       "; raise the budget, or replay fewer tokens");
+          throw ParameterError("", "no block length fits " + std::to_string(n) + " tokens into a budget of " +
+                                       std::to_string(room) + "; raise it, or replay fewer tokens");
     const int64_t most = l + int64_t(c < l ? c : l) * (blocks(n) - 1);
     if (c < 1 || most > room)
       throw ParameterError("l", "blocks of " + std::to_string(l) + " with their last " + std::to_string(c < 1 ? 1 : c) +

@@ -27,8 +27,8 @@ struct SparseStrided : SparsePattern<SparseStrided> {
   void shape(int32_t room, int32_t n) {
     if (w == kDerived) w = room / 2;
     if (w < 1 || w >= room)
-      throw ParameterError("w", "a window of " + std::to_string(w) + " and every l-th token do not fit " +
-                                    std::to_string(room) + " tokens; w must be at least 1 and below that, " +
+      throw ParameterError("w", "a window of " + std::to_string(w) + " and every l-th token do not fit a budget of " +
+                                    std::to_string(room) + "; w must be at least 1 and below that, " +
                                     "so lower w or raise the budget");
     const int32_t fits = (n + room - w - 1) / (room - w);
     if (l == kDerived) l = fits < 2 ? 2 : fits;

@@ -62,8 +62,7 @@ WRONG = {
     "a budget below sinks and recent tokens": (
         config("methods: [{name: streaming_llm, sinks: 20}]\nbudget: {tokens: [16]}\n"),
         "c.yaml:3:40: error: streaming_llm: sinks 20 leave no room for recent tokens in a budget of 16; "
-        "give fewer "
-        "sinks or a larger budget\n",
+        "give fewer sinks or a larger budget: at least 21\n",
     ),
     "a layer that the trace does not hold": (
         config(REST + "select: {layers: [7]}\n"),

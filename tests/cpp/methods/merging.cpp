@@ -110,7 +110,8 @@ TEST_CASE("Methods that cannot be merged are refused with a remedy", "[merge]") 
     const Method& m = *find_method(registry(), method);
     MethodInstance instance{values_of(m, {}), default_options(method), {}, {}};
     change(instance.options);
-    return merge_problem(instance);
+    const Refusal refusal{.methods = {instance.named()}, .rule = merge_problem(instance)};
+    return refusal.empty() ? "" : refusal.text(file_wording());
   };
   using Catch::Matchers::Contains;
   const auto rule = [](Merge::Rule which) { return [which](CommonOptions& o) { o.merge.rule = which; }; };

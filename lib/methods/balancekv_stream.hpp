@@ -22,9 +22,9 @@ struct BalanceKvStream {
       .tier = 1,
       .memory = "both structures: keys of numerator and denominator, values of the numerator, one size per list",
       .deviation =
-          "the bucket inequality is printed reversed, and the test uses p instead of j. Buckets are "
-          "erased by an r that is measured on the prompt and grows with later keys; the theorem's sizes "
-          "take the largest query of the whole trace (sees the future).",
+          "the bucket inequality is printed reversed, and the test uses p for j. Buckets are erased by an r of the "
+          "prompt that grows with later keys; the sizes take the largest query of the trace (sees the future). Where "
+          "the denominator drops a sink that the numerator keeps, outputs are 10^7 times too large.",
       .oneshots = false,
       .any_positions = false,
       .layer_level = false,

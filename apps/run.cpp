@@ -94,6 +94,7 @@ class TableTold {
   explicit TableTold(const Work& work) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
+    labels_.insert(labels.begin(), labels.end());
     for (const Cell& cell : work.plan) {
       planned_.insert(cell.key);
       summary_.expect(cell.key, labels[cell.variant->instance], cell.budget.tokens, cell.shares);
@@ -109,11 +110,20 @@ class TableTold {
   void tell(const Notes& notes, Console& console) const {
     print(summary_.text(notes));
     failures_.tell(console);
-    print_notes(notes, console);
+    print_notes(own(notes), console);
   }
 
  private:
-  std::unordered_set<std::string> planned_;
+  // Notes that concern no instance of earlier runs.
+  Notes own(const Notes& notes) const {
+    const auto planned = [&](const Note::Concerned& one) { return labels_.count(one.label()) > 0; };
+    Notes chosen;
+    for (const Note& note : notes)
+      if (std::all_of(note.instances.begin(), note.instances.end(), planned)) chosen.push_back(note);
+    return chosen;
+  }
+
+  std::unordered_set<std::string> planned_, labels_;  // keys of the plan's cells; labels of its instances
   Summary summary_;
   Failures failures_;
 };
@@ -135,7 +145,8 @@ void tell_start(const Work& work, size_t todo, size_t earlier, Console& console)
   console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(), work.plan.size() - todo,
                            work.jobs, work.out.string()));
   if (earlier > 0)
-    console.note(fmt::format("{} cells of earlier runs stay in the table (--plan-only leaves them out)", earlier));
+    console.note(fmt::format("{} cells of earlier runs stay in the table (`kvreplay run --plan-only` leaves them out)",
+                             earlier));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace kvreplay::app {
 namespace {
 
 constexpr double kWholeBelow = 1e6;  // from here on, numbers that are not sizes get an exponent
+constexpr double kRounding = 1e-20;  // the square of a rounding error
 
 }  // namespace
 
@@ -24,20 +25,18 @@ void Summary::Mean::add(const std::string& field) {
 std::string Summary::Mean::text(bool whole) const {
   if (count == 0) return "-";
   const double mean = sum / double(count);
+  if (mean < kRounding) return "0";
   return mean >= 1000 && (whole || mean < kWholeBelow) ? fmt::format("{:.0f}", mean) : fmt::format("{:.4g}", mean);
 }
 
 std::string Summary::Group::budget_text() const {
-  if (floor > 0) return "not reachable";
+  if (floor > 0) return fmt::format("needs {:.1f}%", floor * 100);
   if (most == 0) return "-";
   return least == most ? std::to_string(most) : fmt::format("{}-{}", least, most);
 }
 
-// The ratio of sums: total bytes of the cells over total bytes of full caches.
-std::string Summary::Group::of_full() const {
-  if (floor > 0) return fmt::format("needs {:.1f}", floor * 100);
-  constexpr size_t kTotal = std::size(kMeans) - 1;
-  return full_bytes.sum > 0 ? fmt::format("{:.1f}", means[kTotal].sum / full_bytes.sum * 100) : "-";
+std::string Summary::Ratio::text() const {
+  return full.sum > 0 ? fmt::format("{:.1f}", held.sum / full.sum * 100) : "-";
 }
 
 size_t Summary::rank_of(const std::string& label) {
@@ -71,7 +70,9 @@ void Summary::add(const Fields& row) {
     Group& group = groups_[at];
     ++(ok ? group.ok : group.failed);
     for (size_t i = 0; ok && i < std::size(kMeans); ++i) group.means[i].add(field(kMeans[i]));
-    if (ok) group.full_bytes.add(field("full_bytes"));
+    if (!ok) continue;
+    group.of_prompt.held.add(field("prompt_bytes")), group.of_prompt.full.add(field("prompt_full_bytes"));
+    group.of_full.held.add(field("total_bytes")), group.of_full.full.add(field("full_bytes"));
   }
 }
 
@@ -98,10 +99,12 @@ void Summary::add_notes(const Notes& notes, std::vector<std::vector<std::string>
 std::string Summary::text(const Notes& notes) const {
   const auto some = [&](auto is) { return std::any_of(groups_.begin(), groups_.end(), is); };
   const bool missing = some([](const auto& g) { return g.second.planned > g.second.ok + g.second.failed; });
+  const bool prompts = some([](const auto& g) { return g.second.of_prompt.full.sum > 0; });
   const bool shares = some([](const auto& g) { return std::get<double>(g.first) > 0; });
   std::vector<std::vector<std::string>> rows = {{"method", "budget"}};
   if (shares) rows[0].insert(rows[0].begin() + 1, "share");
   rows[0].insert(rows[0].end(), std::begin(kMeans), std::end(kMeans));
+  if (prompts) rows[0].emplace_back("% of prompt");
   rows[0].insert(rows[0].end(), {"% of full", "ok", "failed"});
   if (missing) rows[0].emplace_back("missing");
   for (const auto& [key, group] : groups_) {
@@ -110,7 +113,8 @@ std::string Summary::text(const Notes& notes) const {
     if (shares) row.push_back(share > 0 ? percent_text(share) : "-");
     row.push_back(group.budget_text());
     for (size_t i = 0; i < std::size(kMeans); ++i) row.push_back(group.means[i].text(i >= kSizesFrom));
-    row.push_back(group.of_full());
+    if (prompts) row.push_back(group.of_prompt.text());
+    row.push_back(group.of_full.text());
     row.push_back(std::to_string(group.ok));
     row.push_back(std::to_string(group.failed));
     if (missing) row.push_back(std::to_string(group.planned - group.ok - group.failed));

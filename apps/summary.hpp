@@ -34,17 +34,20 @@ class Summary {
     void add(const std::string& field);
     std::string text(bool whole) const;  // whole: a size, printed with all digits
   };
-  static constexpr const char* kMeans[] = {"rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
+  static constexpr const char* kMeans[] = {"cosine_distance_sq", "rel_err_out_mean", "kept_mass_mean",
                                            "peak_kept_tokens", "total_bytes"};
   static constexpr size_t kSizesFrom = 3;
+  struct Ratio {  // a ratio of sums: bytes of the cells over bytes of full caches
+    Mean held, full;
+    std::string text() const;
+  };
   struct Group {
     std::array<Mean, std::size(kMeans)> means;
-    Mean full_bytes;
+    Ratio of_prompt, of_full;
     int32_t least = 0, most = 0;  // range of its cells' budgets
     int64_t planned = 0, ok = 0, failed = 0;
     double floor = 0;  // not 0: no cell reaches the share
     std::string budget_text() const;
-    std::string of_full() const;
   };
   using GroupKey = std::tuple<size_t, double, int32_t>;  // index of the label, share (0: none), budget (0: by share)
   size_t rank_of(const std::string& label);

@@ -5,6 +5,7 @@ Most calls end in the program, so nothing is imported here before it is needed.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from kvbase.program import become_program
@@ -72,6 +73,8 @@ def _offer_methods() -> None:
         from kvreplay.offering import offer_methods
 
         offer_methods()
+    else:
+        os.environ.setdefault("KVREPLAY_METHODS", "")  # the program need not name the Python package
 
 
 def _verb_at(words: Sequence[str]) -> int:

@@ -22,8 +22,10 @@ namespace {
 using nlohmann::json;
 
 // Path of the socket that Python's kvreplay has named, or nothing.
+constexpr const char* kSocket = "KVREPLAY_METHODS";  // the command of the Python package sets it
+
 std::string socket_path() {
-  const char* named = std::getenv("KVREPLAY_METHODS");
+  const char* named = std::getenv(kSocket);
   return named == nullptr ? "" : named;
 }
 
@@ -205,7 +207,8 @@ const Registry& known_methods() {
 
 std::string with_offered_hint(const std::string& problem) {
   const bool unknown = problem.find("unknown method") != std::string::npos;
-  if (!unknown || problem.find("did you mean") != std::string::npos || !socket_path().empty()) return problem;
+  const bool by_python = std::getenv(kSocket) != nullptr;  // empty: no package offers methods
+  if (!unknown || problem.find("did you mean") != std::string::npos || by_python) return problem;
   return problem +
          "\nmethods of installed Python packages need the command of the Python package: build/venv/bin/kvreplay "
          "in a checkout, or that of a wheel";

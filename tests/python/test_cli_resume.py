@@ -119,6 +119,15 @@ def methods_in(out):
     return Counter((row["method"], row["budget_tokens"]) for row in table(out))
 
 
+def test_a_run_prints_no_notes_on_methods_of_earlier_runs(trace, tmp_path):
+    words = ["run", trace, "-o", tmp_path, "--layers", "0", "--budget", "64"]
+    assert "pyramidkv equals snapkv" in kvreplay(*words, "--method", "snapkv,pyramidkv").stderr
+    later = kvreplay(*words, "--method", "window")
+    assert (later.returncode, "equals" in later.stderr) == (0, False)
+    meta = json.loads((tmp_path / "results.meta.json").read_text())
+    assert any("pyramidkv equals snapkv" in note["text"] for note in meta["notes"])  # the table holds them
+
+
 def test_a_method_added_to_a_folder_joins_its_table(trace, tmp_path):
     words = ["run", trace, "-o", tmp_path, "--layers", "0", "--budget", "64"]
     assert kvreplay(*words, "--method", "window").returncode == 0
@@ -128,6 +137,7 @@ def test_a_method_added_to_a_folder_joins_its_table(trace, tmp_path):
     assert "3 cells of earlier runs stay in the table" in added.stderr
     assert "window" not in added.stdout  # a run prints only its own rows
     assert methods_in(tmp_path) == {("window", "64"): 3, ("exact", ""): 3}
+    assert "`kvreplay run --plan-only` leaves them out" in added.stderr
     both = replayed(trace, tmp_path / "both", "--layers", "0", "--budget", "64", "--method", "window,exact")
     assert table(tmp_path) == both
     meta = json.loads((tmp_path / "results.meta.json").read_text())

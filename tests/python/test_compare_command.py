@@ -130,3 +130,10 @@ def test_what_is_asked_is_what_is_replayed(tmp_path):
     refused = compare(SAMPLE, "--at", "20%", "--layers", "99", cwd=tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "has no layer 99" in refused.stderr
+
+
+def test_an_unknown_method_is_one_line(tmp_path):
+    """The hint at installed packages is the bare program's: this command has looked for them."""
+    refused = compare(SAMPLE, "--at", "20%", "--method", "votes", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr == 'kvreplay: error: unknown method "votes": see kvreplay list methods\n'

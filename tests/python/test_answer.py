@@ -410,9 +410,8 @@ def test_mean_bytes_are_relative_to_the_full_cache_of_equal_steps(tmp_path):
         "At 30 % of the full cache’s bytes on average over the steps, snapkv phase=oneshot is the only"
         " method replayed"
     )
-    assert (
-        row_of(answer, "exact int8")["how"] == "its smallest size here is 100.0 % of the full cache on average"
-    )
+    how = row_of(answer, "exact int8")["how"]
+    assert how == "its smallest size here is 100.0 % of the full cache on average"
 
 
 def test_the_caveat_on_phases_appears_only_for_its_byte_measure(tmp_path):

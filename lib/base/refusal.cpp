@@ -98,7 +98,9 @@ std::string Refusal::identity() const {
 
 void Refusal::add(const Refusal& another) {
   add_new(methods, another.methods);
-  add_new(values, another.values);
+  if (known_values.empty()) known_values.insert(values.begin(), values.end());
+  for (const std::string& value : another.values)
+    if (known_values.insert(value).second) values.push_back(value);
   places.layers.insert(another.places.layers.begin(), another.places.layers.end());
   add_new(places.prompts, another.places.prompts);
   if (counts && another.counts)

@@ -3,6 +3,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Refusal {
   std::optional<std::pair<int64_t, int64_t>> counts = {};  // least and most
   std::pair<std::string, std::string> option = {};         // name and word
   Places places = {};
+  std::unordered_set<std::string> known_values = {};  // those of `values`, once there are several
 
   bool empty() const { return rule.empty(); }
   std::string identity() const;      // equal for mistakes that are one

@@ -70,7 +70,11 @@ void Console::end_redraw() {
   redrawn_.clear();
 }
 
-void print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+// On a terminal, or in one file, messages follow what was printed before them.
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);  // finish_output() reports a failure
+}
 
 void finish_output() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw OutputError("stdout cannot be written");

@@ -46,7 +46,7 @@ void add_plan_options(Command& command, RunChoices& choices) {
   const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
     command.option(name, value, help).type(type).group(group);
   };
-  add("--method", choices.methods, "methods: h2o,snapkv", "LIST");
+  add("--method,--methods", choices.methods, "methods: h2o,snapkv", "LIST");
   add("--budget", choices.budget,
       "tokens per kv head: 64,256; or shares of the full cache's bytes, which --of names: 10%,20%", "LIST");
   command

@@ -49,6 +49,7 @@ std::string unreachable_json(const RunConfig& config, const SolvedShares& solved
     const MethodInstance& m = config.methods[one.instance];
     JsonObject entry;
     entry.add("method", m.method().info.name).add_json("given", given_json(m.values, m.options));
+    if (!one.failure.empty()) entry.add("failure", one.failure);
     entry.add("share", one.share).add("floor_low", one.floor_low).add("floor_high", one.floor_high);
     entry.add("heads", one.heads).add("of_heads", one.of_heads);
     entries += (entries.empty() ? "" : ",") + entry.text();

@@ -19,7 +19,8 @@ struct NotReached {
   bool anywhere = false;  // some heads do reach it
 };
 std::vector<NotReached> not_reached(const RunConfig& config, const SolvedShares& solved);
-// JSON: a list of {method, given, share, floor_low, floor_high, heads, of_heads}.
+// JSON: a list of {method, given, share, floor_low, floor_high, heads, of_heads}, and failure if no budget can be
+// replayed.
 std::string unreachable_json(const RunConfig& config, const SolvedShares& solved);
 
 }  // namespace kvreplay::app

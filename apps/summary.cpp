@@ -30,7 +30,7 @@ std::string Summary::Mean::text(bool whole) const {
 }
 
 std::string Summary::Group::budget_text() const {
-  if (floor > 0) return fmt::format("needs {:.1f}%", floor * 100);
+  if (floor) return *floor > 0 ? fmt::format("needs {:.1f}%", *floor * 100) : "fails";
   if (most == 0) return "-";
   return least == most ? std::to_string(most) : fmt::format("{}-{}", least, most);
 }

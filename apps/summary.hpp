@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -22,7 +23,8 @@ class Summary {
   // Adds a cell of the plan; instances are shown in order of appearance. budget 0: none; shares: those that the budget
   // was asked for.
   void expect(const std::string& key, const std::string& label, int32_t budget, const std::vector<double>& shares);
-  // A share that an instance reaches nowhere; floor: the smallest share that it can reach.
+  // A share that an instance reaches nowhere; floor: the smallest share that it can reach, 0 if no budget can be
+  // replayed.
   void expect_none(const std::string& label, double share, double floor);
   void add(const Fields& row);
   std::string text(const Notes& notes) const;
@@ -46,7 +48,7 @@ class Summary {
     Ratio of_prompt, of_full;
     int32_t least = 0, most = 0;  // range of its cells' budgets
     int64_t planned = 0, ok = 0, failed = 0;
-    double floor = 0;  // not 0: no cell reaches the share
+    std::optional<double> floor;  // no cell reaches the share
     std::string budget_text() const;
   };
   using GroupKey = std::tuple<size_t, double, int32_t>;  // index of the label, share (0: none), budget (0: by share)

@@ -40,6 +40,12 @@ bool is_fixed_by_budget(const MethodInstance& m, const LayerInfo& layer, bool ra
   return info.exact_budget && known_text && !info.reads_full_cache && !random && !by_rows && layer.sliding_window == 0;
 }
 
+// A method in Python fails with a traceback, whose last line is the reason.
+std::string last_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text.substr(text.find_last_of('\n') + 1);
+}
+
 class Solver {
  public:
   Solver(LoadedRun& run, RunOptions options) : run_(run), probe_(run, std::move(options)), shares_(sorted_shares()) {
@@ -169,7 +175,7 @@ class Solver {
     return {head.first, head.second, unit.instance, unit.seed, tokens};
   }
 
-  void try_budgets(const std::vector<std::pair<Unit*, std::set<int32_t>>>& rounds) const {
+  void try_budgets(const std::vector<std::pair<Unit*, std::set<int32_t>>>& rounds) {
     std::vector<SizeProbe::Where> asked;
     for (const auto& [unit, budgets] : rounds)
       for (const int32_t tokens : budgets)
@@ -209,7 +215,8 @@ class Solver {
   // Records the shares of an instance that no budget reaches, and those that the whole cache fits.
   void tell(size_t m, SolvedShares& solved) const {
     for (const double share : shares_) {
-      Unreachable lost{m, share};
+      Unreachable lost;
+      lost.instance = m, lost.share = share;
       bool whole = true;
       for (const Unit& unit : units_) {
         if (unit.instance != m) continue;
@@ -222,6 +229,7 @@ class Solver {
         lost.floor_high = std::max(lost.floor_high, floor);
         lost.heads += heads_of(unit);
       }
+      if (lost.heads > 0 && lost.floor_high == 0) lost.failure = last_line(probe_.failure(m));
       if (lost.heads > 0) solved.unreachable.push_back(lost);
       if (lost.of_heads > 0 && whole) solved.whole.emplace_back(m, share);
     }
@@ -277,7 +285,8 @@ std::string cache_text(BudgetList::Of of) {
 std::string floor_text(const Unreachable& one, BudgetList::Of of) {
   const std::string where =
       one.heads == one.of_heads ? "" : fmt::format("in {} of {} caches ", one.heads, one.of_heads);
-  if (one.floor_high == 0) return where + "cannot be replayed at any budget";
+  if (one.floor_high == 0)
+    return where + "cannot be replayed at any budget" + (one.failure.empty() ? "" : ": " + one.failure);
   const std::string low = fmt::format("{:.1f}", one.floor_low * 100),
                     high = fmt::format("{:.1f}", one.floor_high * 100);
   static const char* const kFull[] = {"the full cache", "the full cache on average", "the prompt's full cache"};

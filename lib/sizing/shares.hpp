@@ -15,6 +15,7 @@ struct Unreachable {
   size_t instance = 0;  // index in RunConfig::methods
   double share = 0;
   double floor_low = 0, floor_high = 0;  // the smallest shares that its heads can reach; 0: no budget can be replayed
+  std::string failure;                   // why none can
   size_t heads = 0, of_heads = 0;        // heads that do not reach it, and all heads; each seed counts
 };
 

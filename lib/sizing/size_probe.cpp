@@ -39,7 +39,7 @@ SizeProbe::SizeProbe(const LoadedRun& run, RunOptions options) : run_(run), opti
 
 // One budget that cannot be shared fails the other cells of its prompt too. Missing sizes are tried again, each
 // instance and budget separately.
-std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<Where>& asked) const {
+std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<Where>& asked) {
   Found found;
   replay(asked, found);
   std::map<std::pair<size_t, int32_t>, std::vector<Where>> missing;
@@ -51,11 +51,19 @@ std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<
   return found;
 }
 
-void SizeProbe::replay(const std::vector<Where>& asked, Found& found) const {
+std::string SizeProbe::failure(size_t instance) const {
+  const auto found = failures_.find(instance);
+  return found == failures_.end() ? "" : found->second;
+}
+
+void SizeProbe::replay(const std::vector<Where>& asked, Found& found) {
   RunOptions options = options_;
   const Bound of = kBounds[size_t(run_.config.budget.of.value())];
   options.on_cell = [&](const Cell& cell, const CellResult& result) {
-    if (!result.ok) return;
+    if (!result.ok) {
+      failures_.try_emplace(cell.variant->instance, result.error);
+      return;
+    }
     const Place layer{cell.place.trace, cell.place.prompt, cell.place.layer, 0};
     found[{layer_at_.at(layer), cell.place.kv_head, cell.variant->instance, cell.seed, cell.budget.tokens}] = {
         *result.measures[of.used], *result.measures[of.full]};

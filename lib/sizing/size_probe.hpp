@@ -1,6 +1,7 @@
 #pragma once
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "config/run_config.hpp"
@@ -26,16 +27,19 @@ class SizeProbe {
 
   SizeProbe(const LoadedRun& run, RunOptions options);
   // Omits caches that cannot be replayed.
-  std::map<Where, Bytes> sizes(const std::vector<Where>& asked) const;
+  std::map<Where, Bytes> sizes(const std::vector<Where>& asked);
+  // Why a cache of this instance could not be replayed, the first that failed; "" if none did.
+  std::string failure(size_t instance) const;
 
  private:
   using Found = std::map<Where, Bytes>;
-  void replay(const std::vector<Where>& asked, Found& found) const;
+  void replay(const std::vector<Where>& asked, Found& found);
   std::vector<Cell> cells_of(const std::vector<Where>& asked) const;
 
   const LoadedRun& run_;
   RunOptions options_;
-  std::map<Place, size_t> layer_at_;  // index in the selection, by its place with kv head 0
+  std::map<size_t, std::string> failures_;  // by instance
+  std::map<Place, size_t> layer_at_;        // index in the selection, by its place with kv head 0
 };
 
 }  // namespace kvreplay

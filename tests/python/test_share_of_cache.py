@@ -158,8 +158,8 @@ def test_by_prompt_bytes_one_shot_methods_reach_small_shares(words):
     assert answer.ranking.set_index("label")["how"]["quest"].startswith("needs 1")
     # At their peaks snapkv holds 13 + 24 of 160 rows, window 13 + 1.
     peak = run.compare(0.1, of="peak").ranking.set_index("label")["how"]
-    assert peak["snapkv"].startswith("its smallest size here is 23.")
-    assert peak["window"].startswith("its largest size here is 8.")
+    assert peak["snapkv"].startswith("smallest size here is 23.")
+    assert peak["window"].startswith("largest size here is 8.")
 
 
 def test_a_cell_does_not_depend_on_the_form_of_its_budget(words):
@@ -414,3 +414,17 @@ def test_of_without_a_share_is_refused_with_what_it_belongs_to(trace):
     assert done.stderr.splitlines() == [
         "kvreplay: error: --of (peak, mean or prompt) belongs to shares of the cache: --budget 20%"
     ]
+
+
+def test_a_method_that_fails_at_every_budget_says_why(trace):
+    """Shares are solved by replays, so a mistake in a method shows there first."""
+
+    @kv.scorer(window=4)
+    def wrong(prompt):
+        return prompt.attention(last=8).sum(axis=(0, 1))
+
+    with pytest.warns(UserWarning, match="cannot be replayed at any budget: ValueError: .* needs window=8"):
+        run = kv.replay(trace, methods=[wrong, "snapkv"], budgets=["60%"])
+    (how,) = [row.how for row in run.compare("60%").ranking.itertuples() if row.label == "wrong"]
+    assert how.startswith("failed at every budget: ValueError: ")
+    assert "needs window=8" in how

@@ -59,7 +59,7 @@ def add_overrides(parser, overridden):
 def add_compare_options(parser):
     """The question for `compare`: shares of bytes, layers, methods and the measure."""
     add = parser.add_argument
-    shares = "shares of the full cache's bytes, which --of names: 20%% or 10%%,20%%,40%%"
+    shares = "compare at these shares of the cache's bytes: 20%% or 10%%,20%%,40%%"
     add("--at", required=True, metavar="SHARES", help=shares)
     which = (
         "bytes to count: the prompt's after its cut, as papers count them (the default if the trace has a "
@@ -67,7 +67,7 @@ def add_compare_options(parser):
     )
     add("--of", choices=tuple(SIZES), help=which)
     add("--layers", metavar="LIST", help=LAYERS)
-    nats = "nats (predicted from a gradient; the default if all methods have them)"
+    nats = "nats (predicted from a gradient; the default if all methods have them with intervals)"
     others = "distance (squared cosine distance, the default otherwise), error, cosine, or a column"
     add("--measure", metavar="NAME", help=f"measure to compare: {nats}, {others} in which less is better")
     add("--methods", "--method", metavar="LIST", help="these methods only: h2o,tova")

@@ -166,9 +166,9 @@ def test_nothing_is_extrapolated_and_the_reason_is_stated(tmp_path):
     rows = method_rows("h2o", 1) + method_rows("tova", 1, 32, 0.1) + method_rows("snapkv", 1, 128, 0.3)
     answer = answered(tmp_path, rows)
     assert list(answer.compared["label"]) == ["h2o"]
-    assert row_of(answer, "tova")["how"] == "its largest size here is 10.0 % of the full cache"
-    assert row_of(answer, "snapkv")["how"] == "its smallest size here is 30.0 % of the full cache"
-    assert "h2o is the only method replayed, its error 0.233" in answer.sentence
+    assert row_of(answer, "tova")["how"] == "largest size here is 10.0 % of the full cache"
+    assert row_of(answer, "snapkv")["how"] == "smallest size here is 30.0 % of the full cache"
+    assert "h2o is the only method with a number, its error 0.233" in answer.sentence
 
 
 def test_a_budget_just_below_the_share_represents_it(tmp_path):
@@ -274,7 +274,7 @@ def test_the_command_prints_the_sentence_first_and_a_block_for_each_share(tmp_pa
     assert cli.main(["compare", str(tmp_path), "--at", "10%,20%"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "At 10 % of the full cache’s bytes at the peak, h2o is the only method replayed"
+        "At 10 % of the full cache’s bytes at the peak, h2o is the only method with a number"
     )
     assert sum(line.startswith("At ") for line in lines) == 2
     assert cli.main(["compare", str(tmp_path), "--at", "20"]) == 2
@@ -310,7 +310,7 @@ def test_a_cell_above_the_requested_bytes_is_not_at_the_share(tmp_path):
     """This happens when the mean over steps is bounded, or when layers that share a budget are left out."""
     asked = [dict(row, budget_share="0.2") for row in method_rows("h2o", 1, share=0.25)]
     answer = shared(tmp_path, asked + method_rows("tova", 2))
-    assert row_of(answer, "h2o")["how"] == "its smallest size here is 25.0 % of the full cache"
+    assert row_of(answer, "h2o")["how"] == "smallest size here is 25.0 % of the full cache"
 
 
 def test_two_budgets_for_one_share_are_never_averaged(tmp_path):
@@ -400,7 +400,7 @@ def test_by_prompt_bytes_a_one_shot_method_competes_despite_later_tokens(tmp_pat
     assert [*answer.ranking["share"]] == pytest.approx([0.2, 0.2])
     assert "% of prompt" in str(answer)
     peak = of_bytes(tmp_path / "b", both_phases(), "peak")
-    assert row_of(peak, "snapkv")["how"] == "its smallest size here is 40.0 % of the full cache"
+    assert row_of(peak, "snapkv")["how"] == "smallest size here is 40.0 % of the full cache"
 
 
 def test_mean_bytes_are_relative_to_the_full_cache_of_equal_steps(tmp_path):
@@ -408,10 +408,10 @@ def test_mean_bytes_are_relative_to_the_full_cache_of_equal_steps(tmp_path):
     answer = of_bytes(tmp_path, rows, "mean", 0.3)
     assert answer.sentence.startswith(
         "At 30 % of the full cache’s bytes on average over the steps, snapkv phase=oneshot is the only"
-        " method replayed"
+        " method with a number"
     )
     how = row_of(answer, "exact int8")["how"]
-    assert how == "its smallest size here is 100.0 % of the full cache on average"
+    assert how == "smallest size here is 100.0 % of the full cache on average"
 
 
 def test_the_caveat_on_phases_appears_only_for_its_byte_measure(tmp_path):
@@ -448,7 +448,7 @@ def test_floors_of_other_bytes_are_not_mentioned(tmp_path):
     meta = {"config": {"budget": {"of": "peak"}}, "unreachable": [lost]}
     rows = sized(method_rows("snapkv", 1, 256, 0.6), prompt=0.3) + sized(method_rows("h2o", 1), prompt=0.2)
     assert row_of(of_bytes(tmp_path / "a", rows, "prompt", meta=meta), "snapkv")["how"].startswith(
-        "its smallest size here"
+        "smallest size here"
     )
     meta["config"]["budget"]["of"] = "prompt"
     found = row_of(of_bytes(tmp_path / "b", rows, "prompt", meta=meta), "snapkv")["how"]

@@ -69,8 +69,8 @@ def test_the_sentence_gives_the_ratio_to_the_next_method(frame):
         "At 20 % of the full cache’s bytes at the peak, h2o has the lowest predicted loss, 0.100 nats a token"
         " [0.0500 … 0.200]; tova, the next, has 3.00 times as much [1.37 … 6.57]; it is significantly worse."
         " Loss predicted from the gradient in the trace over 6 kv heads of 6 layers, 1 text,"
-        " SmolLM2-135M-Instruct. Significantly worse: it cannot be the best, with 95 % confidence for all"
-        " together (multiple comparisons with the best)."
+        " SmolLM2-135M-Instruct. Significantly worse: ruled out as the best, with 95 % confidence for all"
+        " methods together (multiple comparisons with the best)."
     )
     assert "a lower bound" in answer.caveats[0]
     assert "predicted nats" in str(answer) and "in layers" not in str(answer)

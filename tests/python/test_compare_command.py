@@ -137,3 +137,13 @@ def test_an_unknown_method_is_one_line(tmp_path):
     refused = compare(SAMPLE, "--at", "20%", "--method", "votes", cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr == 'kvreplay: error: unknown method "votes": see kvreplay list methods\n'
+
+
+def test_a_method_that_was_not_replayed_is_refused_with_the_nearest(asked):
+    out, _ = asked
+    for name, meant in (("tovaa", " (did you mean tova?)"), ("H2O", " (did you mean h2o?)"), ("snapkv", "")):
+        refused = compare(out, "--at", "20%", "--methods", f"h2o,{name}")
+        assert refused.returncode == 2
+        assert refused.stderr == (
+            f"kvreplay: error: --methods {name}: was not replayed{meant}; the results have h2o, tova\n"
+        )

@@ -103,7 +103,7 @@ def test_a_method_that_cannot_get_that_small_is_last_with_the_reason(tmp_path):
     table = ranked(tmp_path, stream=rows)
     last = table[(table["label"] == "buzz") & table["size"].str.startswith("10 %")].iloc[0]
     assert pd.isna(last["error"])
-    assert last["how"] == "its smallest size here is 14.0 % of the full cache"
+    assert last["how"] == "smallest size here is 14.0 % of the full cache"
 
 
 def test_methods_with_equal_numbers_share_a_row_with_their_parameters(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import reduce
 
 import numpy as np
@@ -111,6 +112,7 @@ def compare_at(
     """
     of = of or default_size(frame)
     layers = None if layers == "all" else layers
+    _check_methods(frame, methods)
     rows = _rivals(of_layers(frame, layers), phase, methods)
     column = column_of(frame, None if measure == NATS else measure)
     asked = Question(share, column, size_of(rows, of), is_share_of(frame.attrs.get("meta", {}), of))
@@ -173,8 +175,15 @@ def _unreachable_methods(frame, rows, asked, phase, methods) -> dict[str, Reache
         if label is None and phase is None:
             label = " ".join([each["method"], *named_values(each["given"], each["given"])])
         if label is not None:
-            floors[label] = Unreached(f"needs {100 * each['floor_low']:.1f} % of {asked.size.short}")
+            floors[label] = Unreached(_obstacle(each, asked))
     return floors
+
+
+def _obstacle(unreachable: dict, asked: Question) -> str:
+    """Why a method has no cell at the share."""
+    if not unreachable["floor_low"]:
+        return f"failed at every budget: {unreachable.get('failure') or 'none suits its parameters'}"
+    return f"needs {100 * unreachable['floor_low']:.1f} % of {asked.size.short}"
 
 
 def _canonical(given: dict) -> str:
@@ -192,6 +201,18 @@ def _keep_complete(found: dict[str, Reached | Unreached]) -> dict[str, Reached |
         else each
         for label, each in found.items()
     }
+
+
+def _check_methods(frame: pd.DataFrame, methods: list[str] | None) -> None:
+    """Raises ConfigError for a method that was not replayed."""
+    asked = {one["method"] for one in frame.attrs.get("meta", {}).get("unreachable", [])}
+    known = [*dict.fromkeys(frame["method"]), *sorted(asked - {*frame["method"]})]
+    for name in methods or ():
+        if name in known:
+            continue
+        close = get_close_matches(name.lower(), known, 1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(f"--methods {name}: was not replayed{meant}; the results have {', '.join(known)}")
 
 
 def _rivals(frame: pd.DataFrame, phase: str | None, methods: list[str] | None) -> pd.DataFrame:

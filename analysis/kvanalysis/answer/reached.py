@@ -73,11 +73,11 @@ def _of_text(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     if for_it:
         return Reached(for_it[0].values, for_it[0].share, for_it[0].words)
     if not fits:
-        return Unreached(f"its smallest size here is {100 * points[0].share:.1f} % of {asked.size.short}")
+        return Unreached(f"smallest size here is {100 * points[0].share:.1f} % of {asked.size.short}")
     if fits[-1].share >= NEAR * share:
         return Reached(fits[-1].values, fits[-1].share, fits[-1].words)
     if len(fits) == len(points):
-        return Unreached(f"its largest size here is {100 * points[-1].share:.1f} % of {asked.size.short}")
+        return Unreached(f"largest size here is {100 * points[-1].share:.1f} % of {asked.size.short}")
     return _between(fits[-1], points[len(fits)], share)
 
 

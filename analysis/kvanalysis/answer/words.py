@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAMED = 3  # a sentence lists at most so many labels, and counts the rest
 NO_WINNER = "no clear winner"
-TEST = "significantly worse: it cannot be the best, with 95 % confidence for all together"
+TEST = "significantly worse: ruled out as the best, with 95 % confidence for all methods together"
 TESTS = {  # how that is tested: by nats, else by layers
     True: "multiple comparisons with the best",
     False: "paired t tests of the logarithm of the ratio over layers, multiple comparisons with the best",
@@ -40,7 +40,8 @@ ORDERS = {  # how well a measure ranks methods of one budget: agreement with the
     " (docs/ranking.md).",
 }
 TWICE = 2  # an error larger by this factor and yet not significantly larger needs an explanation
-MOST_LAYERS = 200  # larger numbers of layers are no useful advice
+MOST_LAYERS = 200  # a larger number of layers is no useful advice
+LEAST_P = 1e-3  # smaller probabilities rest on the tails of a distribution that nobody knows so well
 SHARE = "% of full"  # the column at the peak; other sizes have names of their own
 HEADER = (
     *(
@@ -93,7 +94,8 @@ def _nats(answer: "Answer") -> list[str]:
 
 
 def _nats_of(row) -> str:
-    return f"{significant(row['nats'])} nats a token [{interval(row['nats_low'], row['nats_high'])}]"
+    nats = f"{significant(row['nats'])} nats a token"
+    return nats if np.isnan(row["nats_low"]) else f"{nats} [{interval(row['nats_low'], row['nats_high'])}]"
 
 
 def headline(answer: "Answer") -> str:
@@ -101,7 +103,7 @@ def headline(answer: "Answer") -> str:
     significantly worse, else how many may be the best."""
     rows = answer.compared
     if rows.empty:
-        return "none of these methods has a number"
+        return "none of these methods has a number: replay them at this share"
     near = int((~rows["decided"].iloc[1:]).sum())
     if near == 0:
         return rows["name"].iloc[0]
@@ -115,7 +117,7 @@ def verdict(answer: "Answer") -> str:
         return found
     first, others = rows.iloc[0], rows.iloc[1:]
     if others.empty:
-        return f"{found} is the only method replayed, its {_quantity(answer)} {_value(answer, first)}"
+        return f"{found} is the only method with a number, its {_quantity(answer)} {_value(answer, first)}"
     worse, near = others[others["decided"]], others[~others["decided"]]
     lowest = f"the lowest {_quantity(answer)}"
     if near.empty:
@@ -155,7 +157,8 @@ def _none_of(others) -> str:
 def _missing(answer: "Answer") -> str:
     """The evidence that would make the second method significantly worse."""
     needed = _needed_layers(answer)
-    return f"; with {needed} like these {answer.compared['name'].iloc[1]} would be" if needed else ""
+    second = answer.compared["name"].iloc[1]
+    return f"; with {needed} like these, {second} would be significantly worse" if needed else ""
 
 
 def scope(answer: "Answer") -> str:
@@ -188,6 +191,7 @@ def caveats(answer: "Answer") -> list[str]:
     of_test = _prediction_caveats if answer.measure == NATS else _layer_test_caveats
     return [
         *of_test(answer, rows),
+        *_nats_caveat(answer, rows),
         *_text_caveat(answer),
         *_interpolated(rows),
         *left_out(answer),
@@ -209,6 +213,16 @@ def _prediction_caveats(answer: "Answer", rows) -> list[str]:
     """Limits of predicted nats."""
     layers = count(len(answer.layers), "layer")
     return [f"The loss is that of errors in {layers}: if the model has more, it is a lower bound."]
+
+
+def _nats_caveat(answer: "Answer", rows) -> list[str]:
+    """Why predicted nats are shown and do not rank."""
+    if answer.measure == NATS or rows.empty or rows["nats"].isna().any() or rows["nats_low"].notna().all():
+        return []
+    return [
+        "Predicted nats do not rank, as they have no interval: that takes a trace of all layers with a"
+        " gradient (docs/prediction.md)."
+    ]
 
 
 def _text_caveat(answer: "Answer") -> list[str]:
@@ -269,7 +283,7 @@ def _needed_layers(answer: "Answer") -> str | None:
     counts = np.arange(FEWEST_BLOCKS, MOST_LAYERS + 1)
     needed = stdtrit(counts - 1, 1 - (1 - LEVEL) / (len(rows) - 1)) * deviation / np.sqrt(counts)
     enough = counts[needed < center]
-    return f"about {enough[0]} layers" if len(enough) else f"more than {MOST_LAYERS} layers"
+    return f"about {enough[0]} layers" if len(enough) else None
 
 
 def _names(rows) -> str:
@@ -280,7 +294,10 @@ def _interpolated(rows) -> list[str]:
     between = rows.loc[rows["how"].str.startswith("between"), "name"]
     if between.empty:
         return []
-    return [f"Interpolated between two budgets (as a power of the bytes, for each head): {_listed(between)}."]
+    return [
+        f"Interpolated between two budgets (as a power of the bytes, for each head): {_listed(between)}."
+        " Budgets of this share give exact numbers, and perhaps another order."
+    ]
 
 
 def left_out(answer: "Answer", most: int | None = None) -> list[str]:
@@ -317,7 +334,7 @@ def cells(answer: "Answer"):
                 (interval(row.low, row.high), row.low), (percent(row.share), row.share),
                 (significant(row.ratio), row.ratio),
                 (interval(row.ratio_low, row.ratio_high), row.ratio_low),
-                _layers(row, answer), (significant(row.p), row.p), (apart, apart), (row.family, row.family),
+                _layers(row, answer), (_probability(row.p), row.p), (apart, apart), (row.family, row.family),
                 (row.how, row.how),
             ]
         )  # fmt: skip
@@ -333,6 +350,10 @@ def cells(answer: "Answer"):
     return [*header[:3], "predicted nats", "95 % of these", *header[3:]], [
         [*row[:3], *nats, *row[3:]] for row, nats in zip(rows, told, strict=True)
     ]
+
+
+def _probability(p: float) -> str:
+    return f"<{LEAST_P:g}" if p < LEAST_P else significant(p)
 
 
 def _cells_by_nats(answer: "Answer", header, rows):
@@ -379,7 +400,7 @@ def _closing(answer: "Answer") -> list[str]:
         return [layers]
     measure, test = (f"{capital(line)}." for line in basis(answer))
     if answer.measure == NATS:
-        columns = "p comes from how far predicted ratios of two methods were from measured ones"
+        columns = "p comes from how far predicted ratios of two methods were from measured ones; it is"
     else:
-        columns = "Times the first is the geometric mean over layers"
-    return [measure, layers, f"{columns}; p is one-sided, times the number of comparisons.", test]
+        columns = "Times the first is the geometric mean over layers, its interval that of one pair; p is"
+    return [measure, layers, f"{columns} one-sided, times the number of comparisons.", test]

@@ -16,7 +16,7 @@ commands=$(awk '/^```./ { other = 1; next } /^```$/ { if (other) other = 0; else
 while IFS= read -r command; do
   start=$SECONDS
   case $command in
-    "pip install '.[record]'" | "pip install '.[dump]'") echo "== bash tests/install_torch.sh build/venv"; bash tests/install_torch.sh "$PWD/build/venv" >/dev/null ;;
+    "pip install --editable '.[record]'") echo "== bash tests/install_torch.sh build/venv"; bash tests/install_torch.sh "$PWD/build/venv" >/dev/null ;;
     *) echo "== $command"; eval "$command" </dev/null >"$folder/output" 2>&1 || { cat "$folder/output"; exit 1; } ;;
   esac
   echo "== $((SECONDS - start)) s"

@@ -23,7 +23,7 @@ import sys
 from importlib.metadata import version
 names = [word for word in sys.argv[2:] if not word.startswith("-")]
 for name in names:
-    version("torch" if name in (".[record]", ".[dump]") else name)
+    version("torch" if name == ".[record]" else name)
 """
 
 

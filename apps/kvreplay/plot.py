@@ -15,6 +15,7 @@ message lists what they hold.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvanalysis.data.shares import Share, shares_of
 from kvanalysis.drawing import head_maps
 from kvanalysis.drawing.budget_axes import drawable, handle, set_error_axis
 from kvanalysis.drawing.outside import fit_labels, legend_outside
@@ -48,7 +49,7 @@ from kvanalysis.plots.run.positions import along_rows
 from kvanalysis.plots.timeline.exact_head import group_attention
 from kvanalysis.plots.timeline.kept_timeline import MAP, RED, mass_norm, timeline_panel
 from kvanalysis.plots.timeline.residence import kept_timeline as timeline_of_lists
-from kvanalysis.stats.families import at_budget, budgets_of, head_table, middle_budget
+from kvanalysis.stats.families import at_budget, budget_words, budgets_of, head_table, middle_budget
 from kvanalysis.stats.intervals import used_rows
 from kvbase.errors import ConfigError
 from matplotlib.cm import ScalarMappable
@@ -123,7 +124,7 @@ def error_vs_bytes(
 
 
 def error_over_position(
-    results: "Results", ax: "Axes | None" = None, *, budget: int | None = None, legend: bool = True
+    results: "Results", ax: "Axes | None" = None, *, budget: "int | str | None" = None, legend: bool = True
 ) -> "Axes":
     """Mean relative error of the attention output along the scored rows, at one budget.
 
@@ -132,11 +133,13 @@ def error_over_position(
     Bands are 95 % confidence intervals over heads. Curves are rolling means if the run has them
     (`replay(save="curves")`), otherwise means of the four quarters of the rows.
 
-    budget: in tokens; default: the middle one.
+    budget: in tokens, or the share of the cache that the run was asked for, such as "20%", at which methods
+    hold different numbers of tokens; default: the middle one.
     """
     run = _single_trace(results)
     used = used_rows(run.rows)
-    rows = at_budget(used, _known_budget(used, budget))
+    at = _known_budget(used, budget)
+    rows = at_budget(used, at)
     saved = {cell.row["key"]: cell.arrays for cell in _cells(results) if "rel_err" in cell.arrays}
     table, _ = along_rows(rows, [saved])
     axes = _axes(ax)
@@ -150,7 +153,7 @@ def error_over_position(
         position_curve(axes, table[table["label"] == label], run.styles[label])
     set_error_axis(axes, table.loc[table["label"].isin(worst_first), "rel_err_mean"])
     set_position_axis(axes, table)
-    axes.set_title(_at(rows))
+    axes.set_title(_at(at))
     _finish(axes, run, [handle(run.styles[label], True) for label in worst_first], worst_first, legend)
     return axes
 
@@ -160,7 +163,7 @@ def layer_head_map(
     ax: "Axes | None" = None,
     *,
     method: str | None = None,
-    budget: int | None = None,
+    budget: "int | str | None" = None,
     scale: bool = True,
 ) -> "Axes":
     """Mean relative error of the attention output for each layer and kv head, as a map of colours. Numbers
@@ -169,12 +172,13 @@ def layer_head_map(
         ax = kv.plot.layer_head_map(run, method="h2o", budget=64)
 
     method: its label in the table, or its name if it has one instance; optional if the results hold one
-        method. budget: in tokens; default: the middle one. scale: draw a colour scale beside the map.
+        method. budget: in tokens, or a share such as "20%"; default: the middle one. scale: draw a colour
+        scale beside the map.
     """
     run = _single_trace(results)
     rows = _of_method(used_rows(run.rows), method)
-    if rows["budget_tokens"].notna().any():
-        rows = at_budget(rows, _known_budget(rows, budget))
+    at = _known_budget(rows, budget) if rows["budget_tokens"].notna().any() else None
+    rows = rows if at is None else at_budget(rows, at)
     errors = head_table(rows).iloc[:, 0]
     norm, axes = head_maps.shared_norm(errors), _axes(ax)
     if scale:
@@ -187,7 +191,7 @@ def layer_head_map(
         axes, head_maps.matrix(errors, shape), norm, shape, head_maps.short, min(letters, 9.0)
     )
     head_maps.set_ticks(axes, shape, letters)
-    axes.set(xlabel="kv head", ylabel="layer", title=f"{rows['label'].iloc[0]}, {_at(rows)}".rstrip(", "))
+    axes.set(xlabel="kv head", ylabel="layer", title=f"{rows['label'].iloc[0]}, {_at(at)}".rstrip(", "))
     return axes
 
 
@@ -270,16 +274,26 @@ def _of_method(rows: "pd.DataFrame", method: str | None) -> "pd.DataFrame":
     return found
 
 
-def _known_budget(rows: "pd.DataFrame", budget: int | None) -> int | None:
-    known = budgets_of(rows)
-    if budget is not None and budget not in known:
-        raise ConfigError(f"budget is {budget}: the results have {', '.join(map(str, known)) or 'none'}")
-    return middle_budget(rows) if budget is None else budget
+def _known_budget(rows: "pd.DataFrame", budget: int | str | None) -> "int | Share | None":
+    if budget is None:
+        return middle_budget(rows)
+    wanted = _read_budget(rows, budget)
+    if wanted is None or at_budget(rows, wanted).empty:
+        known = ", ".join(map(str, budgets_of(rows))) or "none"
+        raise ConfigError(f"budget is {budget}: the results have {known}")
+    return wanted
 
 
-def _at(rows: "pd.DataFrame") -> str:
-    budgets = budgets_of(rows)
-    return f"B = {budgets[0]}" if len(budgets) == 1 else ""
+def _read_budget(rows: "pd.DataFrame", budget: int | str) -> "int | Share | None":
+    """A number of tokens, or the share of the rows that a text such as "20%" names; None if none does."""
+    if not isinstance(budget, str):
+        return budget
+    named = {str(share).replace(" ", ""): share for share in shares_of(rows)}
+    return named.get(budget.replace(" ", ""))
+
+
+def _at(budget: "int | Share | None") -> str:
+    return "" if budget is None else budget_words(budget)
 
 
 # ---- axes

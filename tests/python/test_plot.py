@@ -182,6 +182,19 @@ def test_errors_over_position_are_rolling_means_where_curves_were_saved_else_qua
     assert error[0] == pytest.approx(np.mean(heads, axis=0)[:2].mean())  # half of the window of 4 rows
 
 
+def test_at_a_share_methods_with_their_own_tokens_are_drawn_together(ax):
+    methods = ["h2o", "snapkv", "streaming_llm"]
+    run = kvreplay.replay(SAMPLE, methods=methods, budgets=["20%"], layers=[15])
+    assert run.table["budget_tokens"].nunique() > 1
+    plot.error_over_position(run, ax)
+    assert ax.get_title() == "20 %"
+    assert len(ax.lines) == 3
+    one = plot.layer_head_map(run, mpl.figure.Figure().subplots(), method="snapkv", budget="20%")
+    assert one.get_title() == "snapkv, 20 %"
+    with pytest.raises(kvreplay.ConfigError, match="budget is 21%: the results have 20 %"):
+        plot.error_over_position(run, budget="21%")
+
+
 def test_a_map_shows_the_mean_error_of_each_head(run, ax):
     plot.layer_head_map(run, ax, method="h2o", budget=64)
     table = run.table.query("method == 'h2o' and budget_tokens == 64")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import h5py
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -161,7 +162,93 @@ def test_cells_hold_two_digits():
     ]
 
 
+# Shares of the cache
+
+
+META_OF_PROMPT = {"config": {"budget": {"share_of_cache": [0.1, 0.2], "of": "prompt"}}}
+
+
+def at_shares():
+    """Two streaming and two one-shot methods at two shares, each with its own tokens, on ten heads."""
+    counts = {"h2o": (61, 122), "window": (64, 128), "snapkv": (63, 126), "subgen": (62, 125)}
+    rows = []
+    for place, (method, tokens) in enumerate(counts.items()):
+        for share, budget in zip(("0.1", "0.2"), tokens, strict=True):
+            more = {f"rel_err_quarter_{part}": 0.1 for part in (1, 2, 3, 4)}
+            more |= {"rel_err_prefix_mean": 0.3, "budget_share": share}
+            phase = ONESHOT if place > 1 else None
+            for layer in range(5):
+                rows += heads(
+                    method, [0.1 + place / 50, 0.2 - place / 50], phase, budget, layer=layer, **more
+                )
+    return rows
+
+
+def share_frame(folder):
+    found = frame(folder, at_shares())
+    found.attrs["meta"] = META_OF_PROMPT
+    return found
+
+
+def test_methods_compete_at_the_share_that_was_requested_not_at_equal_tokens(tmp_path):
+    found = share_frame(tmp_path)
+    ranks, best = (pictures(plot, found)[0].table for plot in (rank_table, best_method_map))
+    assert ranks["budget_share"].tolist() == ["0.1"] * 2 + ["0.2"] * 2 + ["0.1"] * 2 + ["0.2"] * 2
+    assert set(ranks["n_methods"]) == {2}
+    assert best.groupby(["family", "budget_share"]).size().tolist() == [10, 10, 10, 10]
+    position, maps = (pictures(plot, found)[0].table for plot in (error_over_position, layer_head_map))
+    assert set(position["label"]) == set(maps["label"]) == set(found["label"])
+
+
+@pytest.mark.parametrize(
+    "plot", [rank_table, best_method_map, error_over_position, layer_head_map, prefix_error]
+)
+def test_a_figure_at_shares_says_the_share_and_its_whole(plot, tmp_path):
+    figures, found = caught_figures(plot, share_frame(tmp_path))
+    for picture in found:
+        assert "B=" not in picture.caption and "B =" not in picture.title
+    for figure in figures:
+        texts = [text.get_text() for text in figure.findobj(mpl.text.Text)]
+        said = " ".join(" ".join(texts).split())
+        assert "B =" not in said and "B=" not in said
+        assert "Shares are of the prompt’s full cache (bytes after the cut)" in said
+    assert any("10 %" in text or "20 %" in text for text in (found[0].title, found[0].caption))
+
+
+def asked(label, error, budget, share):
+    return heads(label, [error], budget=budget, budget_share=share)
+
+
+def test_a_cell_of_two_shares_competes_at_both(tmp_path):
+    rows = asked("a", 0.1, 61, "0.1;0.2") + asked("b", 0.2, 64, "0.1") + asked("b", 0.2, 128, "0.2")
+    ranks = pictures(rank_table, frame(tmp_path, rows))[0].table
+    found = list(zip(ranks["budget_share"], ranks["label"], strict=True))
+    assert found == [("0.1", "a"), ("0.1", "b"), ("0.2", "a"), ("0.2", "b")]
+
+
+def test_budgets_in_tokens_beside_shares_stay_budgets_of_their_own(tmp_path):
+    rows = asked("a", 0.1, 64, "") + asked("b", 0.1, 64, "")
+    rows += asked("a", 0.1, 61, "0.1") + asked("b", 0.2, 63, "0.1")
+    ranks = pictures(rank_table, frame(tmp_path, rows))[0].table
+    assert ranks["budget_share"].fillna("").tolist() == ["0.1", "0.1", "", ""]
+    assert ranks["budget_tokens"].tolist()[2:] == [64, 64]
+
+
 # Ranks
+
+
+def test_ranks_wins_and_the_map_use_the_measure_that_the_answer_uses(tmp_path):
+    far = [row | {"cosine_distance_sq": 0.5} for row in heads("a", [0.1, 0.1])]
+    near = [row | {"cosine_distance_sq": 0.4} for row in heads("b", [0.2, 0.2])]
+    found = frame(tmp_path, far + near)
+    ranks, wins = pictures(rank_table, found)
+    [best] = pictures(best_method_map, found)
+    assert ranks.table["label"].tolist() == ["b", "a"]
+    assert ranks.table["cosine_distance_sq"].tolist() == [0.4, 0.5]
+    assert wins.table[["first_error", "second_error"]].values.tolist() == [[0.5, 0.4]]
+    assert set(best.table["best"]) == {"b"}
+    words = [t.get_text() for t in best.draw(PAGE_WIDTH).findobj(mpl.text.Text)]
+    assert "squared cosine distance" in " ".join(" ".join(words).split())
 
 
 def test_ranks_and_pairs_are_those_of_the_heads(tmp_path):
@@ -172,7 +259,9 @@ def test_ranks_and_pairs_are_those_of_the_heads(tmp_path):
     assert found["mean_rank"].tolist() == pytest.approx([7 / 5, (6 + 2.5) / 5, (12 + 2.5) / 5])
     assert found[["wins", "ties", "losses"]].values.tolist() == [[8, 0, 2], [6, 1, 3], [0, 1, 9]]
     low, high = mean_interval([1, 2, 1, 1, 2])[1:]
-    assert found.loc["a", ["rank_low", "rank_high"]].tolist() == pytest.approx([low, high])
+    assert low < 1  # no rank is below the first
+    assert found.loc["a", ["rank_low", "rank_high"]].tolist() == pytest.approx([1, high])
+    assert found.loc["c", "rank_high"] == 3 < mean_interval([3, 3, 2.5, 3, 3])[2]
     assert len(figures[0].more["rank_pairs"]) == 3
     assert "2 of m = 3 pairs differ significantly (Holm over all, 95%)" in figures[0].caption
     header, cells = figures[0].cells

@@ -4,7 +4,17 @@
 import numpy as np
 import pandas as pd
 
-from ..stats.families import ONESHOT, READS, STREAM, at_budget, budgets_of, families, has_values, unit_table
+from ..stats.families import (
+    ONESHOT,
+    READS,
+    STREAM,
+    at_budget,
+    budget_columns,
+    budgets_of,
+    families,
+    has_values,
+    unit_table,
+)
 from ..stats.intervals import used_rows
 from ..stats.paired import compare_units
 
@@ -42,11 +52,11 @@ def _rung(method, params):
 def ladder(rows):
     """One row per (budget, rung or method); empty if no static oracle was run at that budget.
 
-    Columns: budget_tokens, label, rung ("" for methods), family, rel_err_out_mean and static_error over the
-    heads that both have, regret (geometric mean of the ratios over heads), regret_of_means, difference with
-    interval, wins, ties, losses, n_units, reference and reference_error, and, if the run has them,
-    set_error, selection (set_error - reference_error), beyond_set (error - set_error), normaliser_part,
-    numerator_part.
+    Columns: budget_tokens, or budget_share for a budget requested as a share; label, rung ("" for methods),
+    family, rel_err_out_mean and static_error over the heads that both have, regret (geometric mean of the
+    ratios over heads), regret_of_means, difference with interval, wins, ties, losses, n_units, reference and
+    reference_error, and, if the run has them, set_error, selection (set_error - reference_error), beyond_set
+    (error - set_error), normaliser_part, numerator_part.
     """
     rungs = rung_labels(rows)
     if STATIC not in rungs:
@@ -73,7 +83,7 @@ def _at(own, rungs, budget):
         result = compare_units(errors[label], errors[rungs[STATIC]])
         if result:
             row = {
-                "budget_tokens": budget,
+                **budget_columns(budget),
                 "label": label,
                 "rung": names.get(label, ""),
                 "family": family[label],

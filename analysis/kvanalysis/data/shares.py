@@ -1,6 +1,44 @@
 """Cells whose budgets were requested as shares of the full cache's bytes."""
 
+from dataclasses import dataclass
+
 import pandas as pd
+
+
+@dataclass(frozen=True, order=True)
+class Share:
+    """A budget that was requested as a share of the full cache's bytes, in (0, 1]."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:g} %"
+
+
+def shares_of(rows: pd.DataFrame) -> list[Share]:
+    """The shares that any of the rows was requested at, ascending."""
+    return sorted({share for text in _asked(rows).unique() for share in _read(text)})
+
+
+def at_share(rows: pd.DataFrame, share: Share) -> pd.Series:
+    """For each row whether it was requested at the share."""
+    asked = _asked(rows)
+    return asked.isin([text for text in asked.unique() if share in _read(text)])
+
+
+def without_share(rows: pd.DataFrame) -> pd.Series:
+    """For each row whether it was requested at no share."""
+    return _asked(rows).eq("")
+
+
+def _asked(rows):
+    if "budget_share" not in rows:
+        return pd.Series("", index=rows.index)
+    return rows["budget_share"].fillna("").astype(str)
+
+
+def _read(text):
+    return [Share(float(part)) for part in text.split(";") if part]
 
 
 def by_share(frame: pd.DataFrame) -> pd.DataFrame:

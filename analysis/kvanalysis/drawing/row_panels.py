@@ -2,7 +2,7 @@
 
 from textwrap import wrap
 
-from ..stats.families import budgets_of, spread
+from ..stats.families import at_budget, at_budgets, budget_words, budgets_of, spread
 from .log_ticks import DENSE, plain_log
 from .style import GLYPH_EMS, RIGHT, finish, new_figure
 
@@ -53,17 +53,17 @@ def panels_by_budget(table, order, paint, x_label, most, legend, note):
     """The `draw` of a Picture: a panel for each of at most `most[width]` budgets, painted by `paint(axes,
     rows of the budget, names)`; names appear once, in `order`, those of the drawn budgets.
 
-    `table` has budget_tokens and label; `legend` is (handles, texts).
+    `table` has label and the columns of stats.families.budget_columns; `legend` is (handles, texts).
     """
 
     def draw(width):
         budgets = spread(budgets_of(table), most[width])
-        drawn = set(table.loc[table["budget_tokens"].isin(budgets), "label"])
+        drawn = set(at_budgets(table, budgets)["label"])
         names = [label for label in order if label in drawn]
         figure, [panels] = row_figure(width, len(budgets), [len(names)])
         for axes, budget in zip(panels, budgets, strict=True):
-            paint(axes, table[table["budget_tokens"] == budget], names)
-            axes.set_title(f"B = {budget}")
+            paint(axes, at_budget(table, budget), names)
+            axes.set_title(budget_words(budget))
             axes.set_xlabel(x_label)
             axes.tick_params(axis="y", length=0)
         set_rows(panels[0], names, width)

@@ -8,6 +8,7 @@ import pandas as pd
 from ..drawing.budget_axes import styles_of
 from ..figures.make import write_figures
 from ..loss.predicted import losses_of
+from ..plots.run.compared import order_note
 from ..plots.run.error_vs_bytes import TITLE as BYTES_TITLE
 from ..stats.format import table_cells
 from ..stats.intervals import by_trace
@@ -85,7 +86,7 @@ def render(frame, summary, losses, figures, folder):
     sections = {
         "Figures": [album.note(), *_pictures(album, others)],
         CONFIRM_TITLE: confirm_section(frame, losses),
-        "Summary": _summary(summary),
+        "Summary": _summary(frame, summary),
         "Claims": claims_section(frame, summary),
         "Cells without a result": _failures(frame),
         "How to read this": [terms(TERMS)],
@@ -145,10 +146,14 @@ def _pictures(album, figures):
     return parts
 
 
-def _summary(summary):
+def _summary(frame, summary):
     header, rows = table_cells(summary)
+    told = [
+        "One row per method and budget (tokens per kv head). Click a column title to sort by it.",
+        *order_note(frame),
+    ]
     return [
-        paragraph("One row per method and budget (tokens per kv head). Click a column title to sort by it."),
+        paragraph(" ".join(told)),
         sortable_table(header, rows),
     ]
 

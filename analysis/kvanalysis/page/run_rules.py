@@ -11,6 +11,7 @@ from functools import partial
 
 import pandas as pd
 
+from ..stats.families import at_budget, budget_words, budgets_of
 from ..stats.intervals import FEWEST_BLOCKS, used_rows
 from ..stats.paired import compare
 from ..stats.verdict import RULE, judge, of_counts
@@ -93,7 +94,7 @@ def at_budgets(frame, first, second):
         )
     found = {}
     for budget in _shared_budgets(*rows.values()):
-        comparison = compare(*(own[own["budget_tokens"] == budget] for own in rows.values()))
+        comparison = compare(*(at_budget(own, budget) for own in rows.values()))
         if comparison and not math.isnan(comparison.low):
             found[budget] = comparison
     return found or f"{first} and {second} share no budget with results on {FEWEST_BLOCKS} layers"
@@ -112,14 +113,16 @@ def _phases(rows):
 
 def _shared_budgets(first, second):
     """Budgets that both have and that evict something: below the prompt length."""
-    useful = [own[own["budget_tokens"] < own["n_prefill"]]["budget_tokens"] for own in (first, second)]
-    return sorted(set(useful[0].dropna()) & set(useful[1].dropna()))
+    useful = [
+        budgets_of(own[(own["budget_tokens"] < own["n_prefill"]).fillna(False)]) for own in (first, second)
+    ]
+    return [budget for budget in useful[0] if budget in useful[1]]
 
 
 def _numbers(first, second, found):
     """The means, difference with interval, and wins of every budget, as one line."""
     lines = [
-        f"B={budget}: {c.first:.3g} against {c.second:.3g} [{c.low:+.2g}, {c.high:+.2g}],"
+        f"{budget_words(budget, 'B=')}: {c.first:.3g} against {c.second:.3g} [{c.low:+.2g}, {c.high:+.2g}],"
         f" {c.wins}/{c.ties}/{c.losses}"
         for budget, c in [*found.items()][:MOST_BUDGETS]
     ]

@@ -1,7 +1,12 @@
-"""Families of methods: methods at one budget are compared only where the budget has one meaning."""
+"""Families of methods: methods at one budget are compared only where the budget has one meaning.
+
+A budget is a number of tokens, or a Share of the cache for rows that were requested at shares: at one share
+methods hold different numbers of tokens.
+"""
 
 import pandas as pd
 
+from ..data.shares import Share, at_share, shares_of, without_share
 from .intervals import UNIT, unit_means, used_rows
 
 # The meaning of a budget of B tokens. In each family, B stands for another amount of memory.
@@ -42,24 +47,50 @@ def _family(used):
 
 def present(rows, least=2):
     """The families with at least `least` labels at some budget, in the order of FAMILIES."""
-    labels = rows.groupby(["family", "budget_tokens"])["label"].nunique()
-    several = set(labels[labels >= least].index.get_level_values("family"))
-    return [family for family in FAMILIES if family in several]
+    owns = {family: rows[rows["family"] == family] for family in FAMILIES}
+    return [family for family, own in owns.items() if max([0, *_labels_at(own).values()]) >= least]
 
 
 def budgets_of(rows):
-    return sorted(rows["budget_tokens"].dropna().astype(int).unique())
+    """The budgets of the rows, ascending: shares, then the tokens of rows without a share."""
+    if "budget_tokens" not in rows:
+        return shares_of(rows)
+    tokens = rows.loc[without_share(rows), "budget_tokens"].dropna().astype(int).unique()
+    return [*shares_of(rows), *sorted(tokens)]
 
 
 def middle_budget(rows):
     """The middle one of the budgets at which most labels have a result; None if there are no budgets."""
-    labels = rows[rows["budget_tokens"].notna()].groupby("budget_tokens")["label"].nunique()
-    fullest = sorted(int(budget) for budget in labels.index[labels == labels.max()])
+    labels = _labels_at(rows)
+    fullest = [budget for budget, count in labels.items() if count == max(labels.values())]
     return fullest[(len(fullest) - 1) // 2] if fullest else None
 
 
+def _labels_at(rows):
+    """{budget: the number of labels there}."""
+    return {budget: at_budget(rows, budget)["label"].nunique() for budget in budgets_of(rows)}
+
+
 def at_budget(rows, budget):
+    if isinstance(budget, Share):
+        return rows[at_share(rows, budget)]
     return rows[rows["budget_tokens"].eq(budget).fillna(False).astype(bool)]
+
+
+def at_budgets(rows, budgets):
+    """The rows at any of the budgets, in their order."""
+    found = {index for budget in budgets for index in at_budget(rows, budget).index}
+    return rows[rows.index.isin(found)]
+
+
+def budget_columns(budget):
+    """{column: value} that say the budget in a row of a figure's table; `at_budget` finds the row by them."""
+    return {"budget_share": str(budget.value)} if isinstance(budget, Share) else {"budget_tokens": budget}
+
+
+def budget_words(budget, tokens="B = "):
+    """For example "B = 64" or "20 %"; `tokens` stands before a number of tokens."""
+    return str(budget) if isinstance(budget, Share) else f"{tokens}{budget}"
 
 
 def spread(items, most):

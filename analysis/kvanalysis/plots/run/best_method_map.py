@@ -8,11 +8,23 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Patch
 
+from ...answer.measures import words_of
 from ...drawing import head_maps
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish
-from ...stats.families import FAMILIES, at_budget, budgets_of, families, head_table, present, spread
+from ...stats.families import (
+    FAMILIES,
+    at_budget,
+    budget_columns,
+    budget_words,
+    budgets_of,
+    families,
+    head_table,
+    present,
+    spread,
+)
 from ...stats.paired import TIE
+from .compared import measure_of, shares_note
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TIE_MARK = "="
@@ -27,7 +39,7 @@ MOST_BUDGETS = 8
 def data(run):
     """A row for each head, budget and family (stats.families) in which at least two methods compete:
     the best method, its error, the runner-up, ties, and the letter of the best method."""
-    table = _table(families(run.rows))
+    table = _table(families(run.rows), measure_of(run.rows))
     return None if table.empty else table.assign(letter=table["best"].map(_letters(table)))
 
 
@@ -37,18 +49,18 @@ def draw(run, table):
     return [Picture(title, table, paint, _caption(table), name="best_method_map")]
 
 
-def _table(rivals):
+def _table(rivals, measure):
     parts = []
     for family in present(rivals):
         own = rivals[rivals["family"] == family]
         for budget in budgets_of(own):
-            errors = head_table(at_budget(own, budget))
+            errors = head_table(at_budget(own, budget), measure)
             if errors.shape[1] > 1:
-                parts.append(_winners(errors).assign(family=family, budget_tokens=budget))
+                parts.append(_winners(errors, measure).assign(family=family, **budget_columns(budget)))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _winners(errors):
+def _winners(errors, measure):
     found = []
     for (layer, head), values in errors.iterrows():
         values = values.dropna().sort_values(kind="stable")
@@ -60,7 +72,7 @@ def _winners(errors):
                 "layer": layer,
                 "kv_head": head,
                 "best": values.index[0],
-                "rel_err_out_mean": best,
+                measure: best,
                 "runner_up": values.index[1] if len(values) > 1 else "",
                 "runner_up_error": values.iloc[1] if len(values) > 1 else np.nan,
                 "tied": " | ".join(tied),
@@ -82,12 +94,12 @@ def _figure(run, table, letters, width):
     for family in [family for family in FAMILIES if family in set(table["family"])]:
         own = table[table["family"] == family]
         panels += [(family, budget) for budget in spread(budgets_of(own), MOST_BUDGETS)]
-    titles = [f"{family}, B = {budget}" for family, budget in panels]
+    titles = [f"{family}, {budget_words(budget)}" for family, budget in panels]
     places = pd.MultiIndex.from_frame(table[["layer", "kv_head"]])
     shape = head_maps.grid(width, places, titles, min(PANELS[width], _most(panels)))
     figure, axes_list = head_maps.new_panels(width, shape, titles)
     for axes, (family, budget) in zip(axes_list, panels, strict=True):
-        cells = table[(table["family"] == family) & (table["budget_tokens"] == budget)]
+        cells = at_budget(table[table["family"] == family], budget)
         _panel(axes, cells, letters, colours, shape)
     wins = table["best"].value_counts()
     texts = [
@@ -142,7 +154,8 @@ def _colours(labels, styles):
 
 
 def _note(run, table):
-    parts = [f"Lowest mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
+    parts = [f"Lowest {words_of(measure_of(run.rows))}; {TIE_MARK}: another method within {TIE:.0%}."]
+    parts += shares_note(run.rows)
     parts += [
         f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(table["family"])
     ]
@@ -159,9 +172,11 @@ def _note(run, table):
 def _caption(table):
     texts = []
     for family, own in table.groupby("family", sort=False):
-        for budget, cells in own.groupby("budget_tokens"):
+        for budget in budgets_of(own):
+            cells = at_budget(own, budget)
             wins = cells["best"].value_counts()
             named = ", ".join(f"{label} {wins[label]}" for label in wins.index[:3])
             ties = int((cells["tied"] != "").sum())
-            texts.append(f"{family} B={budget}: {named} of {len(cells)} heads, {ties} within {TIE:.0%}")
+            at = f"{family} {budget_words(budget, 'B=')}"
+            texts.append(f"{at}: {named} of {len(cells)} heads, {ties} within {TIE:.0%}")
     return "Heads won (first three): " + "; ".join(texts) + "."

@@ -7,7 +7,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from ...drawing.budget_axes import handle, set_error_axis
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
-from ...stats.families import FAMILIES, at_budget, families, middle_budget
+from ...stats.families import FAMILIES, at_budget, budget_columns, budget_words, families, middle_budget
+from .compared import shares_note
 from .positions import along_rows, by_quarters
 
 MOST_CURVES = 7  # curves in a panel
@@ -16,7 +17,8 @@ PANEL_GAP = 0.3  # share of a panel's height
 
 
 def data(run, budget=None):
-    """(errors along the rows at one budget, a phrase on their source: curves.h5, or four quarters)."""
+    """(errors along the rows at one budget, a phrase on their source: curves.h5, or four quarters, the
+    budget)."""
     rivals = families(run.rows)
     budget = budget or middle_budget(rivals)
     rivals = at_budget(rivals, budget) if budget else rivals[:0]
@@ -24,15 +26,16 @@ def data(run, budget=None):
     if table.empty:
         return None
     family = table["label"].map(rivals.groupby("label")["family"].first())
-    return table.assign(budget_tokens=budget, family=family), source
+    return table.assign(**budget_columns(budget), family=family), source, budget
 
 
 def draw(run, found):
     """A panel for each family."""
-    table, source = found
+    table, source, budget = found
     shown = _shown(table)
-    paint = partial(_figure, table, shown, run.styles, _note(table, shown, source))
-    title = f"Error over position, B = {table['budget_tokens'].iloc[0]}"
+    note = _note(table, shown, source, shares_note(run.rows))
+    paint = partial(_figure, table, shown, run.styles, budget_words(budget), note)
+    title = f"Error over position, {budget_words(budget)}"
     return [Picture(title, table, paint, _caption(table, shown), name="error_over_position")]
 
 
@@ -46,7 +49,7 @@ def _shown(table):
     }
 
 
-def _figure(table, shown, styles, note, width):
+def _figure(table, shown, styles, at, note, width):
     height, wide = SIZES[width]
     wide = min(wide, len(shown))
     high = -(-len(shown) // wide)
@@ -55,7 +58,7 @@ def _figure(table, shown, styles, note, width):
     labels = [label for own in shown.values() for label in own]
     drawn = table[table["label"].isin(labels)]
     for axes, family in zip(panels.flat, shown, strict=False):
-        axes.set_title(f"{family}, B = {drawn['budget_tokens'].iloc[0]}")
+        axes.set_title(f"{family}, {at}")
         for label in shown[family]:
             position_curve(axes, table[table["label"] == label], styles[label])
         set_error_axis(axes, drawn["rel_err_mean"])
@@ -92,8 +95,8 @@ def position_curve(axes, rows, style):
     axes.plot(at, rows["rel_err_mean"], **look, markevery=max(1, len(at) // 5), linewidth=1.0)
 
 
-def _note(table, shown, source):
-    parts = [source]
+def _note(table, shown, source, more):
+    parts = [source, *more]
     left_out = sorted(set(table["label"]) - {label for own in shown.values() for label in own})
     if left_out:
         parts.append(f"Not drawn, in the CSV: {', '.join(left_out)}.")

@@ -6,9 +6,10 @@ from ...drawing import head_maps
 from ...drawing.budget_axes import ROUNDING
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
-from ...stats.families import at_budget, budgets_of, head_table, middle_budget
+from ...stats.families import at_budget, budget_words, budgets_of, head_table, middle_budget
 from ...stats.intervals import used_rows
 from ...stats.words import count
+from .compared import order_note, shares_note
 
 MOST_PANELS = {PAGE_WIDTH: 15, COLUMN_WIDTH: 8}
 SCALE = "mean rel. error"
@@ -31,7 +32,7 @@ def draw(run, found):
     table, chosen, budget = found
     order = list(table.mean().sort_values().index)
     norm = head_maps.shared_norm(table[order].to_numpy())
-    title = f"Error by layer and head, {'no budget' if budget is None else f'B = {budget}'}"
+    title = f"Error by layer and head, {'no budget' if budget is None else budget_words(budget)}"
     paint = partial(_figure, run, table, order, norm, budget)
     return [Picture(title, _long(table, chosen), paint, _caption(run, table, budget), name="layer_head_map")]
 
@@ -50,6 +51,7 @@ def _figure(run, table, order, norm, budget, width):
 def _note(run, order, shown, budget):
     at = "" if budget is None else f" at budget {budget} (methods without a budget at their own size)"
     parts = [f"Mean of ratios{at}, seeds and texts averaged; the lowest mean first."]
+    parts += [*order_note(run.rows), *shares_note(run.rows)]
     exact = sorted(_without_error(run.rows) - set(order))
     if exact:
         parts.append(f"No error beyond rounding: {', '.join(exact)}.")

@@ -10,9 +10,18 @@ from ...drawing import head_maps
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...predict.measures import THIRDS
-from ...stats.families import at_budget, has_values, head_table, middle_budget, spread
+from ...stats.families import (
+    at_budget,
+    budget_columns,
+    budget_words,
+    has_values,
+    head_table,
+    middle_budget,
+    spread,
+)
 from ...stats.intervals import used_rows
 from ...stats.words import count
+from .compared import shares_note
 
 KL = "kl_head_mean"
 MOST_PANELS = {PAGE_WIDTH: 5, COLUMN_WIDTH: 4}
@@ -37,13 +46,13 @@ def data(run, budget=None):
 def draw(run, found):
     table, budget = found
     order = list(table.sum().sort_values().index)
-    title = f"The heads behind the model’s loss, {'no budget' if budget is None else f'B = {budget}'}"
-    paint = partial(_figure, table, order, _norm(table.to_numpy()), budget)
+    title = f"The heads behind the model’s loss, {'no budget' if budget is None else budget_words(budget)}"
+    paint = partial(_figure, table, order, _norm(table.to_numpy()), budget, shares_note(run.rows))
     return [Picture(title, _long(table, budget), paint, _caption(table), name="loss_by_head")]
 
 
 def _long(table, budget):
-    long = table.stack().rename(KL).reset_index().assign(budget_tokens=budget)
+    long = table.stack().rename(KL).reset_index().assign(**budget_columns(budget))
     return long.sort_values(["label", "layer", "kv_head"])
 
 
@@ -54,16 +63,17 @@ def _norm(values):
     return LogNorm(min(max(positive.min(), high / WIDEST), high / 2), high, clip=True)
 
 
-def _figure(table, order, norm, budget, width):
+def _figure(table, order, norm, budget, more, width):
     shown = spread(order, MOST_PANELS[width])
-    return head_maps.maps(width, table, shown, norm, SCALE, _note(order, shown, budget))
+    return head_maps.maps(width, table, shown, norm, SCALE, _note(order, shown, budget, more))
 
 
-def _note(order, shown, budget):
+def _note(order, shown, budget, more):
     at = "" if budget is None else f" at budget {budget}"
     parts = [
         f"Divergence caused by the errors of a head’s query heads, to second order{at}, without pairs with"
-        " other heads or of rows; seeds and texts averaged; the lowest sum first."
+        " other heads or of rows; seeds and texts averaged; the lowest sum first.",
+        *more,
     ]
     if len(shown) < len(order):
         kept = f"{len(shown)} of {len(order)} methods, evenly spaced from the lowest loss to the highest"

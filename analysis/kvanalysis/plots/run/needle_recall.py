@@ -10,8 +10,9 @@ from ...drawing.head_maps import CELL_TEXT, COLOURS, short
 from ...drawing.row_panels import panels_by_budget
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
-from ...stats.families import budgets_of, has_values
+from ...stats.families import at_budget, budget_columns, budget_words, budgets_of, has_values
 from ...stats.intervals import unit_means, used_rows
+from .compared import shares_note
 
 MASS, SPAN = "needle_mass", "needle_mass_"
 PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
@@ -51,9 +52,12 @@ def _table(used):
     used = used[used["budget_tokens"].notna() & used[MASS].notna()]
     if used.empty:
         return pd.DataFrame()
-    units = unit_means(used, spans, ["budget_tokens", "label"])
-    groups = units.groupby(level=["budget_tokens", "label"])
-    return groups.mean().assign(n_units=groups.size()).reset_index()
+    return pd.concat([_table_at(used, budget, spans) for budget in budgets_of(used)], ignore_index=True)
+
+
+def _table_at(used, budget, spans):
+    groups = unit_means(at_budget(used, budget), spans, ["label"]).groupby(level="label")
+    return groups.mean().assign(n_units=groups.size(), **budget_columns(budget)).reset_index()
 
 
 def _names(rows, spans):
@@ -77,19 +81,21 @@ def _paint(axes, rows, order, spans, names):
 
 def _note(run, names):
     where = f" Spans at {', '.join(names[1:])} of the prompt." if "%" in "".join(names) else ""
-    return (
+    told = (
         "Exact attention probability of the marked tokens that the method still attends"
         " to, over the full probability of all marked tokens; 1: none is lost. Seeds and heads averaged;"
         f" all: the spans pooled, so the span with most attention weighs most.{where}"
     )
+    return " ".join([told, *shares_note(run.rows)])
 
 
 def _caption(table, spans, names):
     """The spread over spans: the places that a method loses."""
-    middle = budgets_of(table)[(table["budget_tokens"].nunique() - 1) // 2]
-    own = table[table["budget_tokens"] == middle].set_index("label")
+    budgets = budgets_of(table)
+    middle = budgets[(len(budgets) - 1) // 2]
+    own = at_budget(table, middle).set_index("label")
     texts = [
         f"{label} " + "/".join(short(row[name]) if np.isfinite(row[name]) else "–" for name in spans)
         for label, row in own.sort_values(MASS, ascending=False).iterrows()
     ]
-    return f"B={middle} ({'/'.join(names)}): {'; '.join(texts)}."
+    return f"{budget_words(middle, 'B=')} ({'/'.join(names)}): {'; '.join(texts)}."

@@ -6,8 +6,9 @@ from matplotlib.lines import Line2D
 from ...drawing.row_panels import log_errors, panels_by_budget
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
-from ...stats.families import budgets_of, has_values
+from ...stats.families import at_budget, budget_columns, budget_words, budgets_of, has_values
 from ...stats.intervals import mean_interval, unit_means, used_rows
+from .compared import shares_note
 
 WHOLE, PREFIX = "rel_err_out_mean", "rel_err_prefix_mean"
 PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
@@ -28,9 +29,12 @@ def data(run):
         return None
     used = used[used[PREFIX].notna() & used["budget_tokens"].notna()]
     found = []
-    for (budget, label), rows in used.groupby(["budget_tokens", "label"], sort=True):
+    groups = (
+        (budget, *each) for budget in budgets_of(used) for each in at_budget(used, budget).groupby("label")
+    )
+    for budget, label, rows in groups:
         units = unit_means(rows, [WHOLE, PREFIX])
-        row = {"budget_tokens": budget, "label": label, "n_units": len(units)}
+        row = {**budget_columns(budget), "label": label, "n_units": len(units)}
         for name in (WHOLE, PREFIX):
             row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(units[name])
         found.append(row | {"ratio": row[PREFIX] / row[WHOLE] if row[WHOLE] > LEAST else float("nan")})
@@ -61,16 +65,18 @@ def _paint(axes, rows, order):
 
 
 def _note(run):
-    return (
+    told = (
         "A one-shot method keeps every token after the prompt, and late queries attend to these: their exact"
         " share hides the error of the cut. Bars: like bands in other figures."
     )
+    return " ".join([told, *shares_note(run.rows)])
 
 
 def _caption(table):
     texts = []
     for budget in budgets_of(table):
-        ratios = table.loc[table["budget_tokens"] == budget, "ratio"].dropna()
+        ratios = at_budget(table, budget)["ratio"].dropna()
         if len(ratios):
-            texts.append(f"B={budget} {ratios.median():.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
+            span = f"({ratios.min():.2f} to {ratios.max():.2f})"
+            texts.append(f"{budget_words(budget, 'B=')} {ratios.median():.2f} {span}")
     return f"Prefix error over output error, median of the methods and range: {'; '.join(texts)}."

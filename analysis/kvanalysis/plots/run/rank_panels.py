@@ -5,7 +5,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...drawing.row_panels import ROW_HEIGHT, row_figure, set_left, set_rows
 from ...drawing.style import finish, new_figure
-from ...stats.families import FAMILIES, budgets_of
+from ...stats.families import FAMILIES, at_budget, budget_words, budgets_of
 
 PANEL_GAP = 0.46  # inches between rows of panels: tick labels and titles
 CELL_TEXT = 5.6
@@ -23,9 +23,9 @@ def draw_ranks(ranks, styles, width, note):
     figure, panels = row_figure(width, len(budgets), heights)
     for row, family in zip(panels, shown, strict=True):
         for axes, budget in zip(row, budgets, strict=True):
-            own = ranks[(ranks["family"] == family) & (ranks["budget_tokens"] == budget)]
+            own = at_budget(ranks[ranks["family"] == family], budget)
             _rank_panel(axes, own, orders[family], styles)
-            axes.set_title(f"{family}, B = {budget}", fontsize=6.5)
+            axes.set_title(f"{family}, {budget_words(budget)}", fontsize=6.5)
         set_rows(row[0], orders[family], width)
     for axes in panels[-1]:
         axes.set_xlabel("mean rank")

@@ -7,7 +7,8 @@ from ...budgets.regret import REFERENCE, STATIC, TOPK_GROUP, TOPK_HEAD, ladder
 from ...drawing.row_panels import log_errors, panels_by_budget
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
-from ...stats.families import FAMILIES, has_values
+from ...stats.families import FAMILIES, at_budget, budget_words, budgets_of, has_values
+from .compared import shares_note
 
 RUNGS = (TOPK_HEAD, TOPK_GROUP, STATIC)
 RUNG_DASHES = {TOPK_HEAD: (0, (1, 1.5)), TOPK_GROUP: (0, (4, 2)), STATIC: "-"}
@@ -154,6 +155,7 @@ def _note(run, table):
         " The static oracle cuts the prompt once and keeps every later token, so a streaming method of the"
         " same budget holds fewer tokens.",
         BELOW_ONE,
+        *shares_note(run.rows),
     ]
     missing = sorted(set(REFERENCE.values()) - set(table["rung"]))
     if missing:
@@ -163,10 +165,11 @@ def _note(run, table):
 
 def _caption(table):
     texts = []
-    for budget, own in table[table["rung"] == ""].groupby("budget_tokens"):
-        nearest = own.sort_values("regret").iloc[:3]
+    methods = table[table["rung"] == ""]
+    for budget in budgets_of(methods):
+        nearest = at_budget(methods, budget).sort_values("regret").iloc[:3]
         named = ", ".join(f"{row['label']} {row['regret']:.2f}" for _, row in nearest.iterrows())
-        texts.append(f"B={budget}: {named}")
+        texts.append(f"{budget_words(budget, 'B=')}: {named}")
     below = int((table.loc[table["rung"] == "", "regret"] < 1).sum())
     return f"Lowest regret: {'; '.join(texts)}. Below 1: {below} of {int((table['rung'] == '').sum())}."
 

@@ -36,6 +36,7 @@ from kvanalysis.plots.run.error_vs_bytes import (
     PEAK,
     PROMPT_SHARE,
     WHOLE,
+    asked_of,
     bytes_legend,
     bytes_panel,
     bytes_points,
@@ -118,7 +119,8 @@ def error_vs_bytes(
         return axes
     column = SIZES[size]
     bytes_panel(axes, points, column, run.styles)
-    share_axis(axes, points[column].to_numpy(float))
+    asked = asked_of(points) if column == main_size(points) else ()
+    share_axis(axes, points[column].to_numpy(float), asked)
     _finish(axes, run, *bytes_legend(points, run.styles), legend)
     return axes
 

@@ -97,7 +97,7 @@ def test_the_answer_at_three_shares_is_above_everything_else(request, name):
     first = words(text[text.index("<h1>") : text.index("<details>")])
     assert all(f"{100 * share:g} %" in first for share in SHARES)
     assert "the lowest error" in first
-    assert "significantly worse: it cannot be the best" in first.lower()
+    assert "significantly worse: ruled out as the best" in first.lower()
     assert text.index("the lowest error") < text.index("<figure>") < text.index("teacher-forced")
 
 
@@ -275,6 +275,9 @@ def test_more_methods_than_curves_can_show_are_sorted_in_classes_of_bytes(tmp_pa
     assert places[0] > places[1]  # the lowest error on top
 
 
+COLUMNS_WITH_DISTANCE = (*COLUMNS, "cosine_distance_sq")
+
+
 def asked(name, budget, share, held):
     """Rows of a method that were replayed for a share and hold another one."""
     columns = {"budget_share": share, "total_bytes": held * TOKENS * ROW_BYTES}
@@ -293,6 +296,48 @@ def test_a_run_at_one_share_has_a_panel_at_that_share_and_not_at_a_class(tmp_pat
     assert set(picture.table["bytes_class"]) == {"20 % of the full cache"}
     page = "".join(interactive_page.interactive(frame, styles_of(summarise(frame)), []))
     assert re.findall(r"selected>([^<]*)", page) == ["20 % of the full cache"]
+
+
+def requested(texts):
+    """Points at the shares 10, 20 and 40 % as a run of two methods asks for them."""
+    return [
+        row
+        for name in ("a", "method")
+        for share, budget, held in zip(texts, (71, 142, 284), (0.1, 0.2, 0.4), strict=True)
+        for row in asked(name, budget, share, held * budget / (budget + 1))
+    ]
+
+
+def test_the_axis_of_bytes_has_ticks_at_the_shares_that_were_requested(tmp_path):
+    figures, [picture] = caught_figures(error_vs_bytes, of_shares(tmp_path, requested(["0.1", "0.2", "0.4"])))
+    for figure in figures:
+        inside = [tick for tick in figure.axes[0].get_xticks() if 9 < tick < 45]
+        assert inside == [10, 20, 40]
+        assert "bars: 95 % intervals over layers" in " ".join(text.get_text() for text in figure.texts)
+    assert "Bars: 95 % intervals over layers." in picture.caption
+    assert list(picture.table["asked"]) == ["10", "20", "40"] * 2
+
+
+def test_requested_shares_near_each_other_get_the_usual_ticks(tmp_path):
+    figures, _ = caught_figures(error_vs_bytes, of_shares(tmp_path, requested(["0.1", "0.11", "0.4"])))
+    assert [tick for tick in figures[0].axes[0].get_xticks() if 9 < tick < 45] == [10, 20, 30]
+
+
+def test_a_point_of_two_shares_says_both_as_plain_numbers(tmp_path):
+    _, [picture] = caught_figures(error_vs_bytes, of_shares(tmp_path, requested(["0.1;0.2", "0.3", "0.4"])))
+    assert list(picture.table["asked"])[:3] == ["10;20", "30", "40"]
+
+
+def test_a_long_label_is_no_longer_than_its_panel(tmp_path):
+    rows = [row | {"cosine_distance_sq": 0.1} for row in method_rows("a", {64: 0.3, 256: 0.2})]
+    figures, _ = caught_figures(
+        error_vs_bytes, load(write_results(tmp_path, rows, columns=COLUMNS_WITH_DISTANCE))
+    )
+    for figure in figures:
+        label = figure.axes[0].yaxis.label.get_window_extent()
+        panel = figure.axes[0].get_window_extent()
+        assert figure.bbox.y0 <= label.y0 and label.y1 <= figure.bbox.y1
+        assert label.height <= panel.height
 
 
 def test_a_class_of_points_at_other_sizes_keeps_its_ends(tmp_path):

@@ -45,7 +45,7 @@ def class_rows(points):
     """The point with the lowest error for each class of bytes and label, sorted; columns of `points` and
     `bytes_class`, the class in words."""
     size = "prompt_share" if "prompt_share" in points else "peak_share"
-    asked = [*points["asked"]] if "asked" in points else [()] * len(points)
+    asked = [read_asked(text) for text in points["asked"]] if "asked" in points else [()] * len(points)
     found = Classes(100 * points[size].to_numpy(float), asked, WHOLE[size])
     rows = points.assign(place=found.places).sort_values(["place", "loss"], kind="stable")
     rows = rows.drop_duplicates(["place", "label"]).reset_index(drop=True)
@@ -82,7 +82,19 @@ def asked_shares(rows, of):
     asked = by_share(rows).dropna(subset=["share"])
     budgets = asked["budget_tokens"].fillna(-1).astype(int)
     shares = asked["share"].groupby([asked["label"], budgets]).unique()
-    return {key: tuple(round(100 * share, 9) for share in sorted(each)) for key, each in shares.items()}
+    return {
+        key: tuple(round(100 * float(share), 9) for share in sorted(each)) for key, each in shares.items()
+    }
+
+
+def asked_text(shares):
+    """Shares in per cent as a cell of a table: "10;20"."""
+    return ";".join(f"{share:.12g}" for share in shares)
+
+
+def read_asked(text):
+    """The shares in a text from `asked_text`."""
+    return tuple(float(part) for part in text.split(";") if part)
 
 
 def _figure(table, styles, note, words, width):

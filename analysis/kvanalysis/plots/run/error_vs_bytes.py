@@ -2,6 +2,8 @@
 more methods than a reader can distinguish as curves, they are drawn as sorted dots in classes of bytes."""
 
 from functools import partial
+from itertools import pairwise
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -14,15 +16,16 @@ from ...answer.sizes import PROMPT, SIZES, default_size
 from ...drawing.budget_axes import MOST_CURVES, above_notes, drawable, frame_errors, top_of
 from ...drawing.end_labels import label_ends, names_room
 from ...drawing.panel_grid import panel_grid
-from ...drawing.room import make_room
+from ...drawing.room import make_room, text_width
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, LEFT, PAGE_WIDTH, finish, new_figure
+from ...drawing.style import COLUMN_WIDTH, LEFT, PAGE_WIDTH, RC, finish, new_figure
 from ...stats.families import FAMILIES, PHASES, family_of, has_values
 from ...stats.intervals import unit_means, used_rows
 from ...stats.summary import INTERVALS
-from .bytes_classes import asked_shares, classes_picture
+from .bytes_classes import asked_shares, asked_text, classes_picture, read_asked
 
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
+APART = 1.4  # ratio of two ticks whose numbers do not touch
 PROMPT_SHARE, PEAK, MEAN = "prompt_share", "peak_share", "mean_share"
 NAMES = {PROMPT_SHARE: "after the cut", PEAK: "at the peak", MEAN: "averaged over steps"}
 WHOLE = {PROMPT_SHARE: "the prompt’s full cache", PEAK: "the full cache", MEAN: "the full cache"}
@@ -34,6 +37,7 @@ COUNTED = {
 HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.5}  # inches
 ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
 LETTERS = 18  # letters of a name in a line
+LONGEST_WORD = 10  # letters
 TITLES, BELOW = 0.28, 0.26  # inches
 FRONT = {"color": "#9A9A9A", "linewidth": 2.6, "alpha": 0.45}
 KEY = ["label", "budget"]
@@ -82,7 +86,8 @@ def bytes_points(run):
     if default_size(run.rows) == PROMPT:
         points[PROMPT_SHARE] = _share_of(SIZES[PROMPT].held, SIZES[PROMPT].full, run.rows, points)
     asked = asked_shares(run.rows, PROMPT if main_size(points) == PROMPT_SHARE else PEAK_BYTES)
-    points["asked"] = [asked.get(key, ()) for key in _keyed(points)[KEY].itertuples(index=False, name=None)]
+    keys = _keyed(points)[KEY].itertuples(index=False, name=None)
+    points["asked"] = [asked_text(asked.get(key, ())) for key in keys]
     return points.assign(**{f"front_{size}": front_numbers(points, size) for size in sizes_of(points)})
 
 
@@ -152,8 +157,7 @@ def phases_figure(points, styles, note, width):
         axes.tick_params(labelbottom=True)
     for axes in panels[-wide:]:
         axes.set_xlabel(f"bytes [% of {WHOLE[size]}]")
-    panels[(high - 1) // 2 * wide].set_ylabel(loss_words(points))
-    share_axis(panels[0], points[size].to_numpy(float))
+    share_axis(panels[0], points[size].to_numpy(float), asked_of(points))
     room = names_room(figure, points["label"].unique(), LETTERS)
     panel = (width - LEFT - wide * room) / wide
     gap = (TITLES + BELOW) / HEIGHT[width]
@@ -162,10 +166,19 @@ def phases_figure(points, styles, note, width):
         HEIGHT[width] * (high + (high - 1) * gap), hspace=gap, wspace=room / panel, top=TITLES,
     )  # fmt: skip
     figure.subplots_adjust(right=1 - room / width)
+    middle = panels[(high - 1) // 2 * wide]
+    middle.set_ylabel(_fitted(figure, loss_words(points), HEIGHT[width]))
     make_room(figure)
     for axes, family in zip(panels, families, strict=True):
         label_ends(axes, _ends(points[points["family"] == family], styles), LETTERS)
     return figure
+
+
+def _fitted(figure, label, height):
+    """The label of y in one line, or in two of about one length if one is longer than `height` inches."""
+    if text_width(figure, [label], RC["axes.labelsize"]) <= height:
+        return label
+    return "\n".join(wrap(label, len(label) // 2 + LONGEST_WORD // 2))
 
 
 def _ends(points, styles):
@@ -196,17 +209,34 @@ def _front(axes, front, size):
     axes.step(at, error, where="post", zorder=1, **FRONT)
 
 
-def share_axis(axes, shares):
-    """The logarithmic x axis for `shares` of the full cache, in per cent."""
+def asked_of(points):
+    """The shares, in per cent, that points of the main size were requested at."""
+    return sorted({share for text in points["asked"] for share in read_asked(text)})
+
+
+def share_axis(axes, shares, asked=()):
+    """The logarithmic x axis for `shares` of the full cache, in per cent, with ticks at those in `asked`."""
     low, high = 100 * np.nanmin(shares), 100 * np.nanmax(shares)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.25, high * 1.15)
     axes.xaxis.set_major_locator(
-        FixedLocator([share for share in SHARES if low / 1.25 <= share <= high * 1.15])
+        FixedLocator([share for share in share_ticks(asked) if low / 1.25 <= share <= high * 1.15])
     )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def share_ticks(asked):
+    """Ticks in per cent: the shares that were requested, and those of SHARES that are not near one; if
+    requested shares are so near each other that their numbers would touch, SHARES alone."""
+    if any(larger < APART * share for share, larger in pairwise(asked)):
+        return SHARES
+    return sorted({*asked, *(each for each in SHARES if not any(_near(each, share) for share in asked))})
+
+
+def _near(one, other):
+    return max(one, other) < APART * min(one, other)
 
 
 FRONT_TEXT = "Pareto front of all phases: no point has both lower error and fewer bytes"
@@ -221,8 +251,9 @@ def bytes_legend(points, styles):
 
 def _note(points):
     parts = [
-        "Points of a curve are its budgets. Bytes: everything that is stored for one kv head (keys, values,"
-        f" weights, scores, sketches, indices) {COUNTED[main_size(points)]}."
+        "Points of a curve are its budgets; bars: 95 % intervals over layers. Bytes: everything that is"
+        " stored for one kv head (keys, values, weights, scores, sketches, indices)"
+        f" {COUNTED[main_size(points)]}."
     ]
     if points["oracle"].any():
         parts.append("Dashed: oracles, which no cache can match; they are not in the front.")
@@ -238,11 +269,11 @@ def _left_out(run, points):
 
 
 def _caption(points):
-    """The front in words: share, label, budget, error."""
+    """The front in words: share, label, budget, error; and what the bars are."""
     size = main_size(points)
     front = points[points[f"front_{size}"].notna()].sort_values(size)
     named = "; ".join(_named(row, size) for row in front.to_dict("records"))
-    return f"{FRONT_TEXT[0].upper()}{FRONT_TEXT[1:]}: {named}."
+    return f"{FRONT_TEXT[0].upper()}{FRONT_TEXT[1:]}: {named}. Bars: 95 % intervals over layers."
 
 
 def _named(row, size):

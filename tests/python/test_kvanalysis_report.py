@@ -23,6 +23,7 @@ from kvanalysis.page.untestable import untestable_claims
 from kvanalysis.plots import pictures_of
 from kvanalysis.plots.run import error_vs_budget, error_vs_bytes
 from kvanalysis.stats.format import significant, table_cells
+from kvanalysis.stats.intervals import mean_interval, size_interval
 from kvanalysis.stats.summary import summarise
 from kvreplay.program import main
 from kvreplay_cli import ROOMS
@@ -138,8 +139,33 @@ def test_the_page_states_the_source_of_its_numbers(whole_run):
 
 
 def test_the_page_shows_the_notes_of_the_run_once(whole_run):
-    assert whole_run.text.count("What these numbers cannot show") == 1
+    assert whole_run.text.count("What these numbers c") == 1
     assert whole_run.text.count("what the engine notes") == 1
+
+
+def test_the_name_of_a_text_does_not_read_as_a_count(tmp_path, no_pictures):
+    one = page(tmp_path / "one", [fake_row(prompt="0")]).text
+    assert "name of the text" in one and "texts (prompts)" not in one
+    assert "names of the texts" in page(tmp_path / "two", [fake_row(prompt="0"), fake_row(prompt="1")]).text
+
+
+def test_the_picture_stays_until_the_figure_is_drawn():
+    loaded = interactive_script.GLUE.partition("Promise.all")
+    assert "still.hidden = true" not in loaded[0]
+    assert 0 < loaded[2].index("draw()") < loaded[2].index("still.hidden = true")
+
+
+def test_no_interval_of_an_error_is_negative():
+    errors = [0.001, 0.001, 0.001, 0.001, 0.5]
+    mean, low, high = mean_interval(errors)
+    assert low < 0 and size_interval(errors) == (mean, 0, high)
+    assert size_interval([*errors, -0.1]) == mean_interval([*errors, -0.1])  # a difference
+    assert np.isnan(size_interval([0.1])[1])
+
+
+def test_the_page_shows_no_negative_interval_of_an_error(tmp_path, no_pictures):
+    rows = [fake_row(layer=i, rel_err=e) for i, e in enumerate([0.001, 0.001, 0.001, 0.001, 0.5])]
+    assert re.search(r"\b0 … 0\.\d+", page(tmp_path, rows).text)
 
 
 def test_a_run_without_meta_says_that_its_origin_is_not_recorded(tmp_path, no_pictures):

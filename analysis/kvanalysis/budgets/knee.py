@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from ..stats.intervals import UNIT, mean_interval, unit_means, used_rows
+from ..stats.intervals import UNIT, size_interval, unit_means, used_rows
 
 KNEE_DEPTH = 0.1  # share of the chord's height: shallower bends are straight lines with noise
 
@@ -55,7 +55,7 @@ def mean_curves(frame, measure="rel_err_out_mean"):
     rows = []
     for label, own in unit_errors(frame, measure).groupby(level="label", sort=True):
         by_budget = dict(list(own.groupby(level="budget_tokens", sort=True)))
-        means = [mean_interval(errors) for errors in by_budget.values()]
+        means = [size_interval(errors) for errors in by_budget.values()]
         at, _, depth = knee(list(by_budget), [mean for mean, _, _ in means])
         rows += [
             (label, float(budget), *mean, len(errors), at, depth)

@@ -110,10 +110,12 @@ function draw() {
 
 Bokeh.logger.set_level("warn");  // otherwise it logs to the console when idle
 const live = document.getElementById("live"), still = document.getElementById("static");
-live.hidden = false;
-still.hidden = true;
+live.hidden = false;  // Bokeh needs its width; it has no height until the figure replaces the picture
+live.className = "waiting";
 Promise.all(told.items.map(item => Bokeh.embed.embed_item(item))).then(() => {
   draw();
+  still.hidden = true;
+  live.className = "";
   for (const select of live.querySelectorAll("select")) select.addEventListener("change", draw);
 }).catch(problem => { live.hidden = true; still.hidden = false; throw problem; });
 """

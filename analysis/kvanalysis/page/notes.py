@@ -12,7 +12,7 @@ def notes_section(frame):
     texts = [each.text for each in notes_of(frame.attrs.get("meta", {}))]
     if not texts:
         return Html("")
-    shown = note("What these numbers cannot show", texts[:SHOWN])
+    shown = note("", texts[:SHOWN])
     rest = "".join(f"<li>{html(text)}</li>" for text in texts[SHOWN:])
     return Html(
         shown + ("\n" + folded(f"{len(texts) - SHOWN} more notes", f"<ul>{rest}</ul>") if rest else "")

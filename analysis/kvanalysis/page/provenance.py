@@ -38,11 +38,11 @@ def config_text(meta):
 
 def data_facts(rows):
     """(name, value) pairs of the rows of one trace."""
-    used = int((rows["status"] == "ok").sum())
+    used, texts = int((rows["status"] == "ok").sum()), sorted(rows["prompt"].unique())
     return [
         ("model", ", ".join(sorted(rows["model"].unique())) or "not recorded"),
         ("trace", rows["trace_id"].iloc[0]),
-        ("texts (prompts)", _listed(sorted(rows["prompt"].unique()))),
+        ("name of the text" if len(texts) == 1 else "names of the texts", _listed(texts)),
         ("layers", _listed(sorted(rows["layer"].unique()))),
         ("heads", f"{len(rows.drop_duplicates(UNIT))} (prompt, layer, kv head) units"),
         ("tokens", f"{_span(rows['n_tokens'])}, {_span(rows['n_prefill'])} of them in the prompt"),

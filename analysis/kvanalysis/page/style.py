@@ -45,6 +45,7 @@ figure h3 { margin: 1.2rem 0 .3rem; }
 .answers small { color: #5a5a5a; }
 .choices { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; font-size: .9rem; }
 .choices label { min-width: 0; max-width: 100%; } .choices select { font: inherit; max-width: 100%; }
+.waiting { height: 0; overflow: hidden; }
 .plots { display: flex; flex-wrap: wrap; gap: .5rem; } .plot { flex: 1 1 22rem; min-width: 0; }
 nav ul { columns: 22rem; column-gap: 2rem; padding-left: 1.2rem; margin: .4rem 0; font-size: .92rem; }
 nav li { break-inside: avoid; } nav li li { font-size: .95em; } nav ul ul { columns: auto; }

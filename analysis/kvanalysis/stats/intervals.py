@@ -42,7 +42,7 @@ def head_points(rows: pd.DataFrame, measure: str, by: list[str]) -> pd.DataFrame
     units = unit_means(used_rows(rows), [measure], by)[measure].dropna()
     table = []
     for key, values in units.groupby(level=list(range(len(by))), sort=True):
-        mean, low, high = mean_interval(values.droplevel(list(range(len(by)))))
+        mean, low, high = size_interval(values.droplevel(list(range(len(by)))))
         place = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True))
         table.append(place | {"y": mean, "low": low, "high": high, "n_units": len(values)})
     return pd.DataFrame(table, columns=[*by, "y", "low", "high", "n_units"])
@@ -68,6 +68,12 @@ def mean_interval(values, blocks=None, level=LEVEL) -> tuple[float, float, float
         return np.nan, np.nan, np.nan
     found = mean_intervals(values[:, None], blocks, level)
     return tuple(float(each[0]) for each in found)
+
+
+def size_interval(values, blocks=None) -> tuple[float, float, float]:
+    """mean_interval of errors, bytes and the like: if no value is negative, no end is."""
+    mean, low, high = mean_interval(values, blocks)
+    return mean, (max(low, 0.0) if np.all(np.asarray(values) >= 0) else low), high
 
 
 def mean_intervals(values, blocks=None, level=LEVEL) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.notes import notes_of
-from .intervals import UNIT, mean_interval, paired_difference, unit_means, used_rows
+from .intervals import UNIT, paired_difference, size_interval, unit_means, used_rows
 
 # Measures with an interval, and the prefix of its ends' columns; tables of older versions lack the second
 # measure.
@@ -68,7 +68,7 @@ def _over_units(units):
     groups = units.groupby(level="group", sort=True)
     table = groups[list(MEASURES)].mean()
     for measure, name in INTERVALS.items():
-        ends = {group: mean_interval(values)[1:] for group, values in groups[measure]}
+        ends = {group: size_interval(values)[1:] for group, values in groups[measure]}
         table[f"{name}_low"] = pd.Series({group: low for group, (low, _) in ends.items()}, dtype=float)
         table[f"{name}_high"] = pd.Series({group: high for group, (_, high) in ends.items()}, dtype=float)
     table["n_rows"], table["n_units"], table["n_seeds"] = (

@@ -28,7 +28,7 @@ from ...drawing.style import COLOURS, COLUMN_WIDTH, ORACLE_COLOURS, PAGE_WIDTH, 
 from ...errors import ConfigError, ResultsError
 from ...loss.predicted import Losses, losses_of
 from ...stats.families import at_budget, budgets_of
-from ...stats.intervals import by_trace, mean_interval, used_rows
+from ...stats.intervals import by_trace, size_interval, used_rows
 from ...stats.words import BAND_NOTE, count, replay_note
 
 ROW_HEIGHT, EDGE = 0.17, 0.2  # inches
@@ -155,7 +155,7 @@ def _ceilings(rows: pd.DataFrame, asked: Question, losses: Losses | None, measur
         return []
     asked = replace(asked, column=column_of(rows, None if measure == NATS else measure))
     values = _on_heads(oracles, asked)
-    numbers = {label: mean_interval(each) for label, each in values.items()}
+    numbers = {label: size_interval(each) for label, each in values.items()}
     told = nats_at(losses, oracles, asked)
     if measure == NATS:
         numbers = {row.Index: tuple(row)[1:] for row in told.itertuples() if row.Index in values}

@@ -14,7 +14,7 @@ from ...data.extras import extra
 from ...drawing.panel_grid import draw_empty_note, finish_grid, panel_grid
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, RC, new_figure, styles_for
-from ...stats.intervals import mean_interval, unit_means, used_rows
+from ...stats.intervals import size_interval, unit_means, used_rows
 from ...stats.paired import lower_everywhere
 from ...stats.words import BAND_NOTE, replay_note
 
@@ -54,7 +54,7 @@ def means(frame, measures):
     for measure in measures:
         units = unit_means(used, [measure], ["budget_tokens", "label"])[measure].dropna()
         for key, values in units.groupby(level=["budget_tokens", "label"]):
-            mean, low, high = mean_interval(values)
+            mean, low, high = size_interval(values)
             rows.append((measure, *key, mean, low, high, len(values), int(cells[key])))
     columns = ["measure", "budget_tokens", "label", "mean", "low", "high", "n_heads", "n_cells"]
     table = pd.DataFrame(rows, columns=columns)

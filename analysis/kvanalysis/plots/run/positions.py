@@ -99,6 +99,7 @@ def _quarters(rows):
 
 def _part(label, position, values, blocks):
     mean, low, high = mean_intervals(values, blocks)
+    low = np.maximum(low, 0)  # no error is negative
     return pd.DataFrame(
         {
             "label": label,

@@ -7,7 +7,7 @@ from ...drawing.row_panels import log_errors, panels_by_budget
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import at_budget, budget_columns, budget_words, budgets_of, has_values
-from ...stats.intervals import mean_interval, unit_means, used_rows
+from ...stats.intervals import size_interval, unit_means, used_rows
 from .compared import shares_note
 
 WHOLE, PREFIX = "rel_err_out_mean", "rel_err_prefix_mean"
@@ -36,7 +36,7 @@ def data(run):
         units = unit_means(rows, [WHOLE, PREFIX])
         row = {**budget_columns(budget), "label": label, "n_units": len(units)}
         for name in (WHOLE, PREFIX):
-            row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(units[name])
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = size_interval(units[name])
         found.append(row | {"ratio": row[PREFIX] / row[WHOLE] if row[WHOLE] > LEAST else float("nan")})
     return pd.DataFrame(found) if found else None
 

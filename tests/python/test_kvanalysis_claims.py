@@ -52,6 +52,15 @@ def test_sinks_help_the_window_if_the_layers_agree(tmp_path):
     assert found.data == "5 kv heads of 5 layers, 1 text, SmolLM2-135M-Instruct, 256 decode rows each"
 
 
+def test_a_claim_is_tested_at_the_share_at_which_methods_hold_different_numbers_of_tokens(tmp_path):
+    rows = cells("window", [0.8, 0.9, 1.0, 1.1, 1.2], 64, budget_share="0.2")
+    rows += cells("streaming_llm", [0.5] * 5, 61, budget_share="0.2")
+    decided, _ = ruled(load(write_results(tmp_path, rows, columns=[*COLUMNS, "budget_share"])))
+    [found] = [one for one in decided if one.claim == SINKS]
+    assert found.outcome == HOLDS
+    assert "20 %: 0.5 against 1 [-0.7, -0.3], 5/0/0" in found.numbers
+
+
 def test_a_contradicted_claim_fails_and_an_interval_across_zero_is_undecided(tmp_path):
     worse = judged(tmp_path / "a", cells("window", around(0.5)) + cells("streaming_llm", around(1.0)))
     assert worse[SINKS].outcome == FAILS

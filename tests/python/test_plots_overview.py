@@ -269,6 +269,15 @@ def test_ranks_and_pairs_are_those_of_the_heads(tmp_path):
     assert cells[0][2] == ("a", "a")
 
 
+def test_the_map_of_errors_says_that_the_answer_can_have_another_order(tmp_path):
+    rows = [row for layer in range(5) for row in heads("a", [0.1, 0.2], layer=layer)]
+    told = "The answer ranks by the squared cosine distance"
+    for folder, more, said in (("old", {}, False), ("new", {"cosine_distance_sq": 0.1}, True)):
+        found = frame(tmp_path / folder, [row | more for row in rows])
+        [figure, _], _ = caught_figures(layer_head_map, found, widths=2)
+        assert (told in " ".join(" ".join(text.get_text() for text in figure.texts).split())) is said
+
+
 def test_stream_and_oneshot_methods_are_ranked_separately(tmp_path):
     rows = [row for m in "ab" for row in heads(m, [0.1, 0.2]) + heads(m, [0.1, 0.2], ONESHOT)]
     figures, table = drawn(rank_table, tmp_path, rows)

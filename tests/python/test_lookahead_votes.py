@@ -176,8 +176,9 @@ REFUSED = [
     (
         GENERATED | {"lookahead": ROWS},
         {"prefill": P - 10},
-        f"rows are generated behind its first {P} tokens, and the prompt that is replayed has {P - 10}: give "
-        f"prefill {P}, or record it with `kvreplay record --lookahead` at that length",
+        f"laq needs rows generated after {P - 10} tokens, the replayed prompt, but t.h5 holds some after {P} "
+        "(layers 0, 1): leave out replay.prefill, or record it with `kvreplay record --lookahead` at that"
+        " length",
     ),
 ]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvanalysis.data.shares import Share, shares_of
 from kvanalysis.drawing import head_maps
-from kvanalysis.drawing.budget_axes import drawable, handle, set_error_axis
+from kvanalysis.drawing.budget_axes import drawable, frame_errors, handle, set_error_axis
 from kvanalysis.drawing.outside import fit_labels, legend_outside
 from kvanalysis.drawing.panel_grid import draw_empty_note
 from kvanalysis.drawing.style import RC
@@ -119,9 +119,10 @@ def error_vs_bytes(
         return axes
     column = SIZES[size]
     bytes_panel(axes, points, column, run.styles)
+    frame_errors(axes, points["loss"])
     asked = asked_of(points) if column == main_size(points) else ()
     share_axis(axes, points[column].to_numpy(float), asked)
-    _finish(axes, run, *bytes_legend(points, run.styles), legend)
+    _finish(axes, run, *bytes_legend(points, column, run.styles), legend)
     return axes
 
 

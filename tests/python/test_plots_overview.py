@@ -496,3 +496,16 @@ def test_odd_results_are_drawn_or_left_out(tmp_path, rows):
             assert len(picture.table)
             for _, width in picture.widths:
                 picture.draw(width).draw_without_rendering()
+
+
+def test_panels_of_one_share_hold_every_bar_and_no_empty_legend(tmp_path):
+    """The first panel must not fix the axis that all share; one point alone is no front."""
+    rows = [
+        fake_row(method, phase, kv_head=0, layer=layer, rel_err=error * (1 + layer % 3))
+        for method, error, phase in (("h2o", 0.2, None), ("snapkv", 0.5, ONESHOT))
+        for layer in range(6)
+    ]
+    figures, (picture,) = caught_figures(error_vs_bytes, frame(tmp_path, rows), widths=1)
+    top = picture.table["loss_high"].max()
+    assert all(axes.get_ylim()[1] >= top for axes in figures[0].axes)
+    assert not figures[0].legends[0].get_texts()

@@ -157,12 +157,14 @@ def phases_figure(points, styles, note, width):
         axes.tick_params(labelbottom=True)
     for axes in panels[-wide:]:
         axes.set_xlabel(f"bytes [% of {WHOLE[size]}]")
+    frame_errors(panels[0], points["loss"])  # once all panels are drawn, as they share their axes
     share_axis(panels[0], points[size].to_numpy(float), asked_of(points))
     room = names_room(figure, points["label"].unique(), LETTERS)
     panel = (width - LEFT - wide * room) / wide
     gap = (TITLES + BELOW) / HEIGHT[width]
+    front = [FRONT_TEXT] if has_front(points, size) else []
     finish(
-        figure, [Line2D([], [], **FRONT)], [FRONT_TEXT], note,
+        figure, [Line2D([], [], **FRONT) for _ in front], front, note,
         HEIGHT[width] * (high + (high - 1) * gap), hspace=gap, wspace=room / panel, top=TITLES,
     )  # fmt: skip
     figure.subplots_adjust(right=1 - room / width)
@@ -200,7 +202,11 @@ def bytes_panel(axes, points, size, styles, own=None):
         axes.vlines(at, low, high, color=styles[label].colour, linewidth=0.6, alpha=0.6)
         styles[label].curve(axes, at, error, hollow, 3.4, linewidth=0.8, alpha=0.8)
     _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
-    frame_errors(axes, points["loss"])
+
+
+def has_front(points, size):
+    """Whether the front is a line: one point alone has none."""
+    return points[f"front_{size}"].notna().sum() > 1
 
 
 def _front(axes, front, size):
@@ -242,11 +248,12 @@ def _near(one, other):
 FRONT_TEXT = "Pareto front of all phases: no point has both lower error and fewer bytes"
 
 
-def bytes_legend(points, styles):
-    """Handles and texts, the largest error first, the front last."""
+def bytes_legend(points, size, styles):
+    """Handles and texts, the largest error first, the front over `size` last."""
     worst_first = points.groupby("label")["loss"].mean().sort_values(ascending=False).index
-    front = Line2D([], [], **FRONT)
-    return [*(styles[label].handle() for label in worst_first), front], [*worst_first, "Pareto front"]
+    front = ["Pareto front"] if has_front(points, size) else []
+    handles = [styles[label].handle() for label in worst_first]
+    return [*handles, *(Line2D([], [], **FRONT) for _ in front)], [*worst_first, *front]
 
 
 def _note(points):

@@ -56,7 +56,7 @@ def budgets_of(rows):
     if "budget_tokens" not in rows:
         return shares_of(rows)
     tokens = rows.loc[without_share(rows), "budget_tokens"].dropna().astype(int).unique()
-    return [*shares_of(rows), *sorted(tokens)]
+    return [*shares_of(rows), *sorted(int(each) for each in tokens)]  # JSON does not know numpy's
 
 
 def middle_budget(rows):

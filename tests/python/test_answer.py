@@ -517,3 +517,10 @@ def test_bytes_are_drawn_against_the_ranking_measure(tmp_path):
     older = bytes_points(OneTrace(load(write_results(tmp_path / "b", rows)))).set_index("label")
     assert older["measure"].unique().tolist() == ["rel_err_out_mean"]
     assert older["loss"].idxmin() == "tova"
+
+
+def test_the_interval_of_an_error_ends_at_zero(tmp_path):
+    rows = method_rows("h2o", 1.0) + method_rows("tova", 1.0)
+    rows[-1] |= {"rel_err_out_mean": 50.0}  # one layer decides the mean, and its interval reaches below 0
+    row = row_of(answered(tmp_path, rows), "tova")
+    assert (row["low"], row["high"] > 20) == (0, True)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from ..stats.intervals import BLOCK, LEVEL, block_errors, mean_interval, two_sided_p
+from ..stats.intervals import BLOCK, LEVEL, block_errors, mean_interval, size_interval, two_sided_p
 from ..stats.paired import compare_units
 
 # The root mean square of ln(measured ratio / predicted ratio) of two methods at one text and budget, over
@@ -68,7 +68,7 @@ def by_heads(values: dict[str, pd.Series]) -> Contest:
     models the test of ratios finds many more significant pairs, and fewer of them contradict the order of
     the model's own loss (docs/statistics.md).
     """
-    losses = {label: _not_negative(*mean_interval(own)) for label, own in values.items()}
+    losses = {label: size_interval(own) for label, own in values.items()}
     pairs = {
         (a, b): pair for a, b in combinations(values, 2) if (pair := _pair(values[a], values[b])) is not None
     }
@@ -77,11 +77,6 @@ def by_heads(values: dict[str, pd.Series]) -> Contest:
         more = values[label].sub(values[contest.ranked[0]]).groupby(level=BLOCK).mean().gt(0).sum()
         contest.layers_more[label] = int(more)
     return contest
-
-
-def _not_negative(mean: float, low: float, high: float) -> tuple[float, float, float]:
-    """Student's interval of errors, cut at 0: no mean of errors is below."""
-    return mean, max(low, 0.0) if mean >= 0 else low, high
 
 
 def _pair(first: pd.Series, second: pd.Series) -> Pair | None:

@@ -1,4 +1,4 @@
-"""An answer in words: a sentence to quote, its limits, and its table."""
+"""An answer in words: a sentence to quote, and its limits."""
 
 from typing import TYPE_CHECKING
 
@@ -7,11 +7,12 @@ from kvbase.selections import layer_words
 from scipy.special import stdtrit
 
 from ..stats.families import ONESHOT, STREAM
-from ..stats.format import ABSENT, aligned, interval, percent, significant
+from ..stats.format import aligned, interval, significant
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 from ..stats.words import count
 from .measures import DEFAULT, MAIN, NATS, words_of
 from .sizes import PEAK, PROMPT
+from .table import cells
 
 if TYPE_CHECKING:
     from .compare import Answer
@@ -41,21 +42,6 @@ ORDERS = {  # how well a measure ranks methods of one budget: agreement with the
 }
 TWICE = 2  # an error larger by this factor and yet not significantly larger needs an explanation
 MOST_LAYERS = 200  # a larger number of layers is no useful advice
-LEAST_P = 1e-3  # smaller probabilities rest on the tails of a distribution that nobody knows so well
-SHARE = "% of full"  # the column at the peak; other sizes have names of their own
-HEADER = (
-    *(
-        "method",
-        "error",
-        "95 % interval",
-        SHARE,
-        "times the first",
-        "95 % of that",
-        "in layers",
-        "p",
-    ),
-    *("significant", "phase", "how"),
-)
 
 
 def sentence(answer: "Answer") -> str:
@@ -320,60 +306,6 @@ def _phase_caveat(answer: "Answer", rows) -> list[str]:
 
 def _agreement_caveat(answer: "Answer") -> list[str]:
     return [ORDERS[answer.measure]] if answer.measure in ORDERS and len(answer.compared) > 1 else []
-
-
-def cells(answer: "Answer"):
-    """(header, rows) of the ranking, as `stats.format.aligned` expects them."""
-    rows = []
-    for row in answer.ranking.itertuples():
-        label = f"{row.name} = {row.equals}" if row.equals else row.name
-        apart = ABSENT if np.isnan(row.error) or row.Index == 0 else "yes" if row.decided else "no"
-        rows.append(
-            [
-                (label, label), (significant(row.error), row.error),
-                (interval(row.low, row.high), row.low), (percent(row.share), row.share),
-                (significant(row.ratio), row.ratio),
-                (interval(row.ratio_low, row.ratio_high), row.ratio_low),
-                _layers(row, answer), (_probability(row.p), row.p), (apart, apart), (row.family, row.family),
-                (row.how, row.how),
-            ]
-        )  # fmt: skip
-    header = [answer.size.column if name == SHARE else name for name in HEADER]
-    if answer.measure == NATS:
-        return _cells_by_nats(answer, header, rows)
-    if answer.ranking["nats"].isna().all():
-        return header, rows
-    told = [
-        [(significant(row.nats), row.nats), (interval(row.nats_low, row.nats_high), row.nats_low)]
-        for row in answer.ranking.itertuples()
-    ]
-    return [*header[:3], "predicted nats", "95 % of these", *header[3:]], [
-        [*row[:3], *nats, *row[3:]] for row, nats in zip(rows, told, strict=True)
-    ]
-
-
-def _probability(p: float) -> str:
-    return f"<{LEAST_P:g}" if p < LEAST_P else significant(p)
-
-
-def _cells_by_nats(answer: "Answer", header, rows):
-    """The ranking by nats: the count of layers means nothing here, the measure of heads replaces it."""
-    at = header.index("in layers")
-    names = {
-        "error": "predicted nats",
-        "in layers": "distance",
-    }
-    distances = [(significant(value), value) for value in answer.ranking["distance"]]
-    return [names.get(name, name) for name in header], [
-        [*row[:at], distance, *row[at + 1 :]] for row, distance in zip(rows, distances, strict=True)
-    ]
-
-
-def _layers(row, answer: "Answer"):
-    """The number of layers in which a method's error is larger than the first's."""
-    if np.isnan(row.error) or row.Index == 0:
-        return ABSENT, None
-    return f"{row.layers_more:.0f} of {answer.n_blocks}", row.layers_more
 
 
 def text(answers: "list[Answer]") -> str:

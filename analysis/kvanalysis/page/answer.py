@@ -5,9 +5,10 @@ import pandas as pd
 from ..answer.compare import compare_at
 from ..answer.measures import NATS
 from ..answer.sizes import PEAK, default_size
-from ..answer.words import basis, capital, caveats, cells, headline, left_out, verdict
+from ..answer.table import cells
+from ..answer.words import basis, capital, caveats, headline, left_out, verdict
 from ..data.confirmed import confirmed, whole_rows
-from ..data.shares import by_share
+from ..data.shares import shares_of
 from ..errors import KvreplayError
 from ..predict.instances import LOSS
 from ..stats.families import spread
@@ -30,8 +31,7 @@ def answer_section(frame, summary, predicted=None):
     """Parts of the section: a sentence for each share that the run was asked for (else for SHARES), of the
     bytes that it was asked for; below, folded, the ranking and its limits. `predicted`: the table's Losses,
     or None."""
-    asked = by_share(frame)["share"].dropna()
-    shares = spread(sorted(asked.unique()), len(SHARES)) or SHARES
+    shares = spread([each.value for each in shares_of(frame)], len(SHARES)) or SHARES
     of = default_size(frame)
     found = [_answer(frame, share, of, predicted) for share in shares]
     answers = [each for each in found if not isinstance(each, str)]

@@ -22,7 +22,7 @@ took=$((SECONDS - start))
 echo "figures: $took s"
 "$KVREPLAY_PYTHON" -m kvreplay report "$out"
 [ $took -le $LIMIT_S ] || { echo "the figures took $took s, more than $LIMIT_S s" >&2; exit 1; }
-"$KVREPLAY_PYTHON" docs/generate.py --check --sample
+"$KVREPLAY_PYTHON" apps/tools/generate_docs.py --check --sample
 ctest --preset asan -R cpp_device
 bash tests/readme.sh
 bash tests/fuzz.sh $FUZZ_RUNS

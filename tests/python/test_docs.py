@@ -16,8 +16,8 @@ from kvanalysis.stats.claims import read_claims
 from kvanalysis.study.config import read_study
 from kvreplay_cli import ROOT, kvreplay
 
-sys.path.insert(0, str(ROOT / "docs"))
-import generate
+sys.path.insert(0, str(ROOT / "apps/tools"))
+import generate_docs as generate
 
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")),
@@ -32,13 +32,16 @@ PICTURE_BYTES, ALL_PICTURES_BYTES = 40_000, 700_000
 
 def test_the_methods_table_and_page_match_the_program():
     done = subprocess.run(
-        [sys.executable, ROOT / "docs/generate.py", "--check"], capture_output=True, text=True, check=False
+        [sys.executable, ROOT / "apps/tools/generate_docs.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0, done.stdout + "run docs/generate.py"
+    assert done.returncode == 0, done.stdout + "run apps/tools/generate_docs.py"
 
 
 def test_the_page_of_performance_has_the_numbers_of_its_files():
-    words = [sys.executable, ROOT / "docs/generate_performance.py", "--check"]
+    words = [sys.executable, ROOT / "apps/tools/generate_performance.py", "--check"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -205,7 +208,7 @@ def test_every_explanation_has_a_picture_a_formula_a_reading_and_a_trap():
 
 
 def test_the_numbers_in_the_pictures_are_those_of_the_sample_trace():
-    words = [sys.executable, ROOT / "docs/draw_measures.py", "--check"]
+    words = [sys.executable, ROOT / "apps/tools/draw_measures.py", "--check"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

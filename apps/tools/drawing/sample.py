@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from kvanalysis.data.arrays import Recorded
 
-TRACE = Path(__file__).resolve().parents[2] / "traces/samples/smollm2-135m.h5"
+TRACE = Path(__file__).resolve().parents[3] / "traces/samples/smollm2-135m.h5"
 LAYERS = (0, 3, 7, 11, 15, 18, 21, 23, 26, 29)
 SINKS = 4
 

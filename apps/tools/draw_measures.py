@@ -1,6 +1,6 @@
 """Draws the pictures of docs/measures_explained.md from the sample trace or from small exact examples.
 
-usage: docs/draw_measures.py [--check]
+usage: apps/tools/draw_measures.py [--check]
 Writes docs/pictures/NAME.png, and the numbers in the pictures to docs/pictures/numbers.json. --check writes
 nothing: it computes the numbers again and exits 1 if one differs by more than a millionth, or a picture is
 missing.
@@ -11,8 +11,8 @@ import math
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "analysis")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "apps/tools"), str(ROOT / "analysis")]
 
 from drawing import clusters, errors, memory, sets, sparsity, statistics  # noqa: E402
 from drawing.canvas import save  # noqa: E402

@@ -158,7 +158,7 @@ Cell scoring_cell(const Cell& like) {
     own.options = own.values.default_options();
     cell.budget = {};  // if the budget is itself a share, it is a share of the scorer's rule
   }
-  if (like.variant->values.shared_over() == SharedOver::none && like.options().allocator == Allocator::cake) {
+  if (like.variant->values.traits().shared_over == SharedOver::none && like.options().allocator == Allocator::cake) {
     own.values = values_of(like, "cake");
     own.options = own.values.default_options();
     const int32_t protects = window_of(like, like.budget.tokens);

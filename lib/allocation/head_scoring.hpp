@@ -19,7 +19,7 @@ struct Scoring {
   std::map<std::pair<int32_t, int32_t>, TokenLists> cuts = {};
 
   // Whether a rule over the whole model reads every score. A rule over a layer always may.
-  bool by_scores() const { return cell.method().host.shares != nullptr; }
+  bool by_scores() const { return cell.variant->values.traits().share_reads_scores; }
   bool needs(int32_t layer) const { return lost.empty() && (over == SharedOver::model || layer == cell.place.layer); }
 };
 

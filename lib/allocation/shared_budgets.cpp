@@ -49,7 +49,7 @@ bool fits(const Cell& cell) { return cell.budget.tokens >= cell.extent.prompt_to
 // False for heads that exchange scores but keep equal budgets.
 bool divides_budget(const Cell& cell) {
   const MethodValues& values = cell.variant->values;
-  return values.shares_budget() || values.shared_over() == SharedOver::none;
+  return values.shares_budget() || values.traits().shared_over == SharedOver::none;
 }
 
 // One budget and the cells that share it: those of a method instance, budget and seed on one layer or in one model.

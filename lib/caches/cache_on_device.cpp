@@ -11,15 +11,15 @@ namespace kvreplay {
 template <class Real>
 void CacheReplay<Real>::keep_account(int32_t t, const StepRecord& s, bool scored) {
   const HeadShape shape = cache_.shape();
-  const bool chooses = setup_.method.chooses();
+  const bool chooses = setup_.method.traits().chooses;
   if (t >= stream_.prompt) {
     keeper_.attended(s.attended.rows, formatter_.payload_of(shape, s.attended), !chooses);
     if (chooses && scored) keeper_.read(formatter_.payload_of(shape, s.read).bytes);
   }
   if (t >= stream_.prompt - 1)
     keeper_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised, formatter_.payload_of(shape, s.kept),
-                  formatter_.sketch_bytes_of(shape, s.kept), !setup_.method.implied_layout(), observes(), reweighted_,
-                  t == stream_.prompt - 1},
+                  formatter_.sketch_bytes_of(shape, s.kept), !setup_.method.traits().implied_layout, observes(),
+                  reweighted_, t == stream_.prompt - 1},
                  s.extra);
 }
 
@@ -58,7 +58,7 @@ DevicePolicy CacheReplay<Real>::device_policy(const PromptSums& sums, bool prefi
     d.streams_prompt = prompt_streams_, d.observes = observes();
     d.sees_queries = rules_.streaming && m.hooks.has(Hook::observe_queries);
     d.by_head = m.hooks.has(Hook::choose) || m.hooks.has(Hook::observe_prompt) || m.single.observe_heads != nullptr;
-    d.chooses = setup_.method.chooses(), d.heads_differ = heads_differ();
+    d.chooses = setup_.method.traits().chooses, d.heads_differ = heads_differ();
     d.reweights = setup_.options.reweight != Reweight::none, d.split = layout_.split;
     d.moves = moves_positions();
     d.prefix = prefix && !rules_.streaming, d.set = set, d.lists = watch_.kept;
@@ -95,8 +95,8 @@ void CacheReplay<Real>::follow(const DevicePolicyRecord& record, std::span<const
   }
   if (cache_.written() > 0) lists_.reading.partial = true;
   if (!watch_.kept) return;
-  if (!setup_.method.holds_all()) list_record(record.rows, stream_.prompt - 1 - first);
-  if (setup_.method.chooses()) lists_.attended = record.attended;
+  if (!setup_.method.traits().holds_all) list_record(record.rows, stream_.prompt - 1 - first);
+  if (setup_.method.traits().chooses) lists_.attended = record.attended;
 }
 
 // Lists every S_t from step `from` on, or only that one if the cache was cut once.

@@ -36,12 +36,12 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
     session_ = host.open_session(setup_.method.self(), setup_.method.context(), setup_.first_head, watch.audit);
   rules_ = {options.phase == Phase::stream, options.order == Order::evict_then_attend, stream.window,
             options.gqa_aggregate};
-  if (setup_.method.is_bounded(options)) most_kept_ = setup_.method.max_rows();
+  most_kept_ = setup_.method.max_rows(options);
   formatter_ = Formatter<Real>(setup_.coding, stream.stored_bytes, setup_.method.layout().split, coded_.get());
   layout_ = full_layout();
-  if (setup_.method.chooses()) lists_.attended.resize(size_t(heads()));
+  if (setup_.method.traits().chooses) lists_.attended.resize(size_t(heads()));
   lists_.reading = reading_of(setup_.method, options);
-  prompt_streams_ = setup_.prompt_streams || setup_.method.streams_prompt();
+  prompt_streams_ = setup_.prompt_streams || setup_.method.traits().streams_prompt;
   if (prompt_streams_ || host.observe_prompt != nullptr) open_memory();
   open_wrapper();
   merging_ = Merging(options.merge, setup_.rng, stream.tokens);
@@ -70,7 +70,7 @@ Layout CacheReplay<Real>::full_layout() const {
 template <class Real>
 int32_t CacheReplay<Real>::most_merged_rows() const {
   if (setup_.options.merge.rule == Merge::Rule::gaussian) return stream_.prompt;
-  const bool by_budget = setup_.method.takes_budget();
+  const bool by_budget = setup_.method.traits().takes_budget;
   const int64_t kept = most_kept_ >= 0 ? most_kept_ + 1
                        : by_budget     ? setup_.method.context().budget.tokens
                                        : stream_.tokens;
@@ -82,8 +82,8 @@ FastPath CacheReplay<Real>::fast_path() const {
   const Method& m = setup_.method.method();
   const bool as_recorded =
       layout_.own_rows == 0 && !layout_.coded && !layout_.split && layout_.extra_rows == 0 && !moves_positions();
-  const bool own_way =
-      m.hooks.has(Hook::append) || setup_.method.changes_logits() || setup_.method.chooses() || wrapped_.steps();
+  const bool own_way = m.hooks.has(Hook::append) || setup_.method.traits().changes_logits ||
+                       setup_.method.traits().chooses || wrapped_.steps();
   if (own_way || !as_recorded || watch_.audit || stream_.window > 0) return {};
   if (!rules_.streaming) return {prompt_streams_ ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
   if (layout_.weights) return {};
@@ -97,8 +97,8 @@ FastPath CacheReplay<Real>::fast_path() const {
 
 template <class Real>
 int32_t CacheReplay<Real>::most_attended(int32_t tokens) const {
-  const HostHooks& host = setup_.method.method().host;
-  return host.max_rows_read != nullptr ? host.max_rows_read(setup_.method.policy()) : cache_.size() + tokens;
+  const int32_t read = setup_.method.traits().max_rows_read;
+  return read != Traits::kUnbounded ? read : cache_.size() + tokens;
 }
 
 // Most rows that the cache may hold at a time, without written rows: the prompt before its cut, or the policy's bound
@@ -297,7 +297,7 @@ void CacheReplay<Real>::leave(int32_t t, int32_t evicted) {
 template <class Real>
 void CacheReplay<Real>::open_step(int32_t t) {
   if (t >= stream_.prompt) formatter_.code_own(cache_);  // rows of the prompt stay exact while it is read
-  if (t >= stream_.prompt) keeper_.attended(cache_.size(), formatter_.payload(cache_), !setup_.method.chooses());
+  if (t >= stream_.prompt) keeper_.attended(cache_.size(), formatter_.payload(cache_), !setup_.method.traits().chooses);
 }
 
 // Call when S_t is complete, after the prompt and after every step: checks it, codes due rows and updates the account.
@@ -311,7 +311,7 @@ void CacheReplay<Real>::close_step(int32_t t) {
   if (watch_.ages) note_ages(t, cache_.evictions());
   memory_.poison_evicted();
   const bool first_list = lists_.kept.off.size() == 1;
-  if (watch_.kept && !setup_.method.holds_all() && t >= stream_.prompt - 1 && (rules_.streaming || first_list))
+  if (watch_.kept && !setup_.method.traits().holds_all && t >= stream_.prompt - 1 && (rules_.streaming || first_list))
     lists_.add(cache_.tokens(), cache_.nums(), cache_.dens());
 }
 
@@ -339,7 +339,7 @@ ExtraBytes CacheReplay<Real>::extra_bytes() const {
 template <class Real>
 void CacheReplay<Real>::keep_account(int32_t t) {
   keeper_.kept({cache_.size(), cache_.shape().blocks, cache_.evictions(), formatter_.quantised(),
-                formatter_.payload(cache_), formatter_.sketch_bytes(cache_), !setup_.method.implied_layout(),
+                formatter_.payload(cache_), formatter_.sketch_bytes(cache_), !setup_.method.traits().implied_layout,
                 observes(), reweighted_, t == stream_.prompt - 1},
                extra_bytes());
 }

@@ -135,7 +135,8 @@ class CacheReplay {
   using Clock = std::chrono::steady_clock;
   TableCalls<Real> calls() const {
     const Method& m = setup_.method.method();
-    return {const_cast<std::byte*>(setup_.method.policy()), m.host, m.template of<Real>()};
+    return {const_cast<std::byte*>(setup_.method.policy()), m.host, m.template of<Real>(),
+            setup_.method.traits().chooses};
   }
   // The policy's calls, wrapped by the options `wrapper` and `merge`.
   MergedCalls<Real> step_calls() {

@@ -10,7 +10,7 @@ namespace kvreplay {
 ListReading reading_of(const BoundMethod& method, const CommonOptions& options) {
   const Hooks hooks = method.method().hooks;
   const Layout own = method.layout();
-  const bool appends = hooks.has(Hook::append), chooses = method.chooses();
+  const bool appends = hooks.has(Hook::append), chooses = method.traits().chooses;
   // True if the cache after a step equals the set that the step attends to: no later eviction, no change of weights.
   const bool weighs_later = hooks.has(Hook::observe) && own.weights;
   const bool ends_as_attended = options.phase == Phase::stream && !weighs_later &&
@@ -21,8 +21,8 @@ ListReading reading_of(const BoundMethod& method, const CommonOptions& options) 
   const bool joins_unknown = !chooses && !r.attends && appends && own.weights;
   // Rows of one token differ if they were coded in different blocks or at different times.
   const bool unlike_rows = own.extra_rows > 0 && waits(options.row_format);
-  r.partial = method.changes_logits() || (chooses && own.weights) || method.method().single.samples || joins_unknown ||
-              unlike_rows;
+  r.partial = method.traits().changes_logits || (chooses && own.weights) || method.method().single.samples ||
+              joins_unknown || unlike_rows;
   return r;
 }
 

@@ -60,45 +60,29 @@ void MethodValues::set(const ParameterSpec& spec, const std::string& json) {
   if (spec.kind == ParameterSpec::Kind::file) file_ = parse_json_string(json);
   else if (spec.kind == ParameterSpec::Kind::calibration)
     (void)parse_calibration(parse_json_string(json), calibration_);
-  else assign_parameter(spec, json, policy_.data());
+  else assign_parameter(spec, json, policy_.data()), take_traits();
 }
 
 void MethodValues::hear(const std::vector<HeadScores>& heads) {
-  if (host().hear != nullptr) host().hear(policy_.data(), heads);
+  if (host().hear != nullptr) host().hear(policy_.data(), heads), take_traits();
 }
 
-bool MethodValues::takes_budget() const {
-  return method_->info.takes_budget && !(host().budgetless && host().budgetless(policy()));
+void MethodValues::take_traits() {
+  const MethodInfo& info = method_->info;
+  const Hooks hooks = method_->hooks;
+  traits_ = {};
+  traits_.takes_budget = info.takes_budget, traits_.holds_all = info.reads_full_cache;
+  traits_.implied_layout = info.implied_layout, traits_.shared_over = info.shared_over, traits_.warning = info.warning;
+  traits_.observes = hooks.has(Hook::observe), traits_.chooses = hooks.has(Hook::choose);
+  traits_.changes_logits = hooks.has(Hook::logit_factor);
+  if (host().traits != nullptr) host().traits(policy(), traits_);
 }
-SharedOver MethodValues::shared_over() const {
-  return host().shares != nullptr ? host().shares(policy()) : method_->shared_over;
-}
-bool MethodValues::shares_budget() const { return method_->shares_budget && shared_over() != SharedOver::none; }
-bool MethodValues::learns_heads() const { return host().learns_heads != nullptr && host().learns_heads(policy()); }
-bool MethodValues::random() const { return host().random != nullptr && host().random(policy()); }
-bool MethodValues::streams_prompt() const {
-  return host().streams_prompt != nullptr && host().streams_prompt(policy());
-}
-bool MethodValues::chooses() const {
-  return method_->hooks.has(Hook::choose) && (host().chooses == nullptr || host().chooses(policy()));
-}
-bool MethodValues::changes_logits() const {
-  if (host().changes_logits != nullptr) return host().changes_logits(policy());
-  return method_->hooks.has(Hook::logit_factor);
-}
-bool MethodValues::holds_all() const {
-  return host().holds_all != nullptr ? host().holds_all(policy()) : method_->info.reads_full_cache;
-}
-bool MethodValues::implied_layout() const {
-  return host().implied_layout != nullptr ? host().implied_layout(policy()) : method_->info.implied_layout;
-}
+bool MethodValues::shares_budget() const { return method_->shares_budget && traits_.shared_over != SharedOver::none; }
 bool MethodValues::heads_differ(const CommonOptions& options) const {
-  if (options.gqa_level == GqaLevel::query) return true;
-  return host().heads_differ != nullptr && host().heads_differ(policy());
+  return options.gqa_level == GqaLevel::query || traits_.heads_differ;
 }
 bool MethodValues::observes(const CommonOptions& options) const {
-  if (options.phase != Phase::stream) return false;
-  return host().observes != nullptr ? host().observes(policy()) : method_->hooks.has(Hook::observe);
+  return options.phase == Phase::stream && traits_.observes;
 }
 OracleNeeds MethodValues::oracle_needs() const {
   return host().oracle_needs != nullptr ? host().oracle_needs(policy()) : OracleNeeds{};
@@ -111,7 +95,8 @@ CommonOptions MethodValues::default_options() const {
   return options;
 }
 std::string MethodValues::warning(const CommonOptions& options) const {
-  return host().warning != nullptr ? host().warning(policy(), options) : method_->info.warning;
+  const bool streams = options.phase == Phase::stream && *traits_.warning_when_streaming != 0;
+  return streams ? traits_.warning_when_streaming : traits_.warning;
 }
 
 std::string MethodValues::given_json() const { return given_object(*this).text(); }
@@ -119,6 +104,7 @@ std::string MethodValues::given_json() const { return given_object(*this).text()
 BoundMethod::BoundMethod(const MethodValues& values, const MethodContext& context)
     : MethodValues(values), context_(context) {
   host().resolve(policy_.data(), context);
+  take_traits();
 }
 Layout BoundMethod::layout() const { return host().layout != nullptr ? host().layout(policy(), context_) : Layout{}; }
 PromptNeeds BoundMethod::needs() const {
@@ -127,11 +113,9 @@ PromptNeeds BoundMethod::needs() const {
 Protect BoundMethod::protection() const {
   return host().protection != nullptr ? host().protection(policy()) : Protect{};
 }
-bool BoundMethod::is_bounded(const CommonOptions& options) const {
-  return method_->info.takes_budget && !holds_all() && options.phase == Phase::stream;
-}
-int64_t BoundMethod::max_rows() const {
-  return host().max_rows != nullptr ? host().max_rows(policy(), context_) : context_.budget.tokens;
+int64_t BoundMethod::max_rows(const CommonOptions& options) const {
+  if (!method_->info.takes_budget || traits_.holds_all || options.phase != Phase::stream) return Traits::kUnbounded;
+  return traits_.max_rows != Traits::kUnbounded ? traits_.max_rows : context_.budget.tokens;
 }
 std::vector<RngArray> BoundMethod::rng_arrays() const {
   return host().rng_arrays != nullptr ? host().rng_arrays(policy(), context_) : std::vector<RngArray>{};
@@ -151,7 +135,7 @@ RowFormat row_format_at(const BoundMethod& method, const CommonOptions& options)
   return at_layer(options.row_format, method.context().layer, method.context().n_layers);
 }
 bool draws(const BoundMethod& method, const CommonOptions& options) {
-  return method.random() || options.merge.random() || is_random(row_format_at(method, options));
+  return method.traits().random || options.merge.random() || is_random(row_format_at(method, options));
 }
 
 std::string options_json(const CommonOptions& options) { return options_object(options).text(); }

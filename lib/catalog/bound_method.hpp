@@ -11,7 +11,7 @@ namespace kvreplay {
 // variant.
 class MethodValues {
  public:
-  explicit MethodValues(const Method& method) : method_(&method), policy_(method.defaults) {}
+  explicit MethodValues(const Method& method) : method_(&method), policy_(method.defaults) { take_traits(); }
 
   const Method& method() const { return *method_; }
   // json: as for assign_parameter(). A file is stored as its path.
@@ -22,17 +22,8 @@ class MethodValues {
   // Passes the scores of all heads to the method (hook hear). Its parameters do not change.
   void hear(const std::vector<HeadScores>& heads);
 
-  // Facts about the instance: from its hook, or derived from its other hooks if it lacks that one.
-  bool takes_budget() const;
-  SharedOver shared_over() const;  // by the method's rule
-  bool shares_budget() const;      // likewise; a head's tokens then depend on its layer or on other heads
-  bool learns_heads() const;       // from the heads' scores on the calibration prompts
-  bool random() const;             // repeated over seeds
-  bool streams_prompt() const;
-  bool chooses() const;  // query-time: a step reads only some rows of the cache
-  bool changes_logits() const;
-  bool holds_all() const;
-  bool implied_layout() const;
+  const Traits& traits() const { return traits_; }
+  bool shares_budget() const;  // by the method's rule; a head's tokens then depend on its layer or on other heads
   bool heads_differ(const CommonOptions& options) const;  // query heads attend to different tokens
   bool observes(const CommonOptions& options) const;      // the probabilities of every decode row
   OracleNeeds oracle_needs() const;
@@ -46,8 +37,10 @@ class MethodValues {
 
  protected:
   const HostHooks& host() const { return method_->host; }
+  void take_traits();  // call after every change of the policy's parameters
   const Method* method_;
   std::vector<std::byte> policy_;
+  Traits traits_;
   std::string file_;
   Calibration calibration_;
 };
@@ -62,9 +55,8 @@ class BoundMethod : public MethodValues {
   Layout layout() const;
   PromptNeeds needs() const;
   Protect protection() const;  // prompt tokens that no selection may evict
-  // is_bounded: the method guarantees that the cache holds at most max_rows() rows after a step.
-  bool is_bounded(const CommonOptions& options) const;
-  int64_t max_rows() const;
+  // Most rows after a step that the method guarantees; Traits::kUnbounded if it guarantees none.
+  int64_t max_rows(const CommonOptions& options) const;
   std::vector<RngArray> rng_arrays() const;
   ErrorBound error_bound() const;
   std::optional<ScoreRule> score_rule() const;

@@ -43,7 +43,7 @@ SharedOver over_by(Allocator rule) {
 }  // namespace
 
 SharedOver shared_over(const MethodValues& values, const CommonOptions& options) {
-  return values.shared_over() != SharedOver::none ? values.shared_over() : over_by(options.allocator);
+  return values.traits().shared_over != SharedOver::none ? values.traits().shared_over : over_by(options.allocator);
 }
 bool compares_heads(Allocator rule) { return over_by(rule) == SharedOver::layer || over_by(rule) == SharedOver::model; }
 
@@ -62,7 +62,7 @@ bool cuts_together(const Cell& cell) {
 
 const Calibration* calibration_heads(const MethodValues& values, const CommonOptions& options) {
   if (options.allocator == Allocator::lu_kv) return &options.lu_kv.calibration;
-  return values.learns_heads() ? &values.calibration() : nullptr;
+  return values.traits().learns_heads ? &values.calibration() : nullptr;
 }
 
 bool needs_other_prompts(const Cell& cell) { return cell.variant->values.calibration().uses_other_prompts(); }

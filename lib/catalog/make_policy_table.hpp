@@ -47,9 +47,7 @@ KVR_FOUND(
       { p.oracle_needs() } -> std::same_as<OracleNeeds>;
     })
 KVR_FOUND(
-    max_rows, requires(const P p, const MethodContext& context) { p.max_rows(context); })
-KVR_FOUND(
-    max_rows_read, requires(const P p) { p.max_rows_read(); })
+    traits, requires(const P p, Traits& traits) { p.traits(traits); })
 KVR_FOUND(
     error_bound, requires(const P p) {
       { p.error_bound() } -> std::same_as<ErrorBound>;
@@ -59,14 +57,6 @@ KVR_FOUND(
       { p.voters(context) } -> std::same_as<double>;
     })
 KVR_FOUND(
-    shared_over, requires {
-      { P::shared_over } -> std::convertible_to<SharedOver>;
-    })
-KVR_FOUND(
-    shares, requires(const P p) {
-      { p.shares() } -> std::same_as<SharedOver>;
-    })
-KVR_FOUND(
     share, requires(const P p, const MethodContext& context, const std::vector<HeadScores>& heads) {
       p.share(context, heads);
     })
@@ -74,10 +64,6 @@ KVR_FOUND(
     head_scores, requires(const P p, std::vector<double>& extras) { p.head_scores(extras); })
 KVR_FOUND(
     hear, requires(P p, const std::vector<HeadScores>& heads) { p.hear(heads); })
-KVR_FOUND(
-    learns_heads, requires(const P p) {
-      { p.learns_heads() } -> std::same_as<bool>;
-    })
 KVR_FOUND(
     waits_for_heads, requires(const P p) {
       { p.waits_for_heads() } -> std::same_as<bool>;
@@ -89,27 +75,7 @@ KVR_FOUND(
 KVR_FOUND(
     set_options, requires(const P p, CommonOptions& options) { P::set_options(p, options); })
 KVR_FOUND(
-    warning, requires(const P p, const CommonOptions& options) { P::warning(p, options); })
-KVR_FOUND(
-    random, requires(const P p) { P::random(p); })
-KVR_FOUND(
-    budgetless, requires(const P p) { P::budgetless(p); })
-KVR_FOUND(
     rng_arrays, requires(const P p, const MethodContext& context) { p.rng_arrays(context); })
-KVR_FOUND(
-    streams_prompt, requires(const P p) { p.streams_prompt(); })
-KVR_FOUND(
-    observes, requires(const P p) { p.observes(); })
-KVR_FOUND(
-    chooses, requires(const P p) { p.chooses(); })
-KVR_FOUND(
-    changes_logits, requires(const P p) { p.changes_logits(); })
-KVR_FOUND(
-    holds_all, requires(const P p) { p.holds_all(); })
-KVR_FOUND(
-    implied_layout, requires(const P p) { p.implied_layout(); })
-KVR_FOUND(
-    heads_differ, requires(const P p) { p.heads_differ(); })
 #undef KVR_FOUND
 
 // A policy's hooks must be exactly those that `hooks` names. Otherwise a misspelt hook would never be called.
@@ -139,16 +105,12 @@ struct PolicyHooks {
     if constexpr (has(Hook::needs))
       h.needs = [](const void* self, const MethodContext& context) { return of(self).needs(context); };
     if constexpr (has(Hook::oracle_needs)) h.oracle_needs = [](const void* self) { return of(self).oracle_needs(); };
-    if constexpr (has(Hook::max_rows))
-      h.max_rows = [](const void* self, const MethodContext& context) -> int64_t { return of(self).max_rows(context); };
-    if constexpr (has(Hook::max_rows_read))
-      h.max_rows_read = [](const void* self) -> int32_t { return of(self).max_rows_read(); };
     if constexpr (has(Hook::protection)) h.protection = [](const void* self) { return of(self).protection(); };
     if constexpr (has(Hook::score_rule)) h.score_rule = [](const void* self) { return of(self).score_rule(); };
+    if constexpr (has(Hook::traits)) h.traits = [](const void* self, Traits& traits) { of(self).traits(traits); };
     if constexpr (has(Hook::error_bound)) h.error_bound = [](const void* self) { return of(self).error_bound(); };
     if constexpr (has(Hook::voters))
       h.voters = [](const void* self, const MethodContext& context) { return of(self).voters(context); };
-    if constexpr (has(Hook::shares)) h.shares = [](const void* self) { return of(self).shares(); };
     if constexpr (has(Hook::share))
       h.share = [](const void* self, const MethodContext& context, const std::vector<HeadScores>& heads) {
         return of(self).share(context, heads);
@@ -157,7 +119,6 @@ struct PolicyHooks {
       h.head_scores = [](const void* self, std::vector<double>& extras) { of(self).head_scores(extras); };
     if constexpr (has(Hook::hear))
       h.hear = [](void* self, const std::vector<HeadScores>& heads) { of(self).hear(heads); };
-    if constexpr (has(Hook::learns_heads)) h.learns_heads = [](const void* self) { return of(self).learns_heads(); };
     if constexpr (has(Hook::waits_for_heads))
       h.waits_for_heads = [](const void* self) { return of(self).waits_for_heads(); };
     if constexpr (has(Hook::cut_together))
@@ -168,14 +129,8 @@ struct PolicyHooks {
       h.failure_text = [](int32_t code, int32_t at) -> std::string { return P::failure_text(code, at); };
     if constexpr (has(Hook::set_options))
       h.set_options = [](const void* self, CommonOptions& options) { P::set_options(of(self), options); };
-    if constexpr (has(Hook::warning))
-      h.warning = [](const void* self, const CommonOptions& options) -> const char* {
-        return P::warning(of(self), options);
-      };
     if constexpr (has(Hook::rng_arrays))
       h.rng_arrays = [](const void* self, const MethodContext& context) { return of(self).rng_arrays(context); };
-    if constexpr (has(Hook::random)) h.random = [](const void* self) { return P::random(of(self)); };
-    if constexpr (has(Hook::budgetless)) h.budgetless = [](const void* self) { return P::budgetless(of(self)); };
     says(h);
     binds(h);
     return h;
@@ -220,16 +175,6 @@ struct PolicyHooks {
 
  private:
   static void says(HostHooks& h) {
-    if constexpr (has(Hook::streams_prompt))
-      h.streams_prompt = [](const void* self) { return of(self).streams_prompt(); };
-    if constexpr (has(Hook::observes)) h.observes = [](const void* self) { return of(self).observes(); };
-    if constexpr (has(Hook::chooses)) h.chooses = [](const void* self) { return of(self).chooses(); };
-    if constexpr (has(Hook::changes_logits))
-      h.changes_logits = [](const void* self) { return of(self).changes_logits(); };
-    if constexpr (has(Hook::holds_all)) h.holds_all = [](const void* self) { return of(self).holds_all(); };
-    if constexpr (has(Hook::implied_layout))
-      h.implied_layout = [](const void* self) { return of(self).implied_layout(); };
-    if constexpr (has(Hook::heads_differ)) h.heads_differ = [](const void* self) { return of(self).heads_differ(); };
     if constexpr (has(Hook::logit_factor))
       h.logit_factor = [](const void* self, int32_t rows, int32_t token) -> double {
         return of(self).logit_factor(rows, token);
@@ -260,7 +205,6 @@ PolicyTable policy_table() {
   static_assert(hooks_match<P>());
   PolicyTable t;
   t.info = P::info, t.hooks = P::hooks;
-  if constexpr (P::hooks.has(Hook::shared_over)) t.shared_over = P::shared_over;
   t.bytes = sizeof(P);
   t.make = [](void* to) { new (to) P; };
   t.describe = [](Describer& to, const void* self) {

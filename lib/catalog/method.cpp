@@ -27,7 +27,7 @@ Method::Method(std::vector<std::byte> by_default, const PolicyTable& table)
   looks_at_queries = has(Hook::needs) || has(Hook::observe_prompt) || has(Hook::observe) ||
                      has(Hook::observe_queries) || has(Hook::choose) || has(Hook::given);
   scores_prompt = has(Hook::protection);
-  shares_budget = has(Hook::shared_over) && (has(Hook::share) || !(has(Hook::hear) || has(Hook::cut_together)));
+  shares_budget = has(Hook::share) || (info.shared_over != SharedOver::none && !has(Hook::hear));
   for (const ParameterSpec& spec : parameters)
     if (has(Hook::given) && spec.kind == ParameterSpec::Kind::file) lists_in = spec.name;
 }

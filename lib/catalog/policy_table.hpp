@@ -8,7 +8,6 @@
 
 #include "core/hooks.hpp"
 #include "core/policy_calls.hpp"
-#include "core/share.hpp"
 
 // A policy without its type: its bytes, and a table of its hooks. The policy's own translation unit compiles the hooks
 // for float and for double and nothing else; the replay is compiled once for all methods.
@@ -23,32 +22,19 @@ struct HostHooks {
   Layout (*layout)(const void* self, const MethodContext&) = nullptr;
   PromptNeeds (*needs)(const void* self, const MethodContext&) = nullptr;
   OracleNeeds (*oracle_needs)(const void* self) = nullptr;
-  int64_t (*max_rows)(const void* self, const MethodContext&) = nullptr;
-  int32_t (*max_rows_read)(const void* self) = nullptr;
+  void (*traits)(const void* self, Traits&) = nullptr;
   Protect (*protection)(const void* self) = nullptr;
   std::optional<ScoreRule> (*score_rule)(const void* self) = nullptr;
   ErrorBound (*error_bound)(const void* self) = nullptr;
-  SharedOver (*shares)(const void* self) = nullptr;
   double (*voters)(const void* self, const MethodContext&) = nullptr;
   std::vector<int32_t> (*share)(const void* self, const MethodContext&, const std::vector<HeadScores>&) = nullptr;
   void (*head_scores)(const void* self, std::vector<double>& extras) = nullptr;
   void (*hear)(void* self, const std::vector<HeadScores>&) = nullptr;
-  bool (*learns_heads)(const void* self) = nullptr;
   bool (*waits_for_heads)(const void* self) = nullptr;
   std::vector<std::vector<int32_t>> (*cut_together)(const void* self, const std::vector<HeadScores>&) = nullptr;
   std::string (*failure_text)(int32_t code, int32_t at) = nullptr;
   void (*set_options)(const void* self, CommonOptions&) = nullptr;
-  const char* (*warning)(const void* self, const CommonOptions&) = nullptr;
   std::vector<RngArray> (*rng_arrays)(const void* self, const MethodContext&) = nullptr;
-  bool (*random)(const void* self) = nullptr;
-  bool (*budgetless)(const void* self) = nullptr;
-  bool (*streams_prompt)(const void* self) = nullptr;
-  bool (*observes)(const void* self) = nullptr;
-  bool (*chooses)(const void* self) = nullptr;
-  bool (*changes_logits)(const void* self) = nullptr;
-  bool (*holds_all)(const void* self) = nullptr;
-  bool (*implied_layout)(const void* self) = nullptr;
-  bool (*heads_differ)(const void* self) = nullptr;
   double (*logit_factor)(const void* self, int32_t rows, int32_t token) = nullptr;
   void (*observe_prompt)(void* self, int32_t t, const HeadProbabilities&) = nullptr;
   void (*bind_state)(void* self, std::span<double>) = nullptr;
@@ -77,7 +63,6 @@ struct CacheHooks {
 struct PolicyTable {
   MethodInfo info{};
   Hooks hooks;
-  SharedOver shared_over = SharedOver::none;
   size_t bytes = 0;                                     // size of a policy
   void (*make)(void* to) = nullptr;                     // constructs a policy with default parameters
   void (*describe)(Describer&, const void*) = nullptr;  // its declare(), for such a policy
@@ -97,11 +82,9 @@ struct TableCalls {
   void* self;
   const HostHooks& host;
   const CacheHooks<Real>& hooks;
+  bool reads_some;  // Traits::chooses
 
-  bool chooses() const {
-    if (hooks.choose_by_mass == nullptr && hooks.choose_by_query == nullptr) return false;
-    return host.chooses == nullptr || host.chooses(self);
-  }
+  bool chooses() const { return reads_some; }
   bool chooses_by_mass() const { return hooks.choose_by_mass != nullptr; }
   bool samples() const { return hooks.samples; }
   bool observes() const { return hooks.observe_group != nullptr || hooks.observe_heads != nullptr; }

@@ -19,9 +19,19 @@ function(kvreplay_methods_of list names structs scorers)
   set(${scorers} ${scoring} PARENT_SCOPE)
 endfunction()
 
+# kvreplay_method_file(FOLDER NAME to): the header of a method: NAME.hpp, or NAME/NAME.hpp where it has a folder.
+function(kvreplay_method_file folder name to)
+  set(file ${name}.hpp)
+  if(EXISTS ${folder}/${name}/${name}.hpp)
+    set(file ${name}/${name}.hpp)
+  endif()
+  set(${to} ${file} PARENT_SCOPE)
+endfunction()
+
 # kvreplay_any_scorer(LIST FILE): a struct that is one of the scorers of a list, chosen at run time, for the
 # methods that wrap one.
 function(kvreplay_any_scorer list file)
+  get_filename_component(folder ${list} DIRECTORY)
   kvreplay_methods_of(${list} names structs scorers)
   set(kind 0)
   set(usual 0)
@@ -29,7 +39,8 @@ function(kvreplay_any_scorer list file)
     if(NOT name IN_LIST scorers)
       continue()
     endif()
-    string(APPEND includes "#include \"methods/${name}.hpp\"\n")
+    kvreplay_method_file(${folder} ${name} header)
+    string(APPEND includes "#include \"methods/${header}\"\n")
     string(APPEND members "  ${struct} ${name};\n")
     string(APPEND cases "      case ${kind}: return f(self.${name});\n")
     set(last ${name})
@@ -68,8 +79,9 @@ function(kvreplay_methods target list)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${target})
   kvreplay_methods_of(${list} names structs scorers)
   foreach(name struct IN ZIP_LISTS names structs)
+    kvreplay_method_file(${folder} ${name} header)
     file(CONFIGURE OUTPUT ${out}/${name}.cpp CONTENT [[
-#include "@folder@/@name@.hpp"
+#include "@folder@/@header@"
 #include "catalog/make_policy_table.hpp"
 namespace kvreplay {
 PolicyTable policy_table_@name@() { return policy_table<@struct@>(); }
@@ -86,7 +98,7 @@ PolicyTable policy_table_@name@() { return policy_table<@struct@>(); }
     kvreplay_compiled_here(${target})
   endif()
   if(KVREPLAY_CUDA)
-    kvreplay_programs(${target} ${list} cuda cuda_policies.cuh cu ${KVREPLAY_CUDA_METHODS})
+    kvreplay_programs(${target} ${list} cuda device/cuda/cuda_policies.cuh cu ${KVREPLAY_CUDA_METHODS})
     if(TARGET ${target}_cuda)
       # std::span and std::bit_cast are constexpr functions of the standard library.
       target_compile_options(${target}_cuda PRIVATE --expt-relaxed-constexpr ${KVREPLAY_CUDA_WARNINGS})
@@ -95,8 +107,8 @@ PolicyTable policy_table_@name@() { return policy_table<@struct@>(); }
 endfunction()
 
 # kvreplay_programs(METHODS LIST DEVICE HEADER EXTENSION [NAMES]): a library METHODS_DEVICE of what starts them on a
-# kind of devices (cuda, emulator), DEVICE_policies_NAME(); of all methods, or of those named. HEADER, in the device's
-# folder, has DEVICE::start_policies<Struct>().
+# kind of devices (cuda, emulator), DEVICE_policies_NAME(); of all methods, or of those named. HEADER has
+# DEVICE::start_policies<Struct>().
 function(kvreplay_programs target list device header extension)
   get_filename_component(folder ${list} DIRECTORY)
   set(sources "")
@@ -105,10 +117,11 @@ function(kvreplay_programs target list device header extension)
     if(ARGN AND NOT name IN_LIST ARGN)
       continue()
     endif()
+    kvreplay_method_file(${folder} ${name} own_header)
     set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}/${device}_${name}.${extension})
     file(CONFIGURE OUTPUT ${file} CONTENT [[
-#include "device/@device@/@header@"
-#include "@folder@/@name@.hpp"
+#include "@header@"
+#include "@folder@/@own_header@"
 namespace kvreplay {
 void @device@_policies_@name@(const DeviceLaunch& launch) { @device@::start_policies<@struct@>(launch); }
 }  // namespace kvreplay
@@ -137,7 +150,7 @@ function(kvreplay_registry target)
   set(programs "")
   if(with_EMULATED)
     list(APPEND devices emulator)
-    set(installs "#include \"device/emulator/install.hpp\"
+    set(installs "#include \"emulator/install.hpp\"
 extern const bool emulator_is_there;
 const bool emulator_is_there = kvreplay::emulator::install();")
   endif()

@@ -174,7 +174,7 @@ BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list) {
 }
 
 bool runs_without_budget(const MethodInstance& instance, const BudgetList& list) {
-  return !instance.values.takes_budget() || (list.values.empty() && !instance.method().lists_in.empty());
+  return !instance.values.traits().takes_budget || (list.values.empty() && !instance.method().lists_in.empty());
 }
 
 }  // namespace kvreplay

@@ -48,7 +48,7 @@ std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
         "of "
         "another method): leave it out",
         name);
-  if (m.values.shared_over() != SharedOver::none)
+  if (m.values.traits().shared_over != SharedOver::none)
     return fmt::format(
         "wrapper divides the budget of one head, and {} <shares|share> it by a rule of <its|their> own: take snapkv "
         "with "
@@ -74,13 +74,13 @@ std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
 std::string invalid_share(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
   const std::string name = kMethods, rule = word(options.allocator);
-  const bool given = options.allocator != Allocator::uniform, own = m.values.shared_over() != SharedOver::none;
-  const bool over_layers = own ? m.values.shared_over() == SharedOver::head
+  const bool given = options.allocator != Allocator::uniform, own = m.values.traits().shared_over != SharedOver::none;
+  const bool over_layers = own ? m.values.traits().shared_over == SharedOver::head
                                : options.allocator == Allocator::pyramid || options.allocator == Allocator::windows;
   const bool over_heads = (own || given) && !over_layers;
   const Calibration& known = m.values.calibration();
-  if (m.method().hooks.has(Hook::learns_heads) && known.is_offline()) {
-    if (!m.values.learns_heads())
+  if (m.method().hooks.has(Hook::share) && known.is_offline()) {
+    if (!m.values.traits().learns_heads)
       return fmt::format("{} <looks|look> at this prompt alone with these parameters: leave out calibration", name);
     if (known.source == Calibration::Source::file)
       return fmt::format("{} <is|are> calibrated on prompts: write {}, others or prompt:ID", name,
@@ -93,7 +93,7 @@ std::string invalid_share(const MethodInstance& m, const Wording& words) {
         name, given ? "allocator" : "gqa.level");
   if (given && own)
     return fmt::format("{} <shares its|share their> budget by a rule of <its|their> own: leave out allocator", name);
-  if (given && !m.values.takes_budget())
+  if (given && !m.values.traits().takes_budget)
     return fmt::format("{} <takes|take> no budget that an allocator could share: leave out allocator", name);
   if (given && m.method().info.reads_full_cache)
     return fmt::format("{} <stores|store> every token, so there is no memory to share: leave out allocator", name);

@@ -69,7 +69,7 @@ class CalibrationPrompts {
 
   const Wording& words() const { return problems_.words(); }
   std::string holds() const { return words().trace(trace_.path.string(), "hold"); }
-  bool by_allocator() const { return !instance_.values.learns_heads(); }
+  bool by_allocator() const { return !instance_.values.traits().learns_heads; }
   std::string by_calibration(const char* word) const {
     if (!by_allocator()) return words().option("calibration", word);
     return words().literal(fmt::format(R"({{"name": "lu_kv", "calibration": "{}"}})", word));

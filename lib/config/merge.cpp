@@ -72,7 +72,7 @@ std::string merge_problem(const MethodInstance& m, const Wording& words) {
   const Merge& merge = m.options.merge;
   const std::string name = "{methods}";
   if (merge.is_none()) return "";
-  if (!m.method().hooks.has(Hook::evict) || m.values.holds_all() || m.values.chooses())
+  if (!m.method().hooks.has(Hook::evict) || m.values.traits().holds_all || m.values.traits().chooses)
     return fmt::format("merge uses the tokens that a method evicts, and {} <keeps|keep> every token: leave it out",
                        name);
   if (m.method().info.own_row_format || !holds_plain_tokens(m))
@@ -81,7 +81,7 @@ std::string merge_problem(const MethodInstance& m, const Wording& words) {
         name);
   if (m.options.gqa_level == GqaLevel::layer)
     return "merge looks at keys and values of one kv head: leave out " + words.option("gqa.level", "layer");
-  if (m.method().hooks.has(Hook::cut_together) && m.values.shared_over() != SharedOver::none)
+  if (m.method().hooks.has(Hook::cut_together) && m.values.traits().shared_over != SharedOver::none)
     return fmt::format("heads of {} cut together by keys as they were recorded, and merge changes them: leave it out",
                        name);
   if (merge.rule == Merge::Rule::gaussian && m.options.phase == Phase::stream)

@@ -82,7 +82,7 @@ void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_
                           Problems& problems) {
   for (const MethodInstance& m : config.methods) {
     const bool optional = m.method().info.default_fraction > 0 || !m.method().lists_in.empty();
-    if (!m.values.takes_budget() || (budget == nullptr && optional)) continue;
+    if (!m.values.traits().takes_budget || (budget == nullptr && optional)) continue;
     if (budget == nullptr)
       problems.error(missing,
                      fmt::format("{} is missing, and {} takes one: add {}{}", problems.words().key("budget"),

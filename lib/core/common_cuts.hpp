@@ -12,7 +12,6 @@ namespace kvreplay {
 // derives from it. Where the cut is known, the method follows it; before it cuts by its own scores, it asks whether it
 // must wait.
 struct CommonCuts {
-  static constexpr SharedOver shared_over = SharedOver::model;
   // head: kv head h of every layer keeps the tokens with the best mean score over these heads. all: every head of the
   // model keeps the tokens with the largest score of any head.
   enum class Level { layer_head, head, all };
@@ -22,13 +21,16 @@ struct CommonCuts {
   int32_t leaves = 0;  // unprotected rows that remain after a cut that waits for the other heads' scores; 0: no cut is
                        // due
 
-  static constexpr Hooks cut_hooks{"given shared_over shares head_scores waits_for_heads cut_together"};
+  static constexpr Hooks cut_hooks{"given head_scores waits_for_heads cut_together traits"};
   template <class M>
   static void declare_level(auto& d) {
     d.choice("level", static_cast<Level M::*>(&M::level), {"layer_head", "head", "union"},
              "which kv heads hold the same tokens: none, kv head h of all recorded layers, or all of their heads");
   }
-  SharedOver shares() const { return level == Level::layer_head ? SharedOver::none : SharedOver::model; }
+  void traits(Traits& t) const {
+    t.shared_over = level == Level::layer_head ? SharedOver::none : SharedOver::model;
+    t.share_reads_scores = true;
+  }
   bool waits_for_heads() const { return leaves > 0; }
   void head_scores(std::vector<double>& says) const { says.push_back(leaves); }
 

@@ -15,12 +15,10 @@ namespace kvreplay {
   X(observe_prompt) X(read_prompt) X(evict) X(append) X(observe_queries) X(choose) X(logit_factor)         \
   X(observe) X(extra_bytes) X(spread) X(report)                                                            \
   /* What the engine sizes and checks. */                                                                  \
-  X(layout) X(needs) X(oracle_needs) X(max_rows) X(max_rows_read) X(protection) X(score_rule)              \
-  X(error_bound) X(voters) X(shared_over) X(shares) X(share) X(head_scores) X(hear) X(learns_heads)        \
+  X(layout) X(needs) X(oracle_needs) X(traits) X(protection) X(score_rule)                                 \
+  X(error_bound) X(voters) X(share) X(head_scores) X(hear)                                                 \
   X(waits_for_heads) X(cut_together)                                                                       \
-  X(failure_text) X(set_options) X(warning) X(random) X(budgetless) X(rng_arrays)                          \
-  /* Properties of an instance. */                                                                         \
-  X(streams_prompt) X(observes) X(chooses) X(changes_logits) X(holds_all) X(implied_layout) X(heads_differ) \
+  X(failure_text) X(set_options) X(rng_arrays)                                                             \
   /* Members that the engine binds. */                                                                     \
   X(state) X(rng) X(given) X(larger) X(open_session)
 // clang-format on

@@ -31,6 +31,12 @@ struct Carver {
     next += n;
     return {begin, size_t(n)};
   }
+  // n numbers of type T in the room of n doubles.
+  template <class T>
+  KVR_FN std::span<T> numbers(int64_t n) {
+    static_assert(sizeof(T) <= sizeof(double) && std::is_arithmetic_v<T>);
+    return {reinterpret_cast<T*>((*this)(n).data()), size_t(n)};
+  }
 };
 
 // out[c] = sum_i weight(i) row(i)[c]. A thread takes a few neighbouring columns, so that rows are read in cache lines.

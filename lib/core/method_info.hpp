@@ -9,6 +9,7 @@
 #include "core/common_options.hpp"
 #include "core/method_context.hpp"
 #include "core/philox.hpp"
+#include "core/share.hpp"
 
 // How a method file describes the method, besides its steps. Light on purpose, because method files are compiled for
 // devices too.
@@ -36,10 +37,35 @@ struct MethodInfo {
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
   bool needs_every_token = false;    // one sum over all tokens: refused on layers with a sliding window
   bool own_row_format = false;       // codes its rows itself: row_format is not possible
-  double default_fraction = 0;       // default budget as a fraction of the prompt; 0: a budget is required
+  SharedOver shared_over = SharedOver::none;  // Traits::shared_over of most instances
+  double default_fraction = 0;                // default budget as a fraction of the prompt; 0: a budget is required
   const char* alias = "";
   const char* warning = "";   // printed before a run
   const char* identity = "";  // hash of the method's text if it is not part of this build
+};
+
+// Facts about an instance. The engine fills them from the method's info and hooks, then the hook traits() changes those
+// that depend on parameters. The sizes at the end hold once the policy is resolved.
+struct Traits {
+  bool takes_budget = true;
+  bool random = false;          // repeated over seeds
+  bool streams_prompt = false;  // the prompt arrives token by token, as steps
+  bool observes = false;        // calls observe()
+  bool chooses = false;         // calls choose(): a step reads only some rows of the cache
+  bool changes_logits = false;  // calls logit_factor()
+  bool holds_all = false;       // every token is stored
+  bool implied_layout = false;  // the step determines which tokens are held: no positions are stored
+  bool heads_differ = false;    // each query head attends to its own choice of tokens
+  // The heads that share its budget, or, with the hooks `hear` and `cut_together`, see each other's scores.
+  SharedOver shared_over = SharedOver::none;
+  bool share_reads_scores = false;  // a rule for a model gets all scores, besides the numbers of head_scores()
+  bool learns_heads =
+      false;  // share() learns from the prompts of the parameter `calibration`, not from the replayed one
+  const char* warning = "";  // printed before a run
+  const char* warning_when_streaming = "";
+  static constexpr int32_t kUnbounded = -1;
+  int64_t max_rows = kUnbounded;       // most rows after a step, if that is not the budget
+  int32_t max_rows_read = kUnbounded;  // most rows that a step of a query-time method reads
 };
 
 // A set of layers, small enough to travel with a policy.

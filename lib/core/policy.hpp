@@ -157,13 +157,6 @@ template <class P>
 concept ScoresPrompt = requires(const P p) {
   { p.protection() } -> std::same_as<Protect>;
 };
-// Whether the instance chooses rows; for some methods this depends on the variant.
-template <class P>
-KVR_FN bool chooses_now(const P& policy) {
-  if constexpr (requires { policy.chooses(); }) return policy.chooses();
-  else return true;
-}
-
 // The rule of methods whose rows add up the attention from the heads and which then evict the lowest unprotected row:
 // score = carry * score + p, with p summed (or averaged) over the group. The engine may run this rule without the
 // policy (evaluate/score_slots); the policy's code remains the definition.

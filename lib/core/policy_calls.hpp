@@ -9,11 +9,9 @@ namespace kvreplay {
 template <Policy P, class Real>
 struct DirectCalls {
   P& policy;
+  bool reads_some;  // Traits::chooses
 
-  KVR_FN bool chooses() const {
-    if constexpr (Chooses<P, Real>) return chooses_now(policy);
-    else return false;
-  }
+  KVR_FN bool chooses() const { return Chooses<P, Real> && reads_some; }
   KVR_FN static constexpr bool chooses_by_mass() { return ChoosesByMass<P, Real>; }
   KVR_FN static constexpr bool samples() { return SamplesByQuery<P, Real>; }
   KVR_FN static constexpr bool observes() { return Observes<P, Real>; }

@@ -99,7 +99,8 @@ PolicyTask make_task(const HeadStream<float>& stream, const DevicePolicy& policy
   in.tokens = stream.tokens, in.prompt = stream.prompt;
   b.rules = policy.rules, b.coder = policy.coder, b.end = m.end, b.rows_from = policy.needs.rows_from,
   b.max_rows = policy.max_rows;
-  b.streams_prompt = policy.streams_prompt, b.observes = policy.observes, b.reweights = policy.reweights;
+  b.streams_prompt = policy.streams_prompt, b.observes = policy.observes, b.chooses = policy.chooses,
+  b.reweights = policy.reweights;
   b.split = policy.split;
   if (policy.coder.by_row()) {
     b.coder.rope.inv_freq = shared.inv_freq, b.coder.positions = shared.positions;

@@ -15,7 +15,7 @@
 #include "device/kernels/recall_kernel.hpp"
 
 // A device as the host sees it: memory, copies and the kernels of this folder, executed in order. This file does not
-// depend on CUDA; cuda/ and emulator/ each contain one implementation.
+// depend on CUDA; cuda/ contains one implementation, tests/emulator the other.
 
 namespace kvreplay {
 

@@ -44,7 +44,7 @@ struct Hosted : Selecting<> {
     if (window == 0) return {};
     return {.rows_from = context.prompt_tokens - seen_rows(context), .queries = true};
   }
-  static bool random(const Hosted& m) { return m.host != nullptr && m.host->random; }
+  void traits(Traits& t) const { t.random = host != nullptr && host->random; }
   void extra_bytes(ExtraBytes& c, const auto& cache) const { c.aux_bytes += int64_t(stored_row_bytes) * cache.size(); }
 
   void observe_prompt(const Team auto&, int32_t t, const HeadProbabilities& p) {
@@ -81,7 +81,7 @@ struct HostedScorer : Hosted {
       .layer_level = false,
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict extra_bytes layout needs protection random open_session state rng larger"};
+      "observe_prompt read_prompt evict extra_bytes layout needs traits protection open_session state rng larger"};
   const HostedScorer* larger = nullptr;
 
   static void declare(auto& d) { protect<HostedScorer>(d); }
@@ -107,10 +107,13 @@ struct HostedPolicy : Hosted {
       .layer_level = false,
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict observe extra_bytes layout needs protection random observes open_session state "
-      "rng"};
+      "observe_prompt read_prompt evict observe extra_bytes layout needs traits protection open_session state rng"};
   static void declare(auto& d) { protect<HostedPolicy>(d); }
   bool observes() const { return host != nullptr && host->observes; }
+  void traits(Traits& t) const {
+    Hosted::traits(t);
+    t.observes = observes();
+  }
   // The engine itself counts the scores of policies that observe probabilities.
   void extra_bytes(ExtraBytes& c, const auto& cache) const {
     Hosted::extra_bytes(c, cache);

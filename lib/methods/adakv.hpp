@@ -26,9 +26,9 @@ struct AdaKv : Selecting<> {
           "release does. Scores must be comparable between heads: probabilities are, ranks are not.",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .shared_over = SharedOver::layer,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over share set_options state"};
-  static constexpr SharedOver shared_over = SharedOver::layer;
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection share set_options state"};
   enum class Variant { kvpress, reference };
   Variant variant = Variant::kvpress;
   AnyScorer scorer;

@@ -1,10 +1,62 @@
 #pragma once
-#include "core/accumulate.hpp"
-#include "core/beehive.hpp"
-#include "core/log_n.hpp"
+#include <cstdint>
+
+#include "core/select.hpp"
+#include "methods/parts/log_n.hpp"
+#include "methods/parts/step_scores.hpp"
 #include "theory/buzz.hpp"
 
 namespace kvreplay {
+
+// One pass of BUZZ over a list of tokens, however it is stored: `first` sinks, a middle, and a recent window. Tokens of
+// the middle that a pass keeps are old in the next pass.
+struct Beehive {
+  int32_t window = 0, fires_at = 1;    // fires_at: length of the middle that triggers a pass
+  int32_t old_step = 1, new_step = 1;  // keeps every old_step-th old token and one of each new_step new tokens
+  bool heaviest = true;                // keeps the highest score of a segment; false: its first token
+  int32_t first_new = 0;               // tokens below this index have been through a pass
+
+  // Marks which tokens of the list stay, stays(i) = 1 or 0, by token(i) and score(i); false if there is nothing to do.
+  KVR_FN bool pass(const Team auto& team, int32_t size, int32_t first, auto token, auto score, auto stays) {
+    const int32_t middle = size - first - window, end = first + middle;
+    if (middle < fires_at) return false;
+    const int32_t old = team.count(middle, [&](int32_t j) { return token(first + j) < first_new; });
+    team.each(size, [&](int32_t i) {
+      stays(i) = i < first || i >= end || (i - first < old && (i - first) % old_step == 0) ? 1 : 0;
+    });
+    team.each((middle - old + new_step - 1) / new_step, [&](int32_t segment) {
+      const int32_t from = first + old + segment * new_step, to = from + new_step < end ? from + new_step : end;
+      int32_t best = from;
+      for (int32_t i = from + 1; i < to && heaviest; ++i)
+        if (score(i) > score(best)) best = i;
+      stays(best) = 1;
+    });
+    first_new = token(end);
+    return true;
+  }
+  // Runs one pass over a list of token numbers; `score` has one number per token of the trace. Returns how many stay.
+  // `stays` [size] is scratch.
+  KVR_FN int32_t thin(const Team auto& team, double* list, int32_t size, int32_t sinks, const double* score,
+                      double* stays) {
+    const auto token = [&](int32_t i) { return int32_t(list[i]); };
+    const bool fired = pass(
+        team, size, size < sinks ? size : sinks, token, [&](int32_t i) { return score[token(i)]; },
+        [&](int32_t i) -> double& { return stays[i]; });
+    if (!fired) return size;
+    return team.compact(
+        size, [&](int32_t i) { return stays[i] != 0; }, [&](int32_t i) { return list[i]; },
+        [&](int32_t to, double kept) { list[to] = kept; });
+  }
+  // Runs one pass over a cache by its scores; false if it evicted no token.
+  KVR_FN bool thin(const Team auto& team, Cache auto& cache, int32_t sinks) {
+    const int32_t before = cache.size();
+    const bool fired = pass(
+        team, before, held_sinks(cache, sinks), [&](int32_t i) { return cache.token(i); },
+        [&](int32_t i) { return cache.score(i); }, [&](int32_t i) -> uint8_t& { return cache.mark(i); });
+    if (fired) cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+    return cache.size() < before;
+  }
+};
 
 // BUZZ, Zhao et al. 2024, algorithms 1 and 2, appendix: sinks, a recent window, and between them a beehive in which
 // every cell keeps its heaviest token.
@@ -27,8 +79,7 @@ struct Buzz {
           "positions stay as recorded; the release re-assigns them (positions: cache). Scores of grouped "
           "query heads are summed; the release mis-groups them.",
   };
-  static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict logit_factor observe layout needs max_rows changes_logits state"};
+  static constexpr Hooks hooks{"observe_prompt read_prompt evict logit_factor observe layout needs traits state"};
   using Variant = theory::Buzz::Variant;
   enum class Mode { local_max, no_max, swap };
   enum class Passes { single, until_fit, chunked, by_variant };
@@ -37,7 +88,8 @@ struct Buzz {
   Passes passes = Passes::by_variant;
   LogN log_n = LogN::off;
   int32_t sinks = 4, stride = 5, window = kDerived, threshold = kDerived;
-  int32_t prompt = 0;
+  int32_t budget = 0, prompt = 0;
+  int64_t most_kept = 0;     // after a step
   Beehive hive;              // steps 2 to 5
   bool prompt_ends = false;  // the next call of evict() is the prompt's
   int32_t listed = 0;
@@ -59,7 +111,8 @@ struct Buzz {
     if (stride < 3)
       throw ParameterError("stride", "stride " + std::to_string(stride) +
                                          " keeps every old token in each pass: the cache would grow; use at least 3");
-    resolve_sizes(context.budget.tokens);
+    budget = context.budget.tokens;
+    resolve_sizes();
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
     prompt = context.prompt_tokens;
     const auto sizes = theory::Buzz::of(sinks, window, stride, threshold, variant);
@@ -67,12 +120,13 @@ struct Buzz {
     hive.old_step = int32_t(sizes.old_step), hive.new_step = int32_t(sizes.new_step);
     if (mode == Mode::swap) std::swap(hive.old_step, hive.new_step);
     hive.heaviest = mode != Mode::no_max;
+    // A single pass over a long prompt may leave more than the budget.
+    const theory::Buzz peak{sinks, window, threshold, hive.fires_at, hive.old_step, hive.new_step};
+    most_kept = std::max<int64_t>(budget, passes == Passes::single ? peak.peak_kept(prompt) : peak.peak_kept());
   }
-  // A single pass over a long prompt may leave more than the budget.
-  int64_t max_rows(const MethodContext& context) const {
-    const theory::Buzz sizes{sinks, window, threshold, hive.fires_at, hive.old_step, hive.new_step};
-    const bool once = passes == Passes::single;
-    return std::max<int64_t>(context.budget.tokens, once ? sizes.peak_kept(context.prompt_tokens) : sizes.peak_kept());
+  void traits(Traits& t) const {
+    t.max_rows = most_kept;
+    t.changes_logits = log_n != LogN::off;
   }
   Layout layout(const MethodContext& s) const {
     return {.state_doubles = observes_prompt() ? int64_t(2 + s.shape.heads) * s.prompt_tokens : 0, .scores = true};
@@ -82,7 +136,6 @@ struct Buzz {
     return {.column_sums_from = 0};
   }
 
-  bool changes_logits() const { return log_n != LogN::off; }
   KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 
   // The multiplied logits vote; ln p equals l up to a constant per row.
@@ -113,7 +166,7 @@ struct Buzz {
   }
 
  private:
-  void resolve_sizes(int32_t budget) {
+  void resolve_sizes() {
     const bool both = window != kDerived && threshold != kDerived;
     std::string given = "sinks " + std::to_string(sinks);
     if (window != kDerived) given += ", window " + std::to_string(window);

@@ -27,11 +27,10 @@ struct Cake : Selecting<> {
           "replay instead of layer by layer during the prompt",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .shared_over = SharedOver::model,
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict layout needs protection shared_over share head_scores "
-      "set_options state"};
-  static constexpr SharedOver shared_over = SharedOver::model;
+      "observe_prompt read_prompt evict layout needs protection share head_scores set_options state"};
   static constexpr int32_t kPool = 5;
   int32_t window = 32;
   double gamma = 200, tau1 = 1, tau2 = 1;

@@ -1,7 +1,7 @@
 #pragma once
-#include "core/leverage.hpp"
 #include "core/rotary.hpp"
 #include "core/selecting.hpp"
+#include "methods/parts/leverage.hpp"
 
 namespace kvreplay {
 

@@ -1,10 +1,10 @@
 #pragma once
-#include "core/chunk_attention.hpp"
-#include "core/leverage.hpp"
 #include "core/rotary.hpp"
 #include "core/selecting.hpp"
 #include "core/share.hpp"
-#include "core/sketch.hpp"
+#include "methods/parts/chunk_attention.hpp"
+#include "methods/parts/leverage.hpp"
+#include "methods/parts/sketch.hpp"
 
 namespace kvreplay {
 
@@ -12,7 +12,7 @@ namespace kvreplay {
 // the tokens between `sinks` and `recent`:
 //  1. X = un-rotated keys minus their mean; times Phi [d, sketch], Gaussian / sqrt(sketch), unless sketch is 0.
 //  2. lev_j = max(0, x_j^T (X^T X + ridge I)^-1 x_j).
-//  3. att_j = non-causal attention (core/chunk_attention.hpp), chunks counted from the first of these tokens.
+//  3. att_j = non-causal attention (methods/parts/chunk_attention.hpp), chunks counted from the first of these tokens.
 //  4. Divide both by their standard deviations among the layer's tokens (divisor n - 1, at least 1e-6). Subtracting
 //     means would shift all scores equally.
 //  5. score = blend * lev + att: keep sinks and recent, and the top of the others; later tokens are kept.
@@ -30,10 +30,10 @@ struct Compactor : Selecting<8, 4> {
       .streams = false,
       .default_phase = Phase::oneshot,
       .layer_level = false,
+      .shared_over = SharedOver::layer,
   };
   static constexpr Hooks hooks{
-      "read_prompt evict layout needs protection shared_over head_scores hear random rng_arrays state rng larger"};
-  static constexpr SharedOver shared_over = SharedOver::layer;
+      "read_prompt evict layout needs traits protection head_scores hear rng_arrays state rng larger"};
   static constexpr double kLeastSpread = 1e-6;
   double blend = 0.35, ridge = 1e-2;
   int32_t chunk = 256, sketch = kDerived;
@@ -60,7 +60,7 @@ struct Compactor : Selecting<8, 4> {
       throw ParameterError("sketch", "sketch " + std::to_string(sketch) + " exceeds the " + std::to_string(channels) +
                                          " channels of a key; take fewer columns, or 0 for the keys themselves");
   }
-  static bool random(const Compactor& m) { return m.sketch != 0; }
+  void traits(Traits& t) const { t.random = sketch != 0; }
   std::vector<RngArray> rng_arrays(const MethodContext& context) const {
     if (sketch == 0) return {};
     return {{"U uniforms", RngStream::sketch_matrix, 1, (int64_t(context.shape.dim) * sketch + 1) / 2 * 2}};

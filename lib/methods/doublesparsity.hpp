@@ -29,7 +29,7 @@ struct DoubleSparsity {
       .own_index = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs max_rows_read set_options state"};
+  static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs traits set_options state"};
   static constexpr int32_t kExactBits = 16;
   int32_t group_factor = 8, label_bits = 4;
   LayerSet dense_layers{{0b11}};
@@ -56,7 +56,7 @@ struct DoubleSparsity {
     return {.state_doubles = int64_t(context.shape.heads) * context.shape.dim + context.tokens};
   }
   PromptNeeds needs(const MethodContext&) const { return {.whole = !dense, .known = {.channels = !dense}}; }
-  int32_t max_rows_read() const { return dense || budget > tokens ? tokens : budget; }
+  void traits(Traits& t) const { t.max_rows_read = dense || budget > tokens ? tokens : budget; }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (dense) return;
     const int64_t labels = int64_t(cache.size()) * cache.shape().heads;

@@ -1,6 +1,6 @@
 #pragma once
-#include "core/accumulate.hpp"
 #include "core/selecting.hpp"
+#include "methods/parts/step_scores.hpp"
 
 namespace kvreplay {
 
@@ -20,7 +20,7 @@ struct DropHeavy : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection random rng_arrays rng"};
+  static constexpr Hooks hooks{"read_prompt evict layout needs traits protection rng_arrays rng"};
   enum class Drop { heavy, random, light };
   Drop drop = Drop::heavy;
   Rng rng;
@@ -29,7 +29,7 @@ struct DropHeavy : Selecting<> {
     d.choice("drop", &DropHeavy::drop, {"heavy", "random", "light"}, "which P - B prompt tokens are evicted");
     protect<DropHeavy>(d);
   }
-  static bool random(const DropHeavy& m) { return m.drop == Drop::random; }
+  void traits(Traits& t) const { t.random = drop == Drop::random; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     if (drop != Drop::random) return {};
     return {{"u U uniforms", RngStream::uniform_sampling, 1, s.prompt_tokens}};

@@ -28,10 +28,10 @@ struct DuoAttention {
           "their attention in the prompt, among the layers that the trace holds.",
       .oneshots = false,
       .takes_budget = false,
+      .shared_over = SharedOver::model,
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict report layout needs protection shared_over share head_scores state"};
-  static constexpr SharedOver shared_over = SharedOver::model;
+      "observe_prompt read_prompt evict report layout needs protection share head_scores state"};
   enum class Rule { mass, area };
   Rule rule = Rule::mass;
   double stream_frac = 0.5;

@@ -1,6 +1,6 @@
 #pragma once
-#include "core/log_n.hpp"
 #include "core/policy.hpp"
+#include "methods/parts/log_n.hpp"
 
 namespace kvreplay {
 
@@ -20,12 +20,12 @@ struct Exact {
       .takes_budget = false,
       .implied_layout = true,
   };
-  static constexpr Hooks hooks{"logit_factor changes_logits"};
+  static constexpr Hooks hooks{"logit_factor traits"};
   LogN log_n = LogN::off;
 
   static void declare(auto& d) { d.choice("log_n", &Exact::log_n, {"off", "live", "context"}, kLogNHelp); }
   void resolve(const MethodContext&) {}
-  bool changes_logits() const { return log_n != LogN::off; }
+  void traits(Traits& t) const { t.changes_logits = log_n != LogN::off; }
   KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 };
 

@@ -18,16 +18,18 @@ struct External {
           "other data that its author stores per token (scores, sketches) is not in the file and not charged. "
           "Lists may use the future; no check can detect it.",
   };
-  static constexpr Hooks hooks{"evict extra_bytes layout max_rows given"};
-  int32_t budget = 0, prompt = 0;
+  static constexpr Hooks hooks{"evict extra_bytes layout traits given"};
+  int32_t budget = 0, prompt = 0, tokens = 0;
   GivenLists given;
 
   static void declare(auto& d) {
     d.file("kept", "HDF5 file with the lists of every kv head; {budget} in its name is the budget in tokens");
   }
-  void resolve(const MethodContext& context) { budget = context.budget.tokens, prompt = context.prompt_tokens; }
+  void resolve(const MethodContext& context) {
+    budget = context.budget.tokens, prompt = context.prompt_tokens, tokens = context.tokens;
+  }
   // Without a budget, lists may have any length.
-  int64_t max_rows(const MethodContext& context) const { return budget > 0 ? budget : context.tokens; }
+  void traits(Traits& t) const { t.max_rows = budget > 0 ? budget : tokens; }
   Layout layout(const MethodContext&) const { return {.weights = given.weighted(), .split = given.split}; }
   KVR_FN void extra_bytes(ExtraBytes& c, const Cache auto& cache, const Team auto& team) const {
     if (!given.weighted()) return;

@@ -1,5 +1,5 @@
 #pragma once
-#include "core/accumulate.hpp"
+#include "methods/parts/step_scores.hpp"
 
 namespace kvreplay {
 

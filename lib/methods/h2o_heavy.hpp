@@ -1,6 +1,6 @@
 #pragma once
-#include "core/accumulate.hpp"
 #include "core/selecting.hpp"
+#include "methods/parts/step_scores.hpp"
 
 namespace kvreplay {
 

@@ -22,7 +22,7 @@ struct Hybrid {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout needs set_options random rng_arrays state rng"};
+  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout needs traits set_options rng_arrays state rng"};
   AnyScorer scorer;
   double top_frac = 0.5;
   int32_t sinks = 4;
@@ -44,7 +44,7 @@ struct Hybrid {
                                         " top tokens (top_frac of the budget); give fewer, or a larger top_frac");
   }
   static void set_options(const Hybrid& m, CommonOptions& options) { m.scorer.set_options(options); }
-  static bool random(const Hybrid&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     return {{"u uniforms", RngStream::uniform_sampling, 1, std::max(0, s.prompt_tokens - h)}};
   }

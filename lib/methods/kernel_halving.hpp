@@ -1,8 +1,8 @@
 #pragma once
 #include <algorithm>
 
-#include "core/thinning.hpp"
-#include "core/walk.hpp"
+#include "methods/parts/thinning.hpp"
+#include "methods/parts/walk.hpp"
 
 namespace kvreplay {
 
@@ -29,7 +29,7 @@ struct KernelHalving : Thinning<4, 32> {
       .default_phase = Phase::oneshot,
       .alias = "kh_compress",
   };
-  static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
+  static constexpr Hooks hooks{"evict extra_bytes layout traits rng_arrays state rng"};
   int32_t g = kDerived;
   double scale = 1;
   std::span<double> state;  // packed rows of a bucket
@@ -51,7 +51,7 @@ struct KernelHalving : Thinning<4, 32> {
                    " middle tokens, more than the " + std::to_string(room) +
                    " that the budget has room for; make g, sinks or recent smaller, or the budget larger");
   }
-  static bool random(const KernelHalving&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     const int32_t k = power_of_four(middle_of(s)), N = 1 << 2 * k, rounds = std::max(0, k - g);
     return {{"U", RngStream::halving_walk, rounds, N / 2}, {"UF", RngStream::halving_flip, rounds, N >> 2 * (g + 1)}};

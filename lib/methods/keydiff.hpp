@@ -20,7 +20,7 @@ struct KeyDiff : Selecting<> {
       .deviation = "the prompt is cut at once; for the paper's blocks set `block`.",
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout protection warning state"};
+  static constexpr Hooks hooks{"read_prompt evict layout traits protection state"};
   int32_t block = 0;
   std::span<double> state;  // [dim] anchor
 
@@ -29,11 +29,10 @@ struct KeyDiff : Selecting<> {
     protect<KeyDiff>(d);
   }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.shape.dim, .scores = true}; }
-  static const char* warning(const KeyDiff& m, const CommonOptions& options) {
-    return options.phase == Phase::stream && m.recent == 0 ? "streaming without recent tokens loses the local "
-                                                             "context; give `recent`, for example a quarter "
-                                                             "of the budget"
-                                                           : "";
+  void traits(Traits& t) const {
+    if (recent == 0)
+      t.warning_when_streaming =
+          "streaming without recent tokens loses the local context; give `recent`, for example a quarter of the budget";
   }
 
   template <class Real>

@@ -25,7 +25,7 @@ struct Keyformer : Selecting<0, kDerived> {
       .default_fraction = 0.6,
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict observe layout needs protection random rng_arrays state rng"};
+      "observe_prompt read_prompt evict observe layout needs traits protection rng_arrays state rng"};
   double recent_frac = 0.3, tau_init = 1, tau_end = 2;
   int32_t gen_len = kDerived;
   bool noise = true;
@@ -50,7 +50,7 @@ struct Keyformer : Selecting<0, kDerived> {
     prompt = context.prompt_tokens;
     Selecting::resolve(context);
   }
-  static bool random(const Keyformer& m) { return m.noise; }
+  void traits(Traits& t) const { t.random = noise; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     if (!noise) return {};
     return {{"UG uniforms", RngStream::keyformer_noise, s.tokens, s.tokens, s.shape.heads}};

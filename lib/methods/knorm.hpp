@@ -17,7 +17,7 @@ struct KNorm : Selecting<> {
       .deviation = "",
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout max_rows protection warning"};
+  static constexpr Hooks hooks{"read_prompt evict layout traits protection"};
   LayerSet skip_layers;
 
   static void declare(auto& d) {
@@ -25,17 +25,15 @@ struct KNorm : Selecting<> {
     protect<KNorm>(d);
   }
   void resolve(MethodContext context) {
-    context.budget.tokens = int32_t(max_rows(context));
+    if (skip_layers.has(context.layer)) context.budget.tokens = context.tokens;
     Selecting::resolve(context);
   }
-  int64_t max_rows(const MethodContext& context) const {
-    return skip_layers.has(context.layer) ? context.tokens : context.budget.tokens;
-  }
-  static const char* warning(const KNorm& m, const CommonOptions& options) {
-    return options.phase == Phase::stream && m.recent == 0
-               ? "streaming without recent tokens collapses: keys of large norm are evicted as soon as they "
-                 "arrive; give `recent`, for example a quarter of the budget"
-               : "";
+  void traits(Traits& t) const {
+    t.max_rows = budget;
+    if (recent == 0)
+      t.warning_when_streaming =
+          "streaming without recent tokens collapses: keys of large norm are evicted as soon as they arrive; give "
+          "`recent`, for example a quarter of the budget";
   }
 
   template <class Real>

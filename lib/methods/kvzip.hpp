@@ -30,10 +30,7 @@ struct KvZip : Selecting<4> {
       .default_phase = Phase::oneshot,
       .layer_level = false,
   };
-  static constexpr Hooks hooks{
-      "read_prompt evict layout needs protection shared_over shares share head_scores "
-      "learns_heads state larger"};
-  static constexpr SharedOver shared_over = SharedOver::model;
+  static constexpr Hooks hooks{"read_prompt evict layout needs traits protection share head_scores state larger"};
   enum class Level { uniform, layer, pair, head };
   Level level = Level::uniform;
   std::span<double> state;  // [P] scores, then [P] one row's probabilities
@@ -56,14 +53,15 @@ struct KvZip : Selecting<4> {
     return {.state_doubles = 2 * int64_t(context.prompt_tokens), .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.repeat = true}; }
-  bool learns_heads() const { return level == Level::head; }
   void head_scores(std::vector<double>& says) const {
     const std::span<double> scores = state.first(state.size() / 2);
     says.push_back(*std::max_element(scores.begin(), scores.end()));
   }
-  SharedOver shares() const {
-    if (level == Level::uniform) return SharedOver::none;
-    return level == Level::layer ? SharedOver::layer : SharedOver::model;
+  void traits(Traits& t) const {
+    if (level == Level::uniform) t.shared_over = SharedOver::none;
+    else t.shared_over = level == Level::layer ? SharedOver::layer : SharedOver::model;
+    t.share_reads_scores = true;
+    t.learns_heads = level == Level::head;
   }
   std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
     if (level == Level::head) {

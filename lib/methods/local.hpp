@@ -17,7 +17,7 @@ struct Local {
       .deviation = "",
       .implied_layout = true,
   };
-  static constexpr Hooks hooks{"evict max_rows set_options"};
+  static constexpr Hooks hooks{"evict set_options traits"};
   enum class Variant { plain, lm_eval, buzz };
   Variant variant = Variant::plain;
   int32_t budget = 0;
@@ -29,7 +29,7 @@ struct Local {
   static void set_options(const Local& m, CommonOptions& options) {
     if (m.variant == Variant::buzz) options.positions = Positions::cache;
   }
-  int64_t max_rows(const MethodContext&) const { return budget; }
+  void traits(Traits& t) const { t.max_rows = budget; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
 };

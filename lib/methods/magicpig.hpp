@@ -1,12 +1,40 @@
 #pragma once
 #include <cmath>
+#include <cstdint>
 
-#include "core/hashing.hpp"
+#include "core/platform.hpp"
 #include "core/policy.hpp"
-#include "core/sketch.hpp"
 #include "core/vectors.hpp"
+#include "methods/parts/sketch.hpp"
 
 namespace kvreplay {
+
+// Locality-sensitive hashing by signs: K columns of a projection [columns, d] form one table (methods/magicpig.hpp).
+
+// The signs of x(c), c < d, in one table, as a number.
+KVR_FN double sign_code(const double* projection, int32_t d, int32_t K, int32_t table, auto x) {
+  double bits = 0;
+  for (int32_t b = 0; b < K; ++b) {
+    const double* const column = projection + (int64_t(table) * K + b) * d;
+    double sum = 0;
+    KVR_SIMD_SUM(sum) for (int32_t c = 0; c < d; ++c) sum += x(c) * column[c];
+    bits = 2 * bits + (sum > 0 ? 1 : 0);
+  }
+  return bits;
+}
+
+// Probability that two vectors at this cosine agree in all K signs of at least `least` of L tables.
+KVR_FN inline double agreement_chance(double cosine, int32_t K, int32_t L, int32_t least) {
+  const double angle = std::acos(cosine > 1 ? 1 : cosine < -1 ? -1 : cosine);
+  const double table = std::pow(1 - angle / 3.14159265358979323846, K);
+  // Probability of fewer tables: terms C(L, m) table^m (1 - table)^(L - m).
+  double fewer = 0, ways = 1;
+  for (int32_t m = 0; m < least; ++m) {
+    fewer += ways * std::pow(table, m) * std::pow(1 - table, L - m);
+    ways *= double(L - m) / (m + 1);
+  }
+  return 1 - fewer;
+}
 
 // MagicPIG, Chen et al. 2024, section 4: tokens are sampled by locality-sensitive hashing and weighted so that sums are
 // nearly unbiased.
@@ -33,7 +61,7 @@ struct MagicPig {
       .needs_linear_logits = true,
   };
   static constexpr Hooks hooks{
-      "read_prompt choose extra_bytes report layout needs random rng_arrays set_options state rng"};
+      "read_prompt choose extra_bytes report layout needs traits rng_arrays set_options state rng"};
   static constexpr double kLeast = 1e-4;  // added to every probability
   static constexpr int32_t kMostBits = 24;
   int32_t K = 10, L = 150, sinks = 4, local = 64, min_tables = 2;
@@ -58,7 +86,7 @@ struct MagicPig {
       throw ParameterError("min_tables", "min_tables " + std::to_string(min_tables) + " of L " + std::to_string(L) +
                                              " tables cannot agree; lower min_tables or raise L");
   }
-  static bool random(const MagicPig&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   static void set_options(const MagicPig&, CommonOptions& options) { options.gqa_level = GqaLevel::query; }
   std::vector<RngArray> rng_arrays(const MethodContext& context) const {
     return {{"U uniforms", RngStream::sketch_matrix, 1, (int64_t(context.shape.dim) * K * L + 1) / 2 * 2}};

@@ -1,6 +1,6 @@
 #pragma once
-#include "core/chunk_attention.hpp"
 #include "core/selecting.hpp"
+#include "methods/parts/chunk_attention.hpp"
 
 namespace kvreplay {
 

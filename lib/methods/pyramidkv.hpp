@@ -23,9 +23,9 @@ struct PyramidKv : SnapKv {
           "the release",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .shared_over = SharedOver::head,
   };
-  static constexpr Hooks hooks{"read_prompt evict report layout needs protection voters shared_over set_options state"};
-  static constexpr SharedOver shared_over = SharedOver::head;
+  static constexpr Hooks hooks{"read_prompt evict report layout needs protection voters set_options state"};
   enum class Rule { standard, kvpress, kvfactory };
   enum class Votes { snapkv };
   Rule rule = Rule::standard;

@@ -1,7 +1,7 @@
 #pragma once
 #include "core/policy.hpp"
 #include "core/quantise.hpp"
-#include "core/sketch.hpp"
+#include "methods/parts/sketch.hpp"
 
 namespace kvreplay {
 
@@ -27,7 +27,7 @@ struct Qjl {
       .needs_linear_logits = true,
       .own_row_format = true,
   };
-  static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
+  static constexpr Hooks hooks{"evict extra_bytes layout traits rng_arrays state rng"};
   static constexpr int32_t kValueBits = 2;
   int32_t m_in = 256, m_out = 256, outliers = 8, group = 32, buffer = 128;
   std::span<double> state;  // number of keys sketched, number of values quantised, then Work
@@ -47,7 +47,7 @@ struct Qjl {
       throw ParameterError("outliers",
                            "outliers must be below the " + std::to_string(context.shape.dim) + " channels of a key");
   }
-  static bool random(const Qjl&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& context) const {
     return {{"U uniforms", RngStream::sketch_matrix, 1, (int64_t(context.shape.dim) * columns() + 1) / 2 * 2}};
   }

@@ -23,7 +23,7 @@ struct Quest {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt append choose extra_bytes layout max_rows_read set_options state"};
+  static constexpr Hooks hooks{"read_prompt append choose extra_bytes layout traits set_options state"};
   static constexpr int32_t kFewestPages = 3;
   int32_t page = 16;
   LayerSet dense_layers{{0b11}};
@@ -45,7 +45,7 @@ struct Quest {
     if (dense) return {};
     return {.state_doubles = int64_t(pages()) * (2 * int64_t(context.shape.dim) * context.shape.blocks + 2)};
   }
-  int32_t max_rows_read() const { return dense || read_pages() >= pages() ? tokens : read_pages() * page; }
+  void traits(Traits& t) const { t.max_rows_read = dense || read_pages() >= pages() ? tokens : read_pages() * page; }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (dense || cache.size() == 0) return;
     const int64_t held = page_of(cache, cache.size() - 1) - page_of(cache, 0) + 1;

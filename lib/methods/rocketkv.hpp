@@ -1,10 +1,60 @@
 #pragma once
 #include <cmath>
 
-#include "core/signed_pages.hpp"
+#include "core/policy.hpp"
 #include "methods/snapkv.hpp"
 
 namespace kvreplay {
+
+// Pages of neighbouring rows, scored by a few channels in the direction of a group's queries (methods/rocketkv.hpp,
+// stage 2).
+struct SignedPages {
+  std::span<double> sign;  // [dim] sign of the group's sum; 0 for channels that are not used
+  int32_t page;            // rows per page
+
+  // Chooses the `count` channels with the largest sum of |q_c| over the group.
+  template <class Real>
+  KVR_FN void choose_channels(const Team auto& team, const StepQueries<Real>& queries, int32_t count) const {
+    const auto sum = [&](int32_t c, bool lengths) {
+      double s = 0;
+      for (int32_t h = 0; h < queries.heads; ++h) {
+        const double q = double(queries(h)[size_t(c)]);
+        s += lengths ? std::abs(q) : q;
+      }
+      return s;
+    };
+    choose_top(
+        team, queries.dim, count, [&](int32_t c) { return sum(c, true); },
+        [&](int32_t c, bool yes) { sign[size_t(c)] = !yes                ? 0
+                                                     : sum(c, false) > 0 ? 1
+                                                                         : -1; });
+  }
+  // sqrt(d times the share of |q| in the chosen channels).
+  template <class Real>
+  KVR_FN double temperature(std::span<const Real> query) const {
+    double counted = 0, all = 0;
+    for (size_t c = 0; c < sign.size(); ++c) {
+      const double length = std::abs(double(query[c]));
+      all += length, counted += sign[c] != 0 ? length : 0;
+    }
+    return counted > 0 ? std::sqrt(double(sign.size()) * counted / all) : 1;
+  }
+  template <class Real>
+  KVR_FN double score(const BasicCache<Real>& cache, std::span<const Real> query, int32_t of_page) const {
+    const int32_t first = of_page * page, end = first + page < cache.size() ? first + page : cache.size();
+    double s = 0;
+    for (size_t c = 0; c < sign.size(); ++c) {
+      if (sign[c] == 0) continue;
+      double most = sign[c] * double(cache.key(first)[c]);
+      for (int32_t i = first + 1; i < end; ++i) {
+        const double x = sign[c] * double(cache.key(i)[c]);
+        most = x > most ? x : most;
+      }
+      s += sign[c] * double(query[c]) * most;
+    }
+    return s;
+  }
+};
 
 // RocketKV, Behnam et al. 2025, section 3: a coarse cut of the prompt, then hybrid sparse attention in every step.
 //  1. Stage 1: SnapKV to `stage1` tokens, permanently. With c = max(1, P/B), r = min(0.2 + 0.06 log2 c, 0.8): cap =
@@ -32,8 +82,7 @@ struct RocketKv : SnapKv {
       .needs_linear_logits = true,
   };
   static constexpr Hooks hooks{
-      "read_prompt evict choose extra_bytes report layout needs max_rows max_rows_read protection voters "
-      "set_options holds_all state"};
+      "read_prompt evict choose extra_bytes report layout needs traits protection voters set_options state"};
   int32_t stage1 = kDerived, prompt = 0, room = 0;
   double ratio = 1;  // c2
 
@@ -57,17 +106,16 @@ struct RocketKv : SnapKv {
     ratio = std::max(1.0, cap / read);
   }
   static void set_options(const RocketKv&, CommonOptions&) {}
-  bool holds_all() const { return false; }
-  int64_t max_rows(const MethodContext& context) const {
-    if (prompt <= budget) return context.tokens;
-    return std::min<int64_t>(context.tokens, int64_t(stage1) + context.tokens - context.prompt_tokens);
+  void traits(Traits& t) const {
+    t.holds_all = false;
+    t.max_rows = prompt <= budget ? room : std::min<int64_t>(room, int64_t(stage1) + room - prompt);
+    t.max_rows_read = read_tokens();
   }
   PromptNeeds needs(const MethodContext& context) const {
     PromptNeeds all = SnapKv::needs(context);
     all.whole = true;
     return all;
   }
-  int32_t max_rows_read() const { return read_tokens(); }
   Layout layout(const MethodContext& context) const {
     Layout all = SnapKv::layout(context);
     all.state_doubles = std::max(all.state_doubles, int64_t(context.shape.dim) + 3 * int64_t(context.tokens));

@@ -28,8 +28,7 @@ struct Scissorhands : Selecting<0, 10> {
           "authors_code on layers 5 to 35 of OPT-66B only.",
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict observe extra_bytes layout needs max_rows protection "
-      "budgetless state"};
+      "observe_prompt read_prompt evict observe extra_bytes layout needs traits protection state"};
   enum class Variant { standard, fraction, authors_code };
   static constexpr int32_t kHist = 400, kCodeHist = 100, kCodeFirst = 100;
   static constexpr double kCodeRank = 0.9;
@@ -58,8 +57,10 @@ struct Scissorhands : Selecting<0, 10> {
       throw ParameterError("drop", "drop " + std::to_string(drop) + " exceeds the " + std::to_string(most) +
                                        " unprotected tokens of the budget; lower drop");
   }
-  static bool budgetless(const Scissorhands& m) { return m.variant == Variant::authors_code; }
-  int64_t max_rows(const MethodContext&) const { return variant == Variant::authors_code ? tokens : budget; }
+  void traits(Traits& t) const {
+    t.takes_budget = variant != Variant::authors_code;
+    t.max_rows = t.takes_budget ? budget : tokens;
+  }
   Layout layout(const MethodContext& s) const { return {.state_doubles = int64_t(s.tokens) * words(), .scores = true}; }
   PromptNeeds needs(const MethodContext& s) const {
     return {.rows_from = s.prompt_tokens > hist ? s.prompt_tokens - hist : 0};

@@ -1,6 +1,6 @@
 #pragma once
-#include "core/thinning.hpp"
-#include "core/walk.hpp"
+#include "methods/parts/thinning.hpp"
+#include "methods/parts/walk.hpp"
 #include "theory/walk.hpp"
 
 namespace kvreplay {
@@ -26,7 +26,7 @@ struct SelfBalancingWalk : Thinning<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"evict extra_bytes layout failure_text random rng_arrays state rng"};
+  static constexpr Hooks hooks{"evict extra_bytes layout traits failure_text rng_arrays state rng"};
   enum class Kernel { expv, k, kv };
   enum Failure : int32_t { walk_failed = 1, radius_too_small };
   Kernel kernel = Kernel::expv;
@@ -56,7 +56,7 @@ struct SelfBalancingWalk : Thinning<> {
                            "kernel expv is divided by its own maximum and takes no r; remove it, or use kernel "
                            "k or kv");
   }
-  static bool random(const SelfBalancingWalk&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     return {{"U uniforms", RngStream::sign_walk, rounds, middle_of(s)}};
   }

@@ -1,5 +1,5 @@
 #pragma once
-#include "core/pattern.hpp"
+#include "methods/parts/sparse_pattern.hpp"
 
 namespace kvreplay {
 
@@ -16,7 +16,7 @@ struct SparseStrided : SparsePattern<SparseStrided> {
       .deviation = "our definition: no code was released, and the paper gives no sizes.",
       .oneshots = false,
   };
-  static constexpr Hooks hooks{"read_prompt evict observe layout needs observes implied_layout"};
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs traits"};
   int32_t w = kDerived, l = kDerived;
 
   static void declare(auto& d) {

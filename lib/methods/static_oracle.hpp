@@ -18,10 +18,10 @@ struct StaticOracle : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection set_options heads_differ"};
+  static constexpr Hooks hooks{"read_prompt evict layout needs traits protection set_options"};
   bool per_head = false;
 
-  bool heads_differ() const { return per_head; }
+  void traits(Traits& t) const { t.heads_differ = per_head; }
 
   static void declare(auto& d) {
     d.boolean("per_head", &StaticOracle::per_head, "every query head has its own list (gqa.level: query)");

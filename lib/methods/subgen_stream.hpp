@@ -32,9 +32,7 @@ struct SubGenStream {
       .needs_linear_logits = true,
       .needs_every_token = true,
   };
-  static constexpr Hooks hooks{
-      "append extra_bytes report layout oracle_needs error_bound random rng_arrays "
-      "streams_prompt state rng"};
+  static constexpr Hooks hooks{"append extra_bytes report layout oracle_needs traits error_bound rng_arrays state rng"};
   double delta = kUnset, delta_rel = kUnset, epsilon = kUnset;
   int32_t t = 8, s = 128, sinks = 0, t_max = 64, s_max = 2048;
   double c_t = 1, c_s = 1, radius = 0;
@@ -69,8 +67,7 @@ struct SubGenStream {
     slots = int32_t(std::min<double>(asked.s.nearest(), s_max));
   }
   OracleNeeds oracle_needs() const { return {delta_rel != kUnset, epsilon != kUnset}; }
-  static bool random(const SubGenStream&) { return true; }
-  static bool streams_prompt() { return true; }
+  void traits(Traits& own) const { own.random = own.streams_prompt = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& context) const {
     return {{"UD", RngStream::subgen_clusters, 1, context.tokens, samples},
             {"UM", RngStream::subgen_reservoir, 1, context.tokens, slots}};

@@ -1,5 +1,5 @@
 #pragma once
-#include "core/accumulate.hpp"
+#include "methods/parts/step_scores.hpp"
 
 namespace kvreplay {
 
@@ -24,15 +24,13 @@ struct TopkOracle {
       .implied_layout = true,
       .reads_full_cache = true,
   };
-  static constexpr Hooks hooks{"read_prompt evict choose observe layout needs max_rows_read observes heads_differ"};
+  static constexpr Hooks hooks{"read_prompt evict choose observe layout needs traits"};
   enum class Variant { plain, topk_plus_current, with_h2o };
   Variant variant = Variant::plain;
   int32_t extra = 1;
   bool per_head = false, renormalise = true;
   double f = kUnset;
   int32_t budget = 0, heavy = 0, most = 0;
-
-  bool heads_differ() const { return per_head; }
 
   static void declare(auto& d) {
     d.choice("variant", &TopkOracle::variant, {"default", "topk_plus_current", "with_h2o"}, "which tokens are read");
@@ -51,10 +49,15 @@ struct TopkOracle {
     if (variant == Variant::with_h2o) heavy = budget < context.tokens ? budget / 2 : budget;
     most = variant == Variant::topk_plus_current ? int32_t(f * context.tokens) + 1 : budget + 1;
   }
-  int32_t max_rows_read() const { return most; }
-  bool observes() const { return variant == Variant::with_h2o; }
-  Layout layout(const MethodContext&) const { return {.scores = observes()}; }
-  PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = observes() ? 0 : PromptNeeds::kNoRows}; }
+  void traits(Traits& t) const {
+    t.max_rows_read = most;
+    t.observes = variant == Variant::with_h2o;
+    t.heads_differ = per_head;
+  }
+  Layout layout(const MethodContext&) const { return {.scores = variant == Variant::with_h2o}; }
+  PromptNeeds needs(const MethodContext&) const {
+    return {.column_sums_from = variant == Variant::with_h2o ? 0 : PromptNeeds::kNoRows};
+  }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -21,11 +21,11 @@ struct Topp {
       .implied_layout = true,
       .reads_full_cache = true,
   };
-  static constexpr Hooks hooks{"choose heads_differ"};
+  static constexpr Hooks hooks{"choose traits"};
   double p = 0.95;
   bool per_head = false;
 
-  bool heads_differ() const { return per_head; }
+  void traits(Traits& t) const { t.heads_differ = per_head; }
 
   static void declare(auto& d) {
     d.real("p", &Topp::p, {0, 1}, "mass of the step's attention that is read, above 0");

@@ -1,9 +1,39 @@
 #pragma once
-#include "core/buffered.hpp"
 #include "core/common_cuts.hpp"
-#include "core/mean_query.hpp"
+#include "core/rotary.hpp"
+#include "core/vectors.hpp"
+#include "methods/parts/buffered.hpp"
 
 namespace kvreplay {
+
+// Mean of the queries of one head before rotation (methods/triattention.hpp, steps 1 and 2).
+struct MeanQuery {
+  std::span<double> mean;   // [dim]
+  std::span<double> sizes;  // [pairs] mean modulus of each pair of channels
+
+  template <class Real>
+  KVR_FN void take(const Team auto& team, const Prompt<Real>& prompt, int32_t head) const {
+    const std::span<const double> of = prompt.mean_query(head), lengths = prompt.query_sizes(head);
+    team.each(int32_t(mean.size()), [&](int32_t c) { mean[size_t(c)] = of[size_t(c)]; });
+    team.each(int32_t(sizes.size()), [&](int32_t f) { sizes[size_t(f)] = lengths[size_t(f)]; });
+  }
+  // Writes to `to` the mean query, rotated to position `next` + D and averaged over D = first, 2 first, ... up to
+  // `last`. Its product with a stored key is the sum over all pairs of channels, times `weight`, plus the sum over the
+  // channels that do not rotate.
+  KVR_FN void look_ahead(const Team auto& team, const RopeView& rope, int32_t next, int32_t first, int32_t last,
+                         double weight, std::span<double> to) const {
+    team.each(int32_t(mean.size()), [&](int32_t c) { to[size_t(c)] = mean[size_t(c)]; });
+    team.each(rope.pairs, [&](int32_t f) {
+      double c = 0, s = 0;
+      int32_t count = 0;
+      for (int32_t ahead = first; ahead <= last; ahead *= 2, ++count) {
+        const double angle = (double(next) + ahead) * rope.inv_freq[f];
+        c += std::cos(angle), s += std::sin(angle);
+      }
+      rotate_pair(rope, f, weight * c / count, weight * s / count, to.data());
+    });
+  }
+};
 
 // TriAttention, 2026: keys are scored by their distance to future queries, which before rotation have one main
 // direction in every pair of channels.
@@ -30,7 +60,7 @@ struct TriAttention : Buffered, CommonCuts {
       .any_positions = false,
       .layer_level = false,
   };
-  static constexpr Hooks hooks = Hooks{"read_prompt evict observe_queries layout needs max_rows state"} + cut_hooks;
+  static constexpr Hooks hooks = Hooks{"read_prompt evict observe_queries layout needs traits state"} + cut_hooks;
   enum class Together { mean, max };
   enum class NormTerm { residual, full };
   int32_t offsets = 65536, sinks = 0, recent = 0;
@@ -63,8 +93,9 @@ struct TriAttention : Buffered, CommonCuts {
     prompt = context.prompt_tokens;
     room = int32_t(std::min<int64_t>(context.tokens, most_rows(context) + (keep_prompt ? prompt : 0)));
   }
-  int64_t max_rows(const MethodContext& context) const {
-    return Buffered::max_rows(context) + (keep_prompt ? context.prompt_tokens : 0);
+  void traits(Traits& t) const {
+    CommonCuts::traits(t);
+    t.max_rows = most_kept() + (keep_prompt ? prompt : 0);
   }
   Layout layout(const MethodContext& context) const {
     const HeadShape& s = context.shape;

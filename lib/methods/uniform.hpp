@@ -1,5 +1,5 @@
 #pragma once
-#include "methods/balancekv.hpp"
+#include "methods/balancekv/balancekv.hpp"
 
 namespace kvreplay {
 
@@ -24,7 +24,7 @@ struct Uniform : Thinning<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
+  static constexpr Hooks hooks{"evict extra_bytes layout traits rng_arrays state rng"};
   enum class Weights { ratio, none, pow2 };
   enum class Variant { sample, coin, notebook };
   int32_t m = kDerived, rounds = kDerived, tail = 0, block = 256;
@@ -56,7 +56,7 @@ struct Uniform : Thinning<> {
     }
     if (variant == Variant::sample) resolve_sample(middle_of(context));
   }
-  static bool random(const Uniform&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     if (variant == Variant::coin) return coins.rng_arrays(s);
     const int32_t T = variant == Variant::sample ? 1 : rounds_of(s.prompt_tokens, sinks);

@@ -1,6 +1,6 @@
 #pragma once
 #include "core/linear.hpp"
-#include "core/thinning.hpp"
+#include "methods/parts/thinning.hpp"
 
 namespace kvreplay {
 
@@ -24,7 +24,7 @@ struct WildCat : Thinning<4, 32> {
       .any_positions = false,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"evict extra_bytes report layout failure_text random rng_arrays state rng"};
+  static constexpr Hooks hooks{"evict extra_bytes report layout traits failure_text rng_arrays state rng"};
   int32_t r = kDerived;
   double tau2 = 1, ridge = 1e-6;
   double rate = 1;
@@ -45,7 +45,7 @@ struct WildCat : Thinning<4, 32> {
     else if (r > M && context.prompt_tokens > budget)
       throw ParameterError("r", "r must be at most the " + std::to_string(M) + " middle tokens of the prompt");
   }
-  static bool random(const WildCat&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext&) const { return {{"U uniforms", RngStream::pivots, 1, r}}; }
   Layout layout(const MethodContext& context) const {
     if (context.prompt_tokens <= budget) return {.state_doubles = 1};

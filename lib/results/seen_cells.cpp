@@ -108,10 +108,10 @@ SeenCells::Declared SeenCells::declared_of(const std::string& name, const std::s
   const bool has_parameters = rule != params.end() && rule->is_object();
   const std::string allocator = text_in(has_parameters ? *rule : params, has_parameters ? "name" : "allocator");
   const bool alone = allocator.empty() || allocator == word(Allocator::uniform);
-  said.known = true, said.holds_all = values.holds_all();
+  said.known = true, said.holds_all = values.traits().holds_all;
   if (const auto sinks = params.find("sinks"); sinks != params.end() && sinks->is_number_integer())
     said.sinks = sinks->get<int32_t>();
-  const bool by_formula = alone ? values.shared_over() == SharedOver::head
+  const bool by_formula = alone ? values.traits().shared_over == SharedOver::head
                                 : allocator == word(Allocator::pyramid) || allocator == word(Allocator::windows) ||
                                       allocator.starts_with(word(Allocator::file));
   said.sloped = by_formula && said.oneshot && text_in(params, "gqa.level") != word(GqaLevel::query);

@@ -34,7 +34,7 @@ const LayerInfo& layer_of(const LoadedRun& run, const SelectedLayer& at) {
 bool is_fixed_by_budget(const MethodInstance& m, const LayerInfo& layer, bool random, bool prompt_streams) {
   const MethodInfo& info = m.method().info;
   const bool known_text = std::string(info.identity).empty();
-  const bool evicts_coded = m.options.phase == Phase::stream || prompt_streams || m.values.streams_prompt();
+  const bool evicts_coded = m.options.phase == Phase::stream || prompt_streams || m.values.traits().streams_prompt;
   const RowFormat& format = m.options.row_format;
   const bool by_rows = (has_blocks(format) && evicts_coded) || has_outliers(format);
   return info.exact_budget && known_text && !info.reads_full_cache && !random && !by_rows && layer.sliding_window == 0;

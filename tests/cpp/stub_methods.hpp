@@ -78,9 +78,9 @@ struct Kept {
 };
 struct Drawn : Kept {
   static constexpr MethodInfo info{.name = "draw", .title = "", .source = "", .tier = 1, .memory = "", .deviation = ""};
-  static constexpr Hooks hooks{"random rng rng_arrays"};
+  static constexpr Hooks hooks{"traits rng rng_arrays"};
   Rng rng{};
-  static bool random(const Drawn&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext&) const {
     return {{"u", RngStream::uniform_sampling, 1, 80, 1}};
   }

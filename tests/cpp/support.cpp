@@ -178,7 +178,7 @@ Cell make_cell(const Method& method, std::optional<int32_t> budget, const Stream
   variant.scale = 1 / std::sqrt(double(s.dim));
   if (!method.lists_in.empty()) variant.kept = sinks_and_recent(budget.value_or(s.tokens), s, options);
   Cell cell;
-  if (budget && variant.values.takes_budget()) cell.budget = {*budget, double(*budget)};
+  if (budget && variant.values.traits().takes_budget) cell.budget = {*budget, double(*budget)};
   cell.seed = seed;
   cell.extent = {s.tokens, s.prompt};
   cell.variant = std::make_shared<const Variant>(std::move(variant));

@@ -22,7 +22,8 @@
 
 // A kernel's view of the threads that run it: the threads of one block, in warps of 32. A kernel is a trivially
 // copyable struct whose operator() takes a Block, so that the same code runs on a CUDA device (cuda/cuda_block.cuh)
-// and, for tests, on the CPU (emulator/emulated_block.hpp). All memory that threads share inside a block is shared().
+// and, for tests, on the CPU (tests/emulator/emulated_block.hpp). All memory that threads share inside a block is
+// shared().
 //
 // Every thread of the warp (or of the block, for sync()) must reach collective operations. Fragments of multiply_add()
 // and load_matrices() are laid out in a warp's registers as in the PTX manual for mma.m16n8k16 and ldmatrix. With g =

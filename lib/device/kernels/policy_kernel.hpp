@@ -52,7 +52,7 @@ struct PolicyHeads {
     if (!tau.any()) run.fail(PolicyEnd::denominator, token);
     if (row < 0 || run.failed()) return;
     QueryView<float> seen = view(h);
-    seen.rule.factor = float(DirectCalls<P, float>{policy}.logit_factor(cache.size(), token));
+    seen.rule.factor = float(DirectCalls<P, float>{policy, false}.logit_factor(cache.size(), token));
     seen.chosen = chosen;
     double spread = kUnset;
     if constexpr (requires { policy.spread(); }) spread = policy.spread();
@@ -142,8 +142,8 @@ struct PolicyKernel {
   KVR_DEVICE static void cut_prompt(PolicyRun<B>& run, P& policy) {
     const PolicyTask& task = run.task;
     if constexpr (ObservesPrompt<P>) observe_prompt(run, policy);
-    run.end.reweighted =
-        replay_prompt(run.team, DirectCalls<P, float>{policy}, run.cache, run.prompt(), task.rules, task.reweights);
+    run.end.reweighted = replay_prompt(run.team, DirectCalls<P, float>{policy, task.chooses}, run.cache, run.prompt(),
+                                       task.rules, task.reweights);
     run.record = {};
     PolicySteps<P, B>{run, policy}.close(task.input.prompt - 1);
   }
@@ -163,7 +163,7 @@ struct PolicyKernel {
     const bool attends = task.observes || row >= 0;
     PolicyHeads<P, B> heads{run, policy, t, row, attends};
     run.record = {};
-    replay_step(run.team, DirectCalls<P, float>{policy}, run.cache, run.token_at(t), task.rules, heads,
+    replay_step(run.team, DirectCalls<P, float>{policy, task.chooses}, run.cache, run.token_at(t), task.rules, heads,
                 task.scratch.step, attends);
     PolicySteps<P, B>{run, policy}.close(t);
   }

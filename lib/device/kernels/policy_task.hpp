@@ -90,6 +90,7 @@ struct PolicyTask {
   bool opens;           // no token has arrived: memory is cleared first
   bool streams_prompt;  // the prompt arrives token by token; else the launch that opens takes it in one call
   bool observes;        // the policy observes every step
+  bool chooses;         // a step reads only some rows of the cache
   bool reweights;       // option reweight: uniform
   bool split;           // Layout::split
 };

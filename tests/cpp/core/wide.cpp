@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "core/exponential.hpp"
-#include "core/farthest_first.hpp"
 #include "core/team.hpp"
-#include "core/walk.hpp"
-#include "core/walk_record.hpp"
 #include "gaussian.hpp"
 #include "kernels/kernels.hpp"
-#include "methods/balancekv.hpp"
+#include "methods/balancekv/balancekv.hpp"
+#include "methods/balancekv/walks.hpp"
+#include "methods/parts/walk.hpp"
+#include "methods/subgen/farthest_first.hpp"
 #include "replay/runner.hpp"
 
 namespace kvreplay {

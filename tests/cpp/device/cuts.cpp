@@ -1,8 +1,8 @@
 #include "device/beside_cores.hpp"
 #include "device/devices.hpp"
-#include "device/emulator/emulated_policies.hpp"
-#include "device/emulator/emulated_runtime.hpp"
-#include "methods/subgen.hpp"
+#include "emulator/emulated_policies.hpp"
+#include "emulator/emulated_runtime.hpp"
+#include "methods/subgen/subgen.hpp"
 
 // A device cuts prompts whose selection is expensive, by the policy's own code.
 

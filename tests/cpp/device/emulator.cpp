@@ -6,8 +6,8 @@
 #include <random>
 #include <stdexcept>
 
-#include "device/emulator/emulated_runtime.hpp"
 #include "device/under_test.hpp"
+#include "emulator/emulated_runtime.hpp"
 
 // The emulator itself: it computes what a device computes, and finds mistakes that a device would not report.
 

@@ -1,8 +1,8 @@
 #include "catalog/make_policy_table.hpp"
 #include "device/beside_cores.hpp"
 #include "device/devices.hpp"
-#include "device/emulator/emulated_policies.hpp"
-#include "device/emulator/emulated_runtime.hpp"
+#include "emulator/emulated_policies.hpp"
+#include "emulator/emulated_runtime.hpp"
 #include "property_exceptions.hpp"
 
 using namespace kvreplay;

@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "core/cache.hpp"
-#include "device/emulator/emulated_block.hpp"
 #include "device/kernels/block_team.hpp"
 #include "device/rows.hpp"
+#include "emulator/emulated_block.hpp"
 
 using namespace kvreplay;
 using kvreplay::emulator::EmulatedBlock;

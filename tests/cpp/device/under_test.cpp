@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "device/cuda/cuda_devices.hpp"
-#include "device/emulator/emulated_runtime.hpp"
+#include "emulator/emulated_runtime.hpp"
 
 namespace kvreplay::test {
 

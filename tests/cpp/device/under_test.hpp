@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "device/emulator/emulated_block.hpp"
 #include "device/runtime.hpp"
+#include "emulator/emulated_block.hpp"
 
 // The device that kernels are tested on, and its memory. Tests tagged [device][kernel] hold on any device. Tests tagged
 // [emulator] look for mistakes that only the emulator finds: results that depend on the order of threads, writes out of

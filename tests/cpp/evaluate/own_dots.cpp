@@ -1,7 +1,7 @@
 #include "caches/cache_memory.hpp"
 #include "core/step.hpp"
 #include "evaluate/row_products.hpp"
-#include "methods/h2o.hpp"
+#include "methods/h2o/h2o.hpp"
 #include "methods/streaming_llm.hpp"
 #include "methods/topk_oracle.hpp"
 #include "stub_methods.hpp"
@@ -95,7 +95,9 @@ std::vector<Real> own_outputs(const HeadStream<Real>& stream, int32_t budget, co
   view.keys = stream.keys.data(), view.values = stream.values.data();
   view.column_sums = sums.data();
   view.size = stream.prompt, view.shape = stream.shape;
-  const DirectCalls<P, Real> calls{policy};
+  Traits traits{.chooses = Chooses<P, Real>};
+  if constexpr (P::hooks.has(Hook::traits)) policy.traits(traits);
+  const DirectCalls<P, Real> calls{policy, traits.chooses};
   replay_prompt(team, calls, cache, Prompt<Real>(view), rules, false);
   const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim), step = size_t(stream.shape.heads) * dv;
   std::vector<Real> out(size_t(stream.tokens - stream.prompt) * step);

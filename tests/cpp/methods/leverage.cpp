@@ -1,4 +1,4 @@
-#include "core/leverage.hpp"
+#include "methods/parts/leverage.hpp"
 
 #include "allocation/shared_budgets.hpp"
 #include "hand_streams.hpp"

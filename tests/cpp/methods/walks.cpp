@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "core/philox.hpp"
-#include "core/walk.hpp"
+#include "methods/parts/walk.hpp"
 #include "support.hpp"
 #include "theory/walk.hpp"
 #include "trace/h5_file.hpp"

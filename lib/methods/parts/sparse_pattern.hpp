@@ -1,5 +1,5 @@
 #pragma once
-#include "core/accumulate.hpp"
+#include "methods/parts/step_scores.hpp"
 
 namespace kvreplay {
 
@@ -24,8 +24,10 @@ struct SparsePattern {
   }
   Layout layout(const MethodContext&) const { return {.scores = with_h2o}; }
   PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = with_h2o ? 0 : PromptNeeds::kNoRows}; }
-  bool observes() const { return with_h2o; }
-  bool implied_layout() const { return !with_h2o; }
+  void traits(Traits& t) const {
+    t.observes = with_h2o;
+    t.implied_layout = !with_h2o;
+  }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {

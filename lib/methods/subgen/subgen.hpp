@@ -1,6 +1,6 @@
 #pragma once
-#include "core/farthest_first.hpp"
 #include "core/policy.hpp"
+#include "methods/subgen/farthest_first.hpp"
 
 namespace kvreplay {
 
@@ -23,7 +23,7 @@ struct SubGen {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout random rng_arrays state rng larger"};
+  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout traits rng_arrays state rng larger"};
   enum class Weights { none, cluster_size };
   int32_t recent = kDerived, first = 0;
   Weights weights = Weights::none;
@@ -47,7 +47,7 @@ struct SubGen {
       throw ParameterError("first", "first " + std::to_string(first) + " is not below the " +
                                         std::to_string(context.prompt_tokens - recent) + " older prompt tokens");
   }
-  static bool random(const SubGen& s) { return s.first == kWord; }
+  void traits(Traits& t) const { t.random = first == kWord; }
   std::vector<RngArray> rng_arrays(const MethodContext&) const {
     if (first != kWord) return {};
     return {{"u uniforms", RngStream::k_center_start, 1, 1}};

@@ -1,6 +1,6 @@
 #include "device/devices.hpp"
-#include "device/emulator/emulated_runtime.hpp"
-#include "device/emulator/install.hpp"
+#include "emulator/emulated_runtime.hpp"
+#include "emulator/install.hpp"
 
 namespace kvreplay::emulator {
 

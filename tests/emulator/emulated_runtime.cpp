@@ -1,4 +1,4 @@
-#include "device/emulator/emulated_runtime.hpp"
+#include "emulator/emulated_runtime.hpp"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 #pragma once
-#include "device/emulator/emulated_block.hpp"
 #include "device/kernels/policy_kernel.hpp"
+#include "emulator/emulated_block.hpp"
 
 // Compiled once, for all methods (emulated_row_coding.cpp).
 extern template kvreplay::RowCoder::Coded kvreplay::code_rows_of_block(

@@ -1,7 +1,7 @@
 #pragma once
-#include "core/step_scores.hpp"
-#include "methods/h2o_masks.hpp"
-#include "methods/h2o_variants.hpp"
+#include "methods/h2o/masks.hpp"
+#include "methods/h2o/variants.hpp"
+#include "methods/parts/step_scores.hpp"
 
 namespace kvreplay {
 
@@ -34,9 +34,8 @@ struct H2o : H2oVariants {
           "are summed (the release knows no groups), in double precision. oracle_global sees the future.",
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict choose observe extra_bytes report layout needs protection "
-      "score_rule voters failure_text set_options streams_prompt observes chooses holds_all implied_layout "
-      "state"};
+      "observe_prompt read_prompt evict choose observe extra_bytes report layout needs traits protection score_rule "
+      "voters failure_text set_options state"};
   int32_t first_voter = 0;  // prompt rows from this index on vote
   bool ranked = false;      // oracle_global: the future was read
   std::span<double> state;  // columns of the masks; the outputs of a step, for scores that use them
@@ -54,10 +53,11 @@ struct H2o : H2oVariants {
             .column_sums_of = score,
             .future_sums = is(Variant::oracle_global)};
   }
-  bool holds_all() const { return chooses(); }
-  bool implied_layout() const { return holds_all(); }
-  bool streams_prompt() const { return is(Variant::alg1); }
-  bool observes() const { return !is_one_shot() && !is(Variant::oracle_global); }
+  void traits(Traits& t) const {
+    t.chooses = t.holds_all = t.implied_layout = masks();
+    t.streams_prompt = is(Variant::alg1);
+    t.observes = !is_one_shot() && !is(Variant::oracle_global);
+  }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
     c.aux_bytes = is(Variant::oracle_global) ? 4 * int64_t(heavy) : 0;
   }
@@ -123,7 +123,7 @@ struct H2o : H2oVariants {
     if (fits_budget()) return;
     if (is(Variant::oracle_global) && !ranked) cache.fail(team, 1, 0);
     if (is(Variant::hf_mask)) return h2o_mask::reset_hidden(team, cache, heavy, recent);
-    if (chooses()) return;
+    if (masks()) return;
     if (!is(Variant::flexgen)) return keep_scored(team, cache, protection(), budget);
     const auto a = [&](int32_t i) { return cache.score(i); };
     if (cache.token(n - 1) < prompt) keep_best(team, cache, {.recent = recent}, heavy, a);

@@ -1,6 +1,6 @@
 #pragma once
-#include "core/merge_and_reduce.hpp"
 #include "core/policy.hpp"
+#include "methods/balancekv_stream/merge_and_reduce.hpp"
 #include "theory/balancekv.hpp"
 #include "theory/walk.hpp"
 
@@ -10,7 +10,7 @@ namespace kvreplay {
 //  1. Token j goes to the bucket i = ceil(log2 ||v_j||), 2^(i-1) < ||v_j|| <= 2^i; a zero value goes to none. Each
 //     bucket, and the denominator with its pairs (k, 1), has a MergeAndReduce with its own counter.
 //  2. It halves by SoftmaxBalance: the self-balancing walk with kernel expv and r_value = 2^i (1 in the denominator);
-//     the smaller class stays (core/merge_and_reduce.hpp).
+//     the smaller class stays (methods/balancekv_stream/merge_and_reduce.hpp).
 //  3. Buckets with 2^i <= epsilon/(2n) exp(-r^2/sqrt(d)) max ||v|| are erased; the maximum is over the tokens so far.
 //  4. Level l weighs 2^l, in the numerator over all buckets. A query attends after its token is appended.
 // The theorem's t is e^32 to e^150 on real keys (bound_log10_tokens), so t, T, c and delta can be set.
@@ -32,8 +32,8 @@ struct BalanceKvStream {
       .needs_linear_logits = true,
   };
   static constexpr Hooks hooks{
-      "read_prompt append extra_bytes spread report layout needs oracle_needs error_bound "
-      "failure_text random rng_arrays state rng"};
+      "read_prompt append extra_bytes spread report layout needs oracle_needs traits error_bound failure_text "
+      "rng_arrays state rng"};
   int32_t batch = 256, levels = kDerived;
   double epsilon = 0.1, delta = kUnset, c = kUnset, r = kUnset;
   OnFail on_fail = OnFail::fail;
@@ -65,7 +65,7 @@ struct BalanceKvStream {
     largest_query = context.largest_query_norm;
   }
   OracleNeeds oracle_needs() const { return {.largest_query_norm = r == kUnset}; }
-  static bool random(const BalanceKvStream&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {  // slot 0: denominator, 2048 + i: bucket i
     return {{"U uniforms", RngStream::sign_walk, levels, s.tokens, MergeAndReduce::kSlots}};
   }

@@ -33,7 +33,7 @@ class FarthestFirst {
     top_ = cut((rows + kBlock - 1) / kBlock);
     order_ = cut(centres), members_ = cut(centres);
     centre_half_ = cut(centres + kAtOnce);
-    centre_keys_ = reinterpret_cast<Real*>(cut((centres + kAtOnce) * cache.shape().dim).data());
+    centre_keys_ = cut.numbers<Real>((centres + kAtOnce) * cache.shape().dim).data();
   }
   KVR_FN int32_t row(int32_t centre) const { return int32_t(order_[size_t(centre)]); }
   // Number of rows whose nearest centre this is, after assign_rest(). Ties: the earlier centre.

@@ -1,6 +1,6 @@
 #pragma once
-#include "core/attention_fit.hpp"
 #include "core/policy.hpp"
+#include "methods/attention_matching/attention_fit.hpp"
 
 namespace kvreplay {
 

@@ -1,4 +1,4 @@
-#include "device/emulator/emulated_block.hpp"
+#include "emulator/emulated_block.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "device/emulator/emulated_fiber.hpp"
+#include "emulator/emulated_fiber.hpp"
 
 namespace kvreplay::emulator {
 namespace {

@@ -34,10 +34,11 @@ struct Buffered {
                                  std::to_string(context.budget.tokens) +
                                  " to choose; protect fewer or make the budget larger");
   }
-  int64_t max_rows(const MethodContext&) const { return int64_t(target) + buffer; }
+  int64_t most_kept() const { return int64_t(target) + buffer; }  // after a step
+  void traits(Traits& t) const { t.max_rows = most_kept(); }
   // The most rows that a cut may look at.
   int64_t most_rows(const MethodContext& context) const {
-    return std::min<int64_t>(context.tokens, std::max<int64_t>(context.prompt_tokens, max_rows(context)) + 1);
+    return std::min<int64_t>(context.tokens, std::max<int64_t>(context.prompt_tokens, most_kept()) + 1);
   }
   KVR_FN void on_new_token() { ++since; }
   // True at the end of the prompt and after the step that fills the buffer.

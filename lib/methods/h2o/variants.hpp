@@ -41,7 +41,7 @@ struct H2oVariants : Selecting<0, kDerived> {
   static void set_options(const H2oVariants& m, CommonOptions& options) {
     if (m.is_one_shot()) options.phase = Phase::oneshot;
   }
-  KVR_FN bool chooses() const { return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global); }
+  KVR_FN bool masks() const { return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global); }
   KVR_FN bool fits_budget() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
   KVR_FN bool is(Variant v) const { return variant == v; }
   KVR_FN bool means() const { return score_norm == Norm::mean || is(Variant::observed); }
@@ -61,9 +61,9 @@ struct H2oVariants : Selecting<0, kDerived> {
       throw ParameterError("variant", name + " decides at every step; it runs with `phase: stream` only");
     if (!is(Variant::real_drop) && (score_rows != kAllRows || (score_norm != Norm::sum && !is(Variant::observed))))
       throw ParameterError("score_rows", name + " defines which rows vote; leave out score_rows and score_norm");
-    if (chooses() && score != TokenScore::attention)
+    if (masks() && score != TokenScore::attention)
       throw ParameterError("score", name + " follows the released code, which adds up attention; leave out score");
-    if (sinks > 0 && (chooses() || is(Variant::flexgen)))
+    if (sinks > 0 && (masks() || is(Variant::flexgen)))
       throw ParameterError("sinks",
                            name + " follows the released code, which protects no first tokens; leave out sinks");
   }

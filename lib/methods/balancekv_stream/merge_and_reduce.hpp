@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "core/philox.hpp"
-#include "core/walk.hpp"
+#include "methods/parts/walk.hpp"
 
 namespace kvreplay {
 

@@ -1,8 +1,8 @@
 #pragma once
 #include <memory>
 
-#include "device/emulator/emulated_block.hpp"
 #include "device/runtime.hpp"
+#include "emulator/emulated_block.hpp"
 
 namespace kvreplay::emulator {
 

@@ -1,5 +1,5 @@
-#include "device/emulator/emulated_block.hpp"
 #include "device/kernels/row_coding.hpp"
+#include "emulator/emulated_block.hpp"
 
 // Codes the rows of a cache with a block on the CPU, for every method.
 

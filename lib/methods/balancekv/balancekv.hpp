@@ -1,6 +1,5 @@
 #pragma once
-#include "core/halving.hpp"
-#include "core/walk_record.hpp"
+#include "methods/balancekv/walks.hpp"
 #include "theory/walk.hpp"
 
 namespace kvreplay {
@@ -10,7 +9,7 @@ namespace kvreplay {
 //  2. kc = k minus the mean of the block, zero rows included; v is multiplied by the token's weight w.
 //  3. G_ij = exp(tau <kc_i, kc_j>/sqrt(d) - beta) (<v_i, v_j> + c0 + 1e-8).
 //  4. In each block e_0 = +1, and e_i = +1 iff U < 1/2 - gamma y, y the sum over j < i of G_ij e_j.
-//  5, 6. Truncate to half of them at a cut; kept rows before the cut double their weight (core/halving.hpp).
+//  5, 6. Truncate to half of them at a cut; kept rows before the cut double their weight (methods/balancekv/walks.hpp).
 // Weights: w in the numerator; in the denominator 2^T for all survivors (`den: code`) or w.
 // `walk: paper`: no filling, no centring; self_balancing_walk on each block, half of which stays; weight 2^T.
 // `gamma: 0` is a fair coin with the same truncation. Its longer exact tail alone improves its error: compare it with
@@ -28,7 +27,7 @@ struct BalanceKv : Thinning<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"evict extra_bytes report layout random rng_arrays state rng larger"};
+  static constexpr Hooks hooks{"evict extra_bytes report layout traits rng_arrays state rng larger"};
   enum class Preset { single_layer, longbench };
   enum class Den { code, w };
   enum class Walk { reference, paper };
@@ -73,7 +72,7 @@ struct BalanceKv : Thinning<> {
     Thinning::resolve(context);
     record_doubles = WalkRecord::doubles(context.prompt_tokens);
   }
-  static bool random(const BalanceKv&) { return true; }
+  void traits(Traits& t) const { t.random = true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     const int32_t T = rounds != kDerived ? rounds : rounds_to_fit(s.prompt_tokens, sinks);
     return {{"uniforms U", RngStream::sign_walk, T, middle_of(s)}};

@@ -1,4 +1,4 @@
-#include "device/emulator/emulated_fiber.hpp"
+#include "emulator/emulated_fiber.hpp"
 
 #include <boost/context/pooled_fixedsize_stack.hpp>
 #include <utility>

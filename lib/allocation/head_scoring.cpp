@@ -53,8 +53,8 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
   for (size_t i = 0; i < caches.size(); ++i) {
     const bool streams = caches[i]->streams_prompt(), in_time = cuts_together(scorings[i]->cell);
     try {
-      if (in_time) all[i] = caches[i]->cut_scores(prompt.sums_of(*caches[i]));
-      else if (!streams) all[i] = caches[i]->head_scores(prompt.sums_of(*caches[i]));
+      if (in_time) all[i] = caches[i]->prompt.cut_scores(prompt.sums_of(*caches[i]));
+      else if (!streams) all[i] = caches[i]->prompt.head_scores(prompt.sums_of(*caches[i]));
     } catch (const ReplayError& e) {  // fails this method alone
       scorings[i]->lost = e.what();
       continue;

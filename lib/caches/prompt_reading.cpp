@@ -32,13 +32,14 @@ ColumnSum wanted_sum(const PromptNeeds& needs) {
 
 template <class Real>
 void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
-  const PromptNeeds needs = cache.needs();
+  const PromptNeeds needs = cache.prompt.needs();
   future_ = future_ || needs.future_sums;
   stream_ = &cache.stream();
   if (!cache.method().calibration().is_offline()) known_needs_ = known_needs_ | needs.known;
   pass_.maxima = pass_.maxima || cache.options().gqa_aggregate == Aggregate::max;
   if (needs.column_sums_from >= 0) pass_.sums.push_back(wanted_sum(needs));
-  if (const int32_t row = cache.merge_rows_from(); row >= 0) pass_.sums.push_back({TokenScore::attention, 0, row});
+  if (const int32_t row = cache.prompt.merge_rows_from(); row >= 0)
+    pass_.sums.push_back({TokenScore::attention, 0, row});
   if (needs.rows_from < 0 || !shows_rows) return;
   watchers_.push_back({&cache, needs.rows_from});
   pass_.rows_from = pass_.rows_from < 0 ? needs.rows_from : std::min(pass_.rows_from, needs.rows_from);
@@ -50,7 +51,7 @@ void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& futur
   pass_.sums.erase(std::unique(pass_.sums.begin(), pass_.sums.end()), pass_.sums.end());
   pass_.on_row = [&](int32_t t, const HeadProbabilities& p) {
     for (const Watcher& watcher : watchers_)
-      if (t >= watcher.from && !stop()) watcher.cache->observe_prompt(t, p);
+      if (t >= watcher.from && !stop()) watcher.cache->prompt.observe(t, p);
   };
   std::vector<std::vector<double>> sums = columns(pass_);
   for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums[i]] = std::move(sums[i]);
@@ -60,7 +61,7 @@ void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& futur
 
 template <class Real>
 const KnownQueries* PromptReading<Real>::known_for(const CacheReplay<Real>& cache) const {
-  if (!cache.needs().known.any()) return nullptr;
+  if (!cache.prompt.needs().known.any()) return nullptr;
   const Calibration& by = cache.method().calibration();
   return by.is_offline() ? &cache.stream().known.at(by) : &known_;
 }
@@ -73,8 +74,8 @@ const double* PromptReading<Real>::found(const ColumnSum& sum) const {
 
 template <class Real>
 PromptSums PromptReading<Real>::sums_of(const CacheReplay<Real>& cache) const {
-  return {found(wanted_sum(cache.needs())), future_sums_.empty() ? nullptr : future_sums_.data(),
-          found({TokenScore::attention, 0, cache.merge_rows_from()}), known_for(cache)};
+  return {found(wanted_sum(cache.prompt.needs())), future_sums_.empty() ? nullptr : future_sums_.data(),
+          found({TokenScore::attention, 0, cache.prompt.merge_rows_from()}), known_for(cache)};
 }
 
 template class PromptReading<float>;

@@ -30,7 +30,7 @@ const EvaluatorInfo& evaluator_for(FastPath::Kind fast_path) {
 template <class Real>
 std::unique_ptr<Evaluator<Real>> make_evaluator(CacheReplay<Real>& cache, EvaluationShared<Real>& shared,
                                                 std::shared_ptr<ResidentFamily<Real>>& family) {
-  switch (Way(&evaluator_for(cache.fast_path().kind) - kEvaluators)) {
+  switch (Way(&evaluator_for(cache.steps.fast_path().kind) - kEvaluators)) {
     case kResident:
       if (family == nullptr || family->is_full())
         family = std::make_shared<ResidentFamily<Real>>(cache.stream(), shared.asked);

@@ -25,16 +25,16 @@ template <class Real>
 auto DeviceEvaluator<Real>::accepts(const CacheReplay<Real>& cache) const -> Way {
   using Kind = FastPath::Kind;
   if (!asked_.needles.empty()) return Way::none;
-  const Kind kind = cache.fast_path().kind;
+  const Kind kind = cache.steps.fast_path().kind;
   if ((kind == Kind::fixed || kind == Kind::sliding) && !cache.streams_prompt()) return Way::rows;
-  return cache.may_run_on_device() && device_->runs(cache.method().method().programs, cache.method().context().shape)
+  return cache.device.may_run() && device_->runs(cache.method().method().programs, cache.method().context().shape)
              ? Way::policy
              : Way::none;
 }
 
 template <class Real>
 bool DeviceEvaluator<Real>::accepts_cut(const CacheReplay<Real>& cache) const {
-  return !cache.streams_prompt() && cache.may_cut_on_device() && asked_.needles.empty() &&
+  return !cache.streams_prompt() && cache.device.may_cut() && asked_.needles.empty() &&
          device_->runs(cache.method().method().programs, cache.method().context().shape);
 }
 
@@ -43,7 +43,7 @@ size_t DeviceEvaluator<Real>::add_rows(CacheReplay<Real>& cache, size_t family) 
   of_rows_.push_back({&cache, added_});
   DeviceCache held;
   held.first_head = cache.first_head(), held.heads = cache.heads(), held.by_head = cache.heads_differ();
-  held.prefix = asked_.prefix && cache.fast_path().kind == FastPath::Kind::fixed;
+  held.prefix = asked_.prefix && cache.steps.fast_path().kind == FastPath::Kind::fixed;
   held.family = family;
   held_.push_back(std::move(held));
   return added_++;
@@ -52,7 +52,7 @@ size_t DeviceEvaluator<Real>::add_rows(CacheReplay<Real>& cache, size_t family) 
 template <class Real>
 size_t DeviceEvaluator<Real>::add_policy(CacheReplay<Real>& cache, const PromptSums& sums) {
   of_policies_.push_back({&cache, added_});
-  policies_.push_back(cache.device_policy(sums, asked_.prefix, asked_.set));
+  policies_.push_back(cache.device.policy(sums, asked_.prefix, asked_.set));
   return added_++;
 }
 
@@ -61,15 +61,15 @@ void DeviceEvaluator<Real>::cut(const std::vector<std::pair<CacheReplay<Real>*, 
                                 const std::function<void(size_t, const std::function<void()>&)>& guard) {
   if (caches.empty()) return;
   std::vector<DevicePolicy> policies;
-  for (const auto& [cache, sums] : caches) policies.push_back(cache->device_policy(sums, false, false));
+  for (const auto& [cache, sums] : caches) policies.push_back(cache->device.policy(sums, false, false));
   const Stopwatch watch;
   const std::vector<DevicePolicyRecord> records = device_->cut(policies);
   const double seconds = watch.seconds() / double(records.size());
   for (size_t i = 0; i < caches.size(); ++i)
     guard(i, [&, cache = caches[i].first] {
-      cache->check_end(records[i].end);
-      cache->follow_cut(records[i], seconds);
-      cache->forget_selection();
+      cache->device.check_end(records[i].end);
+      cache->device.follow_cut(records[i], seconds);
+      cache->prompt.forget_selection();
     });
 }
 
@@ -83,7 +83,7 @@ template <class Real>
 void DeviceEvaluator<Real>::replay_rows(const Guard& guard, const Take& take) {
   for (size_t i = 0; i < of_rows_.size(); ++i)
     guard(of_rows_[i].number, [&] {
-      held_[i].held = of_rows_[i].cache->decide(stream_.prompt, stream_.tokens);
+      held_[i].held = of_rows_[i].cache->steps.decide(stream_.prompt, stream_.tokens);
       held_[i].set = asked_.set && held_[i].held.weighted();
     });
   const Stopwatch watch;
@@ -102,7 +102,7 @@ void DeviceEvaluator<Real>::replay_rows(const Guard& guard, const Take& take) {
       });
   });
   const double seconds = watch.seconds() / double(of_rows_.size());
-  for (const Added& added : of_rows_) guard(added.number, [&] { added.cache->count_attended(0, 0, seconds); });
+  for (const Added& added : of_rows_) guard(added.number, [&] { added.cache->account.count_attended(0, 0, seconds); });
 }
 
 template <class Real>
@@ -113,7 +113,7 @@ void DeviceEvaluator<Real>::replay_policies(const std::vector<uint8_t>& scored, 
     for (size_t i = 0; i < rows.caches.size(); ++i) {
       const Added& added = of_policies_[rows.first_cache + i];
       guard(added.number, [&] {
-        added.cache->check_end(rows.caches[i].end);
+        added.cache->device.check_end(rows.caches[i].end);
         RowResults<Real> results = results_of(*added.cache, rows, rows.caches[i]);
         const double spread = added.cache->method().error_bound().spread;
         for (RowResult& row : results.of)
@@ -125,9 +125,9 @@ void DeviceEvaluator<Real>::replay_policies(const std::vector<uint8_t>& scored, 
   const double seconds = watch.seconds() / double(records.size());
   for (size_t i = 0; i < records.size(); ++i)
     guard(of_policies_[i].number, [&] {
-      of_policies_[i].cache->check_end(records[i].end);
-      of_policies_[i].cache->follow(records[i], scored);
-      of_policies_[i].cache->count_attended(0, 0, seconds);
+      of_policies_[i].cache->device.check_end(records[i].end);
+      of_policies_[i].cache->device.follow(records[i], scored);
+      of_policies_[i].cache->account.count_attended(0, 0, seconds);
     });
 }
 

@@ -21,7 +21,7 @@ size_t ResidentFamily<Real>::add(CacheReplay<Real>& cache) {
 
 template <class Real>
 void ResidentFamily<Real>::decide(size_t member, const Tile<Real>& tile) {
-  members_[member].held = &members_[member].cache->decide(tile.begin, tile.end);
+  members_[member].held = &members_[member].cache->steps.decide(tile.begin, tile.end);
 }
 
 template <class Real>
@@ -46,7 +46,7 @@ void ResidentFamily<Real>::list_bands() {
     m.plain = !m.alive || !m.held->weighted();
     m.parts.clear();
     held.push_back(m.alive && !m.everything ? m.held : nullptr);
-    listed_ = listed_ && m.cache->fast_path().kind == FastPath::Kind::fixed;
+    listed_ = listed_ && m.cache->steps.fast_path().kind == FastPath::Kind::fixed;
   }
   std::vector<Band> found = find_bands(held, kBandCost);
   bands_.resize(found.size());
@@ -235,7 +235,7 @@ template <class Real>
 void ResidentFamily<Real>::rows(size_t member, const Tile<Real>& tile, RowResults<Real>& results) {
   Member& m = members_[member];
   sum_tile(tile);
-  const bool cut_once = m.cache->fast_path().kind == FastPath::Kind::fixed;
+  const bool cut_once = m.cache->steps.fast_path().kind == FastPath::Kind::fixed;
   open_side_outputs(asked_, cut_once, results);
   if (asked_.set && !m.plain) results.set.resize(results.cells(), results.v_dim);
   const double spread = m.cache->method().error_bound().spread;

@@ -23,7 +23,7 @@ ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real
       stream_(exact.stream()),
       replay_(cache),
       asked_(asked),
-      rule_(cache.fast_path().rule),
+      rule_(cache.steps.fast_path().rule),
       share_(cache.options().gqa_aggregate == Aggregate::mean ? 1.0 / cache.heads() : 1.0) {
   make_slots(rule_.budget - rule_.protect.recent);
 }
@@ -136,7 +136,7 @@ void ScoreSlots<Real>::find_logits(const Tile<Real>& tile) {
 
 template <class Real>
 void ScoreSlots<Real>::step(const Tile<Real>& tile, int32_t t, int32_t r, RowResults<Real>& results) {
-  replay_.arrive(t);
+  replay_.steps.arrive(t);
   const auto at = std::lower_bound(scored_.begin(), scored_.end(), r);
   const bool scored = r >= 0 && at != scored_.end() && *at == r;
   score_[size_t(t - low_)] = 0;
@@ -148,7 +148,7 @@ void ScoreSlots<Real>::step(const Tile<Real>& tile, int32_t t, int32_t r, RowRes
   }
   const int32_t victim = replay_.cache().size() > rule_.budget ? lowest(t) : -1;
   if (victim >= 0) remove(victim);
-  replay_.leave(t, victim);
+  replay_.steps.leave(t, victim);
 }
 
 template <class Real>

@@ -29,7 +29,7 @@ struct Stepwise<Real>::Heads {
             Real(s.sink_logit(stream_head(h))),
             s.shape.block_of(stream_head(h)) - s.shape.block_of(of.replay_.first_head())};
   }
-  StepQueries<Real> queries_of_step() const { return of.replay_.queries_at(token); }
+  StepQueries<Real> queries_of_step() const { return of.replay_.steps.queries_at(token); }
   const RowProducts<Real>* products() const {
     return of.multiplies_ && of.products_.has(token) ? &of.products_ : nullptr;
   }
@@ -46,7 +46,7 @@ struct Stepwise<Real>::Heads {
   // Whether this row gathers its e from a strip over coded keys.
   bool gathers() const { return row >= 0 && of.coded_ != nullptr && of.multiplies_; }
   void opens(const BasicCache<Real>& cache) const {
-    of.replay_.open_step(token);
+    of.replay_.steps.open(token);
     if (products() != nullptr) of.products_.see(cache);
     if (row >= 0) of.output_.see(cache);
     if (!gathers()) return;
@@ -83,7 +83,7 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
   for (int32_t t = tile.begin; t < tile.end; ++t) {
     const bool has_row = row < results.rows && tile.rows[size_t(row)] == t;
     Heads heads{*this, tile, results, has_row ? row : -1, t};
-    replay_.step(t, heads, scratch, replay_.observes() || heads.is_scored());
+    replay_.steps.step(t, heads, scratch, replay_.observes() || heads.is_scored());
     row += has_row ? 1 : 0;
   }
   const CodedTokens<Real>* const coded = replay_.coded_tokens();
@@ -146,13 +146,13 @@ void Stepwise<Real>::measure(const Heads& at, int32_t h, Normaliser tau, const u
   if (!at.is_scored()) return;
   const BasicCache<Real>& cache = replay_.cache();
   const auto tokens = attended_tokens(chosen);
-  if (chosen != nullptr && replay_.watches_lists())
-    replay_.lists().add_attended(size_t(h), tokens, {chosen, size_t(cache.size())});
+  if (chosen != nullptr && replay_.account.has_lists())
+    replay_.account.lists().add_attended(size_t(h), tokens, {chosen, size_t(cache.size())});
   RowResult& result = at.results.of[at.results.at(h, at.row)];
   measure_tokens(at, h, tau, tokens, result);
   result.spread = replay_.method().error_bound().spread;
   QueryView<Real> view = at.view(h);
-  view.rule.factor = Real(replay_.logit_factor(at.token));
+  view.rule.factor = Real(replay_.steps.logit_factor(at.token));
   view.chosen = chosen;
   result.plain = is_plain(cache, view, tokens.size());
   measure_sides(at, h, tau, view, tokens, result);
@@ -257,7 +257,7 @@ void Stepwise<Real>::note_read(int32_t head, const uint8_t* chosen) {
     const uint8_t either = read_[i] | chosen[i];
     read_[i] = either == (kRead | kWeighed) ? kRead : either;
   }
-  if (head == replay_.heads() - 1) replay_.count_read(read_);
+  if (head == replay_.heads() - 1) replay_.account.count_read(read_);
 }
 
 template <class Real>

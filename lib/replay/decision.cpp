@@ -77,7 +77,7 @@ namespace {
 template <class Real>
 void keep_lists(const Decision<Real>& d, CellResult& result) {
   for (const auto& cache : d.caches) {
-    const ResidentLists& lists = cache->lists();
+    const ResidentLists& lists = cache->account.lists();
     result.kept.append(lists.kept);
     result.num.insert(result.num.end(), lists.num.begin(), lists.num.end());
     result.den.insert(result.den.end(), lists.den.begin(), lists.den.end());
@@ -95,7 +95,7 @@ template <class Real>
 void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stream,
                            std::map<std::string, double>& extras) {
   const CacheReplay<Real>& cache = *d.caches.front();
-  const StatisticsNeeds asks = cache.needs().known;
+  const StatisticsNeeds asks = cache.prompt.needs().known;
   if (!asks.any()) return;
   const size_t heads = size_t(stream.shape.heads), dim = size_t(stream.shape.dim);
   size_t numbers = 0;
@@ -116,7 +116,7 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   result.error = d.failure;
   if (!d.alive()) return result;
   std::vector<const Ledger*> ledgers;
-  for (const auto& cache : d.caches) cache->take_report(), ledgers.push_back(&cache->ledger());
+  for (const auto& cache : d.caches) cache->account.take_report(), ledgers.push_back(&cache->account.ledger());
   // Query heads that choose what they read share the full cache, unless one of them has evicted tokens.
   const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
   const MethodInfo& info = cell.method().info;

@@ -128,14 +128,14 @@ void HeadReplay<Real>::read_prompts(const Stop& stop) {
     guarded(d, [&] {
       for (const auto& cache : d.caches) {
         CacheReplay<Real>*& other = larger[family_of(d, *cache)];
-        cache->read_prompt(prompt_.sums_of(*cache), options_.audit ? nullptr : other);
-        if (other != nullptr) other->forget_selection();
+        cache->prompt.read(prompt_.sums_of(*cache), options_.audit || other == nullptr ? nullptr : &other->prompt);
+        if (other != nullptr) other->prompt.forget_selection();
         other = cache.get();
       }
     });
   }
   for (const auto& [key, cache] : larger)
-    if (cache != nullptr) cache->forget_selection();  // null: the cache failed
+    if (cache != nullptr) cache->prompt.forget_selection();  // null: the cache failed
 }
 
 template <class Real>
@@ -152,8 +152,8 @@ void HeadReplay<Real>::cut_on_device() {
 template <class Real>
 auto HeadReplay<Real>::family_of(const Decision<Real>& d, const CacheReplay<Real>& cache) const -> FamilyKey {
   const Cell& cell = d.cell();
-  return {cache.fast_path().kind, &cell.method(), cell.variant->instance, cell.seed.value_or(0),
-          cache.first_head(),     cache.heads(),  cache.streams_prompt()};
+  return {cache.steps.fast_path().kind, &cell.method(), cell.variant->instance, cell.seed.value_or(0),
+          cache.first_head(),           cache.heads(),  cache.streams_prompt()};
 }
 
 // Runs after the prompt's caches are cut.
@@ -301,7 +301,7 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
     }
     for (int32_t h = 0; h < results.heads; ++h) tokens += results.of[results.at(h, r)].attended, ++counted;
   }
-  cache.count_attended(tokens, counted, seconds);
+  cache.account.count_attended(tokens, counted, seconds);
 }
 
 template class HeadReplay<float>;

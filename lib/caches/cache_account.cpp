@@ -1,0 +1,126 @@
+#include "caches/cache_account.hpp"
+
+#include <algorithm>
+
+namespace kvreplay {
+
+template <class Real>
+CacheAccount<Real>::CacheAccount(CacheState<Real>& state) : state_(state), keeper_(state.stream.stored_bytes) {
+  if (state_.setup.method.traits().chooses) lists_.attended.resize(size_t(state_.heads()));
+  lists_.reading = reading_of(state_.setup.method, state_.setup.options);
+}
+
+template <class Real>
+void CacheAccount<Real>::open_step(int32_t t) {
+  if (t < state_.stream.prompt) return;  // rows of the prompt stay exact while it is read
+  Formatter<Real>& formatter = state_.formatter;
+  formatter.code_own(state_.cache);
+  keeper_.attended(state_.cache.size(), formatter.payload(state_.cache), !state_.setup.method.traits().chooses);
+}
+
+template <class Real>
+void CacheAccount<Real>::close_step(int32_t t) {
+  state_.check();
+  const BasicCache<Real>& cache = state_.cache;
+  if (cache.written() > 0) lists_.reading.partial = true;
+  state_.formatter.code_new(state_.cache);
+  if (!state_.formatter.failure().empty()) throw ReplayError(state_.formatter.failure());
+  const bool after_prompt = t >= state_.stream.prompt - 1;
+  if (after_prompt) charge(t);
+  if (state_.watch.ages) note_ages(t, cache.evictions());
+  state_.memory.poison_evicted();
+  const bool first_list = lists_.kept.off.size() == 1;
+  if (has_lists() && !state_.setup.method.traits().holds_all && after_prompt && (state_.rules.streaming || first_list))
+    lists_.add(cache.tokens(), cache.nums(), cache.dens());
+}
+
+// evictions: number so far.
+template <class Real>
+void CacheAccount<Real>::note_ages(int32_t t, int32_t evictions) {
+  auto& ages = keeper_.ledger.evicted_ages;
+  const size_t before = ages.size(), after = size_t(evictions);
+  if (after == before) return;
+  if (ages.empty()) ages.reserve(after);  // for some caches the prompt's cut is the only eviction
+  for (const int32_t token : state_.cache.evicted_since(int32_t(before)).first(after - before))
+    ages.push_back(t - token);
+}
+
+template <class Real>
+ExtraBytes CacheAccount<Real>::extra_bytes() const {
+  ExtraBytes extra;
+  const BasicCache<Real>& cache = state_.cache;
+  const Method& m = state_.setup.method.method();
+  if (const auto hook = m.template of<Real>().extra_bytes; hook != nullptr)
+    hook(state_.setup.method.policy(), extra, cache);
+  if (state_.wrapped.steps())  // in addition to the one score per row that is charged anyway
+    extra.mark_bytes += 8 * int64_t(state_.wrapped.scores.size() / size_t(state_.stream.tokens)) * cache.size();
+  state_.merging.charge(cache, state_.rules.streaming, extra);
+  return extra;
+}
+
+template <class Real>
+void CacheAccount<Real>::charge(int32_t t) {
+  const BasicCache<Real>& cache = state_.cache;
+  Formatter<Real>& formatter = state_.formatter;
+  keeper_.kept({cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), formatter.payload(cache),
+                formatter.sketch_bytes(cache), !state_.setup.method.traits().implied_layout, state_.observes(),
+                state_.reweighted, t == state_.stream.prompt - 1},
+               extra_bytes());
+}
+
+template <class Real>
+void CacheAccount<Real>::take_step(int32_t t, const StepRecord& s, bool scored) {
+  const HeadShape shape = state_.cache.shape();
+  const Formatter<Real>& formatter = state_.formatter;
+  const Traits& traits = state_.setup.method.traits();
+  if (t >= state_.stream.prompt) {
+    keeper_.attended(s.attended.rows, formatter.payload_of(shape, s.attended), !traits.chooses);
+    if (traits.chooses && scored) keeper_.read(formatter.payload_of(shape, s.read).bytes);
+  }
+  if (t >= state_.stream.prompt - 1)
+    keeper_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised, formatter.payload_of(shape, s.kept),
+                  formatter.sketch_bytes_of(shape, s.kept), !traits.implied_layout, state_.observes(),
+                  state_.reweighted, t == state_.stream.prompt - 1},
+                 s.extra);
+  if (s.weighs) lists_.reading.partial = true;
+  if (state_.watch.ages) note_ages(t, s.evictions);
+}
+
+template <class Real>
+void CacheAccount<Real>::take_lists(const DevicePolicyRecord::Rows& rows, int32_t from) {
+  const size_t first = size_t(std::max(0, from)), steps = rows.tokens.off.size() - 1;
+  for (size_t i = first; i < (state_.rules.streaming ? steps : std::min(steps, first + 1)); ++i) {
+    const size_t begin = size_t(rows.tokens.off[i]), count = size_t(rows.tokens.off[i + 1]) - begin;
+    const auto part = [&](const auto& of) { return of.empty() ? std::span(of) : std::span(of).subspan(begin, count); };
+    lists_.add(part(rows.tokens.flat), part(rows.num), part(rows.den));
+  }
+}
+
+template <class Real>
+void CacheAccount<Real>::count_attended(int64_t tokens, int64_t rows, double seconds) {
+  keeper_.ledger.attended_sum += tokens, keeper_.ledger.attended_rows += rows;
+  keeper_.ledger.attend_s += seconds;
+}
+
+template <class Real>
+void CacheAccount<Real>::count_read(std::span<const uint8_t> read) {
+  keeper_.read(state_.formatter.read_bytes(state_.cache, read));
+}
+
+template <class Real>
+void CacheAccount<Real>::take_report() {
+  std::map<std::string, double>& extras = keeper_.ledger.extras;
+  const Method& m = state_.setup.method.method();
+  if (const auto hook = m.template of<Real>().report; hook != nullptr)
+    hook(state_.setup.method.policy(), extras, state_.cache);
+  state_.merging.report(extras);
+  const CodedNumbers& coded = state_.formatter.numbers();
+  if (coded.all == 0) return;
+  extras["row_clipped"] = double(coded.clipped) / double(coded.all);
+  extras["row_flushed"] = double(coded.flushed) / double(coded.all);
+}
+
+template class CacheAccount<float>;
+template class CacheAccount<double>;
+
+}  // namespace kvreplay

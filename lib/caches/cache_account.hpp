@@ -1,0 +1,45 @@
+#pragma once
+#include <span>
+
+#include "caches/cache_state.hpp"
+#include "caches/device_policy.hpp"
+#include "caches/ledger.hpp"
+#include "caches/resident_lists.hpp"
+
+namespace kvreplay {
+
+// Keeps the account of one cache: its ledger of tokens and bytes, the lists of the tokens that it held, and the ages of
+// evicted ones.
+template <class Real>
+class CacheAccount {
+ public:
+  explicit CacheAccount(CacheState<Real>& state);
+
+  // Call when C_t is complete: its newest row is exact, unless the row format codes it at once.
+  void open_step(int32_t t);
+  // Call when S_t is complete, after the prompt and after every step: checks it, codes due rows and charges it. Throws
+  // ReplayError.
+  void close_step(int32_t t);
+  // Accounts for step t from a device's record. scored: the step has a scored row.
+  void take_step(int32_t t, const StepRecord& step, bool scored);
+  // Lists every S_t of a device's record from step `from` on, or only that one if the cache was cut once.
+  void take_lists(const DevicePolicyRecord::Rows& rows, int32_t from);
+  void count_attended(int64_t tokens, int64_t rows, double seconds);
+  void count_read(std::span<const uint8_t> read);  // for query-time methods, in a step
+  void add_selection_seconds(double seconds) { keeper_.ledger.select_s += seconds; }
+  void take_report();  // the policy's extras in its current state
+  bool has_lists() const { return state_.watch.kept; }
+  ResidentLists& lists() { return lists_; }
+  const Ledger& ledger() const { return keeper_.ledger; }
+
+ private:
+  void note_ages(int32_t t, int32_t evictions);
+  void charge(int32_t t);
+  ExtraBytes extra_bytes() const;
+
+  CacheState<Real>& state_;
+  LedgerKeeper keeper_;
+  ResidentLists lists_;
+};
+
+}  // namespace kvreplay

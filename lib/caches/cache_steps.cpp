@@ -1,0 +1,109 @@
+#include "caches/cache_steps.hpp"
+
+#include <algorithm>
+
+namespace kvreplay {
+namespace {
+
+// Heads for core/step.hpp in a step without attention.
+template <class Real>
+struct Unattended {
+  CacheSteps<Real>& steps;
+  int32_t token;
+  void opens(const BasicCache<Real>&) const { steps.open(token); }
+  StepQueries<Real> queries_of_step() const { return steps.queries_at(token); }
+};
+
+}  // namespace
+
+template <class Real>
+FastPath CacheSteps<Real>::fast_path() const {
+  const BoundMethod& method = state_.setup.method;
+  const Layout& layout = state_.layout;
+  const StepRules& rules = state_.rules;
+  const bool as_recorded =
+      layout.own_rows == 0 && !layout.coded && !layout.split && layout.extra_rows == 0 && !state_.moves_positions();
+  const bool own_way = method.method().hooks.has(Hook::append) || method.traits().changes_logits ||
+                       method.traits().chooses || state_.wrapped.steps();
+  if (own_way || !as_recorded || state_.watch.audit || state_.stream.window > 0) return {};
+  if (!rules.streaming) return {state_.prompt_streams ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
+  if (layout.weights) return {};
+  if (!state_.observes()) return {FastPath::Kind::sliding, {}};
+  const Aggregate how = rules.aggregate;
+  const std::optional<ScoreRule> rule = method.score_rule();
+  const bool sums = how == Aggregate::sum || how == Aggregate::mean || state_.heads() == 1;
+  if (!rule || rules.evict_first || !sums || rule->protect.sinks + rule->protect.recent >= rule->budget) return {};
+  return {FastPath::Kind::scores, *rule};
+}
+
+template <class Real>
+StepQueries<Real> CacheSteps<Real>::queries_at(int32_t t) const {
+  const HeadStream<Real>& s = state_.stream;
+  return {s.query(state_.setup.first_head, t),
+          int64_t(s.query_rows) * s.shape.dim,
+          state_.heads(),
+          s.shape.dim,
+          t,
+          s.positions[size_t(t)],
+          double(s.rule.scale)};
+}
+
+template <class Real>
+void CacheSteps<Real>::step_unattended(int32_t t) {
+  Unattended<Real> heads{*this, t};
+  step(t, heads, {}, false);
+}
+
+template <class Real>
+const Residency& CacheSteps<Real>::decide(int32_t begin, int32_t end) {
+  const BasicCache<Real>& cache = state_.cache;
+  const bool evict_first = state_.rules.evict_first;
+  residency_.begin = begin, residency_.end = end;
+  residency_.sizes.clear();
+  held_.assign(cache.tokens().begin(), cache.tokens().end());
+  evicted_.clear();
+  for (int32_t t = begin; t < end; ++t) {
+    const int32_t before = cache.evictions(), size = cache.size();
+    step_unattended(t);
+    const int32_t gone = cache.evictions() - before, until = evict_first ? t : t + 1;
+    for (int32_t i = 0; i < gone; ++i) evicted_.push_back({cache.evicted_since(before)[size_t(i)], until});
+    residency_.sizes.push_back(size + 1 - (evict_first ? gone : 0));
+  }
+  residency_.later = cache.evictions() == cut_evictions_;
+  if (state_.rules.streaming) residency_.list(held_, evicted_, state_.stream.prompt);
+  return residency_;
+}
+
+template <class Real>
+void CacheSteps<Real>::arrive(int32_t t) {
+  state_.memory.reveal(t, t + 1);
+  state_.cache.push(SerialTeam{}, state_.token_at(t));
+  open(t);
+}
+
+template <class Real>
+void CacheSteps<Real>::leave(int32_t t, int32_t evicted) {
+  state_.drop_scores();  // the caller keeps the scores from here on
+  if (evicted >= 0) {
+    const auto tokens = state_.cache.tokens();  // ascending, in order of arrival
+    const auto at = std::lower_bound(tokens.begin(), tokens.end(), evicted) - tokens.begin();
+    state_.cache.drop(SerialTeam{}, int32_t(at));
+  }
+  account_.close_step(t);
+}
+
+template <class Real>
+void CacheSteps<Real>::take_cut() {
+  const BasicCache<Real>& cache = state_.cache;
+  cut_evictions_ = cache.evictions();
+  if (fast_path().kind != FastPath::Kind::fixed) return;
+  residency_.later = true;
+  for (int32_t i = 0; i < cache.size(); ++i)
+    residency_.add(cache.token(i), cache.token(i) + 1, Residency::kStays, double(cache.num(i)), double(cache.den(i)));
+  state_.shrink(size_t(cache.size()) + size_t(state_.stream.tokens - state_.stream.prompt));
+}
+
+template class CacheSteps<float>;
+template class CacheSteps<double>;
+
+}  // namespace kvreplay

@@ -1,0 +1,60 @@
+#pragma once
+#include <vector>
+
+#include "caches/cache_account.hpp"
+#include "caches/residency.hpp"
+
+namespace kvreplay {
+
+// Shortcuts that the engine may take instead of attending row by row. The policy's code remains the definition, and an
+// audit always follows it. Every shortcut needs rows that are unmodified tokens of the trace at their recorded
+// positions.
+struct FastPath {
+  enum class Kind {
+    none,
+    fixed,    // cut once: a set of prompt tokens and every later token
+    sliding,  // streams without reading probabilities: evictions are known before any query attends
+    scores,   // follows a ScoreRule
+  };
+  Kind kind = Kind::none;
+  ScoreRule rule{};  // if kind is scores
+};
+
+// Decides: runs the policy of one cache token by token and says which tokens the cache holds when.
+template <class Real>
+class CacheSteps {
+ public:
+  CacheSteps(CacheState<Real>& state, CacheAccount<Real>& account) : state_(state), account_(account) {}
+
+  FastPath fast_path() const;
+  // Runs a step by the policy's code. `heads` is as core/step.hpp requires and calls open() when C_t is complete.
+  // Throws ReplayError, as all functions below.
+  template <class Heads>
+  void step(int32_t t, Heads& heads, const StepScratch<Real>& scratch, bool attends) {
+    state_.memory.reveal(t, t + 1);
+    replay_step(SerialTeam{}, state_.step_calls(), state_.cache, state_.token_at(t), state_.rules, heads, scratch,
+                attends);
+    account_.close_step(t);
+  }
+  void step_unattended(int32_t t);
+  void open(int32_t t) { account_.open_step(t); }
+  StepQueries<Real> queries_at(int32_t t) const;  // queries of the cache's heads
+  double logit_factor(int32_t token) const { return state_.calls().logit_factor(state_.cache.size(), token); }
+  // For caches that read no probabilities (fixed, sliding): tokens begin..end-1 arrive. Valid until the next call.
+  const Residency& decide(int32_t begin, int32_t end);
+  // For caches that follow a score rule: token t arrives, then `evicted` is evicted (negative: no token).
+  void arrive(int32_t t);
+  void leave(int32_t t, int32_t evicted);
+  // Call after the prompt's cut. A cache that is cut once then holds only these rows and later ones.
+  void take_cut();
+
+ private:
+  CacheState<Real>& state_;
+  CacheAccount<Real>& account_;
+  int32_t cut_evictions_ = 0;  // evictions by the prompt's cut
+  Residency residency_;
+  std::vector<int32_t> held_;                 // tokens when decide() began
+  std::vector<Residency::Eviction> evicted_;  // evictions since then
+};
+
+}  // namespace kvreplay

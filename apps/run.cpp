@@ -11,6 +11,7 @@
 #include "apps/earlier_results.hpp"
 #include "apps/engine_options.hpp"
 #include "apps/exit_codes.hpp"
+#include "apps/gradient_uses.hpp"
 #include "apps/labels.hpp"
 #include "apps/meta.hpp"
 #include "apps/notes.hpp"
@@ -169,7 +170,7 @@ int run(const RunChoices& choices, Context& context) {
   const StopSignals signals;  // before anything is said: who waits for a word may send one
   tell_start(work, todo.size(), table.size() - work.plan.size(), console);
   warn_damaged_lines(store.folder(), console);
-  warn_unused_gradients(gradients_of(todo), console);
+  for (const std::string& line : remarks_on(gradients_of(todo))) console.warning(line);
   TableTold told(work);
   const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), table);
   const auto finish = [&] {

@@ -1,7 +1,9 @@
 #pragma once
 #include <hdf5.h>
+#include <pthread.h>
 
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -41,7 +43,8 @@ class Handle {
   Close close_ = nullptr;
 };
 
-// Every public function holds this lock while it calls HDF5: one caller at a time, nothing printed to stderr.
+// Every public function holds this lock while it calls HDF5: one caller at a time, nothing printed to stderr. A process
+// forks between two such calls, so that the child can read files too, whatever other threads were reading.
 class Lock {
  public:
   Lock() : lock_(mutex()) {
@@ -53,6 +56,8 @@ class Lock {
  private:
   static std::recursive_mutex& mutex() {
     static std::recursive_mutex one;
+    [[maybe_unused]] static const int once =
+        ::pthread_atfork([] { one.lock(); }, [] { one.unlock(); }, [] { new (&one) std::recursive_mutex; });
     return one;
   }
   std::lock_guard<std::recursive_mutex> lock_;

@@ -240,8 +240,7 @@ def kept_timeline(
 
 def _timeline(run: Run, row: Mapping[str, Any], lists: list[Any]) -> "pd.DataFrame":
     place = (row[name] for name in ("prompt", "layer", "kv_head", "n_prefill", "n_tokens"))
-    with run.recorded(row) as recorded:
-        return timeline_of_lists(lists, group_attention(recorded, *place), row["n_prefill"])
+    return timeline_of_lists(lists, group_attention(run.recorded(row), *place), row["n_prefill"])
 
 
 # ---- results

@@ -179,8 +179,9 @@ class _Replay:
             cells.append(cell_of(row, arrays, place))
             bar.advance(cells[-1].row["status"] != "ok")
 
-        with self.sources.opened() as traces, bar:
+        given = self.sources.for_engine()
+        with bar:
             if not self.sources.traces:
-                told.extend(_engine.suspicions(traces))
-            ended = _engine.replay(json.dumps(config), traces, self.own, on_plan, on_cell)
+                told.extend(_engine.suspicions(given))
+            ended = _engine.replay(json.dumps(config), given, self.own, on_plan, on_cell)
         return sorted(cells, key=lambda cell: cell.place), told, ended

@@ -1,12 +1,13 @@
-"""Inputs of a replay in the form that the engine reads: a caller's arrays, or the layers of trace files."""
+"""Inputs of a replay in the form that the engine reads: a caller's arrays, or the names of trace files."""
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kvanalysis.data.arrays import Recorded
 from kvbase.errors import ConfigError, TraceError
 from kvbase.files import reason
 from kvtrace.bits import Stored
@@ -44,6 +45,7 @@ class Sources:
         self.prompt_of_layers: str | None = None
         if k is None and v is None and _names_traces(q):
             self.traces = [_trace(t) for t in (q if isinstance(q, list | tuple) else [q])]
+            _expect_no_repetition([trace.path for trace in self.traces])
             self.wanted = _numbers(layers)
             self._expect_no_facts()
         elif q is not None and _names_traces(q):
@@ -101,23 +103,18 @@ class Sources:
         """Numbers of the traces' layers to replay; None: all."""
         return self.wanted
 
-    @contextmanager
-    def opened(self) -> Iterator[list[dict[str, Any]]]:
-        """Descriptions of the traces, for the engine. Files are open during the block.
+    def for_engine(self) -> "list[bytes] | dict[str, Any]":
+        """The names of the trace files, or a description of the arrays."""
+        if self.traces:
+            return [os.fsencode(trace.path) for trace in self.traces]
+        return of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)
 
-        Each file is opened again, so a Trace that the caller or another thread uses is never closed here.
-        """
-        with ExitStack() as stack:
-            if self.traces:
-                yield [of_trace(stack.enter_context(Trace(trace.path))) for trace in self.traces]
-                return
-            yield [of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)]
-
-    @contextmanager
-    def recorded(self, row: Mapping[str, Any]) -> Iterator["Replayed"]:
-        """The arrays behind a row of results, readable during the block."""
-        with self.opened() as traces:
-            yield Replayed(next(found for found in traces if found["trace_id"] == row["trace_id"]))
+    def recorded(self, row: Mapping[str, Any]) -> "Recorded | Replayed":
+        """The arrays behind a row of results."""
+        if self.traces:
+            paths = (trace.path for trace in self.traces)
+            return Recorded(next(p for p in paths if Trace(p).trace_id == row["trace_id"]))
+        return Replayed(self.for_engine())
 
 
 def _is_default(name: str, value: Any) -> bool:
@@ -130,11 +127,19 @@ def _trace(given: Any) -> Trace:
     if isinstance(given, Trace):
         return given
     try:
+        if b"\0" in os.fsencode(given):  # the engine would open the file that is named before it
+            raise ValueError("its name holds a zero byte")
         return Trace(given)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{printable(str(given))[:200]} cannot be opened: {reason(error)}") from error
+
+
+def _expect_no_repetition(paths: list[Path]) -> None:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"{printable(str(path))} is listed twice")
 
 
 def _names_traces(given: Any) -> bool:
@@ -158,63 +163,6 @@ def _numbers(layers: Any) -> list[int] | None:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-class StoredRows:
-    """A tensor of a trace file. The engine reads only the head that it works on. The trace must be open."""
-
-    def __init__(self, layer: Layer, name: str):
-        self.tensor = layer.stored(name)
-        self.shape = list(self.tensor.shape)
-        self.dtype = self.tensor.type.name
-
-    def rows(self, head: int, first: int, count: int) -> np.ndarray:
-        """Rows first..first+count-1 of a head, [count, width], in their stored type."""
-        return self.tensor.read_rows(head, first, count)
-
-
-def of_trace(trace: Trace) -> dict[str, Any]:
-    """Description of a trace file, for the engine. Reads no tensor."""
-    return {
-        "label": printable(str(trace.path)),
-        "trace_id": trace.trace_id,
-        "model": printable(trace.model),
-        "n_layers": trace.n_layers,
-        "prompts": [_prompt_of(trace, prompt) for prompt in trace.prompts],
-    }
-
-
-def _prompt_of(trace: Trace, prompt: str) -> dict[str, Any]:
-    about = trace.prompt(prompt)
-    return {
-        "id": prompt,
-        "tokens": about.n_tokens,
-        "n_prompt": about.n_prompt,
-        "question_from": about.question_from,
-        "position_ids": np.ascontiguousarray(about.position_ids, np.int32),
-        "classes": about.token_classes,
-        "layers": [_layer_of(trace.layer(number, prompt)) for number in trace.layers(prompt)],
-    }
-
-
-def _layer_of(layer: Layer) -> dict[str, Any]:
-    strided = layer.n_query_rows < layer.n_tokens
-    tensors = {}
-    for name in ("q", "k", "v"):
-        rows = StoredRows(layer, name)
-        tensors[name] = {"dtype": rows.dtype, "data": rows}
-    return {
-        "layer": layer.number,
-        **tensors,
-        "scaling": layer.scaling,
-        "sliding_window": layer.sliding_window,
-        "softcap": layer.softcap,
-        "q_prescaled": layer.q_prescaled,
-        "rope": layer.rope,
-        "rope_recorded": layer.rope_recorded,
-        "sinks": layer.sinks,
-        "q_pos": layer.q_pos if strided else None,
-    }
 
 
 def of_arrays(
@@ -243,16 +191,10 @@ def of_arrays(
         "trace_id": f"{ARRAYS}-{fingerprint(found)}",
         "model": printable(model),
         "n_layers": int(n_layers),
-        "prompts": [
-            {
-                "id": "p0",
-                "tokens": tokens,
-                "n_prompt": tokens,
-                "position_ids": _vector(position_ids, np.int32, "position_ids", low=0),
-                "classes": None,
-                "layers": found,
-            }
-        ],
+        "prompt": "p0",
+        "tokens": tokens,
+        "position_ids": _vector(position_ids, np.int32, "position_ids", low=0),
+        "layers": found,
     }
 
 
@@ -377,16 +319,16 @@ def _vector(values: Any, dtype: type, where: str, low: int = -(2**31)) -> np.nda
 
 
 class Replayed:
-    """Arrays and facts of a replayed trace, with the interface of kvanalysis.data.arrays.Recorded: figures of
-    one layer read them. `found`: a description as `Sources.opened` yields it; its file is open."""
+    """Arrays and facts of replayed arrays, with the interface of kvanalysis.data.arrays.Recorded: figures of
+    one layer read them. `found`: a description of the arrays."""
 
     def __init__(self, found: Mapping[str, Any]):
-        self._found = found
+        self._layers = {layer["layer"]: layer for layer in found["layers"]}
 
-    def tensor(self, prompt: str, layer: int, name: str) -> np.ndarray:
+    def tensor(self, _prompt: str, layer: int, name: str) -> np.ndarray:
         """float64: q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv] or sinks [Hq]. KeyError if the layer has
         none."""
-        given = self._layer(prompt, layer)[name]
+        given = self._layers[layer][name]
         if given is None:
             raise KeyError(name)
         if name not in ("q", "k", "v"):
@@ -396,10 +338,6 @@ class Replayed:
             data = np.stack([data.rows(head, 0, data.shape[1]) for head in range(data.shape[0])])
         return Stored.named(data, given["dtype"]).floats().astype(np.float64)
 
-    def attribute(self, name: str, prompt: str, layer: int) -> Any:
+    def attribute(self, name: str, _prompt: str, layer: int) -> Any:
         """A fact of a layer."""
-        return self._layer(prompt, layer)[name]
-
-    def _layer(self, prompt: str, number: int) -> Mapping[str, Any]:
-        [layers] = [given["layers"] for given in self._found["prompts"] if given["id"] == prompt]
-        return next(layer for layer in layers if layer["layer"] == number)
+        return self._layers[layer][name]

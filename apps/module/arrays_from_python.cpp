@@ -17,7 +17,6 @@ namespace nb = nanobind;
 using AnyArray = nb::ndarray<nb::ro, nb::ndim<3>, nb::device::cpu>;
 using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <class Array>
 auto values_of(nb::handle object) {
@@ -51,7 +50,7 @@ std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object sour
   };
 }
 
-ArrayView view_of(nb::dict tensor, PythonTraces& all) {
+ArrayView view_of(nb::dict tensor, PythonArrays& all) {
   ArrayView view;
   view.type = type_named(nb::cast<std::string>(tensor["dtype"]));
   nb::object data = nb::borrow(tensor["data"]);
@@ -70,7 +69,7 @@ ArrayView view_of(nb::dict tensor, PythonTraces& all) {
   return view;
 }
 
-LayerInfo layer_of(nb::dict given, PythonTraces& all, PromptArrays& into) {
+LayerInfo layer_of(nb::dict given, PythonArrays& all, PromptArrays& into) {
   LayerInfo info;
   info.layer = nb::cast<int32_t>(given["layer"]);
   info.scaling = nb::cast<double>(given["scaling"]);
@@ -88,16 +87,12 @@ LayerInfo layer_of(nb::dict given, PythonTraces& all, PromptArrays& into) {
   return info;
 }
 
-PromptInfo prompt_of(nb::dict given, PythonTraces& all, TraceArrays& into) {
+PromptInfo prompt_of(nb::dict given, PythonArrays& all) {
   PromptInfo info;
-  info.id = nb::cast<std::string>(given["id"]);
-  info.tokens = nb::cast<int64_t>(given["tokens"]);
-  info.n_prompt = nb::cast<int64_t>(given["n_prompt"]);
-  if (given.contains("question_from") && !given["question_from"].is_none())
-    info.question_from = nb::cast<int64_t>(given["question_from"]);
-  PromptArrays& arrays = into.prompts[info.id];
+  info.id = nb::cast<std::string>(given["prompt"]);
+  info.tokens = info.n_prompt = nb::cast<int64_t>(given["tokens"]);
+  PromptArrays& arrays = all.trace.prompts[info.id];
   arrays.position_ids = values_of<Integers>(given["position_ids"]);
-  arrays.classes = values_of<Bytes>(given["classes"]);
   for (nb::handle layer : nb::cast<nb::list>(given["layers"])) {
     info.layers.push_back(layer_of(nb::cast<nb::dict>(layer), all, arrays));
     info.layer_numbers.push_back(info.layers.back().layer);
@@ -121,19 +116,15 @@ std::optional<Rope> rope_of(nb::handle given) {
   return rope;
 }
 
-std::unique_ptr<PythonTraces> traces_of(nb::list described) {
-  auto all = std::make_unique<PythonTraces>();
-  for (nb::handle item : described) {
-    const auto given = nb::cast<nb::dict>(item);
-    TraceArrays& trace = all->traces.emplace_back();
-    trace.info.path = nb::cast<std::string>(given["label"]);
-    trace.info.trace_id = nb::cast<std::string>(given["trace_id"]);
-    trace.info.model = nb::cast<std::string>(given["model"]);
-    trace.info.n_layers = nb::cast<int32_t>(given["n_layers"]);
-    for (nb::handle prompt : nb::cast<nb::list>(given["prompts"]))
-      trace.info.prompts.push_back(prompt_of(nb::cast<nb::dict>(prompt), *all, trace));
-    take_shapes(trace);
-  }
+std::unique_ptr<PythonArrays> described_arrays(nb::dict described) {
+  auto all = std::make_unique<PythonArrays>();
+  TraceInfo& info = all->trace.info;
+  info.path = nb::cast<std::string>(described["label"]);
+  info.trace_id = nb::cast<std::string>(described["trace_id"]);
+  info.model = nb::cast<std::string>(described["model"]);
+  info.n_layers = nb::cast<int32_t>(described["n_layers"]);
+  info.prompts.push_back(prompt_of(described, *all));
+  take_shapes(all->trace);
   return all;
 }
 

@@ -9,15 +9,15 @@
 
 namespace kvreplay::python {
 
-// Traces in the form of apps/kvreplay/sources.py, with the objects that own their memory.
-struct PythonTraces {
-  std::vector<TraceArrays> traces;
+// Arrays in the form of apps/kvreplay/sources.py, with the objects that own their memory.
+struct PythonArrays {
+  TraceArrays trace;
   std::vector<nanobind::object> owners;  // must be released with the interpreter's lock held
 };
 // Reads None, or a dict as apps/kvreplay/trace_io/rope.py makes it.
 std::optional<Rope> rope_of(nanobind::handle given);
 
 // Throws TraceError if shapes do not fit together.
-std::unique_ptr<PythonTraces> traces_of(nanobind::list described);
+std::unique_ptr<PythonArrays> described_arrays(nanobind::dict described);
 
 }  // namespace kvreplay::python

@@ -7,6 +7,7 @@
 #include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
+#include "apps/module/raised.hpp"
 #include "apps/module/read_back.hpp"
 #include "apps/module/replay_job.hpp"
 #include "base/errors.hpp"
@@ -39,7 +40,7 @@ void raise(const std::exception_ptr& thrown, void*) {
     std::rethrow_exception(thrown);
   } catch (const UserError& error) {
     const nb::object type = nb::module_::import_("kvbase.errors").attr(class_of(error));
-    PyErr_SetString(type.ptr(), error.what());
+    PyErr_SetObject(type.ptr(), text_of(error.what()).ptr());
   }
 }
 
@@ -55,13 +56,9 @@ std::string columns_json() {
   return "[" + all + "]";
 }
 
-// Suspicious facts about traces (apps/kvreplay/sources.py), one line each.
-std::vector<std::string> suspicions(nb::list described) {
-  const std::unique_ptr<PythonTraces> all = traces_of(described);
-  std::vector<std::string> lines;
-  for (const TraceArrays& trace : all->traces)
-    for (std::string& line : suspicious_shapes(ArrayTensors(trace))) lines.push_back(std::move(line));
-  return lines;
+// Suspicious facts about arrays (apps/kvreplay/sources.py), one line each.
+std::vector<std::string> suspicions(nb::dict described) {
+  return suspicious_shapes(ArrayTensors(described_arrays(described)->trace));
 }
 
 std::vector<std::string> method_names() {
@@ -86,9 +83,9 @@ NB_MODULE(_engine, module) {
   define_views(module);
   module.attr("version") = version();
   module.def("replay",
-             [](std::string config, nb::list traces, nb::list methods, nb::object on_plan, nb::object on_cell) {
-               const Ended ended = replay({std::move(config), traces, methods, on_plan, on_cell});
-               return nb::make_tuple(ended.seconds, ended.said);
+             [](std::string config, nb::object input, nb::list methods, nb::object on_plan, nb::object on_cell) {
+               const Ended ended = replay({std::move(config), input, methods, on_plan, on_cell});
+               return nb::make_tuple(ended.seconds, text_of(ended.said));
              });
   module.def("read_back", read_back);
   module.def("suspicions", suspicions);

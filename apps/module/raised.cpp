@@ -13,6 +13,10 @@ std::string utf8(nb::handle text) {
 
 }  // namespace
 
+nb::str text_of(const std::string& text) {
+  return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "backslashreplace"));
+}
+
 std::string raised_text(const nb::python_error& raised) {
   try {
     const nb::object lines =

@@ -5,6 +5,8 @@
 
 namespace kvreplay::python {
 
+// UTF-8 as a Python str. Bytes that are none, as names of files may hold, appear as escapes.
+nanobind::str text_of(const std::string& text);
 // The Python exception with its traceback, as UTF-8. Unlike what(), it accepts any text: lone surrogates are escaped.
 // If the exception cannot be formatted, the text says so.
 std::string raised_text(const nanobind::python_error& raised);

@@ -1,7 +1,6 @@
 #include "apps/module/replay_job.hpp"
 
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <chrono>
@@ -14,20 +13,25 @@
 #include <unordered_map>
 
 #include "apps/engine_options.hpp"
+#include "apps/gradient_uses.hpp"
+#include "apps/meta.hpp"
 #include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
 #include "apps/module/numpy.hpp"
+#include "apps/module/raised.hpp"
 #include "apps/shares.hpp"
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
 #include "base/threads.hpp"
+#include "base/utf8.hpp"
 #include "base/version.hpp"
 #include "kernels/kernels.hpp"
 #include "plan/estimate.hpp"
 #include "plan/plan.hpp"
 #include "results/columns.hpp"
 #include "results/notes.hpp"
+#include "trace/trace.hpp"
 
 namespace kvreplay::python {
 namespace {
@@ -131,20 +135,21 @@ std::vector<size_t> shape_of(const CellResult& result, bool outputs) {
   return shape;
 }
 
-// The arrays that the cell saves; for a failed cell the error text.
-nb::dict arrays_of(CellResult& result, const SaveOptions& save) {
-  nb::dict arrays;
-  if (!result.ok) {
-    arrays["error"] = nb::bytes(result.error.data(), result.error.size());
-    return arrays;
-  }
-  if (save.curves || save.outputs) arrays["rows"] = numpy_of(std::vector<int32_t>(result.rows), {result.rows.size()});
-  if (save.curves) {
-    arrays["rel_err"] = numpy_of(std::move(result.rel_err), shape_of(result, false));
-    arrays["partition_err"] = numpy_of(std::move(result.partition_err), shape_of(result, false));
-  }
-  if (save.outputs) arrays["out"] = numpy_of(std::move(result.out), shape_of(result, true));
-  if (!save.kept) return arrays;
+// All samples of each row; the first `drawn` of them were drawn from the model's predictions.
+void put_projections(nb::dict& arrays, CellResult& result) {
+  const size_t heads = size_t(result.heads), rows = result.rows.size();
+  arrays["projections"] = numpy_of(std::move(result.projections), {heads, rows, size_t(result.samples)});
+  arrays["cosine_distance"] = numpy_of(std::move(result.distances), {heads, rows});
+  arrays["drawn"] = result.drawn;
+}
+
+void put_curves(nb::dict& arrays, CellResult& result) {
+  const bool has_partition = !result.partition_err.empty() || result.rel_err.empty();
+  arrays["rel_err"] = numpy_of(std::move(result.rel_err), shape_of(result, false));
+  if (has_partition) arrays["partition_err"] = numpy_of(std::move(result.partition_err), shape_of(result, false));
+}
+
+void put_kept(nb::dict& arrays, CellResult& result) {
   const auto lists = [&](const char* flat, const char* off, TokenLists& of) {
     const size_t tokens = of.flat.size(), bounds = of.off.size();
     arrays[flat] = numpy_of(std::move(of.flat), {tokens});
@@ -157,6 +162,21 @@ nb::dict arrays_of(CellResult& result, const SaveOptions& save) {
   if (weights > 0) arrays["num"] = numpy_of(std::move(result.num), {weights});
   if (weights > 0) arrays["den"] = numpy_of(std::move(result.den), {weights});
   arrays["oneshot"] = result.oneshot;
+}
+
+// The arrays that the cell saves; for a failed cell the error text.
+nb::dict arrays_of(CellResult& result, const SaveOptions& save) {
+  nb::dict arrays;
+  if (!result.ok) {
+    arrays["error"] = nb::bytes(result.error.data(), result.error.size());
+    return arrays;
+  }
+  if (save.curves || save.outputs || save.projections)
+    arrays["rows"] = numpy_of(std::vector<int32_t>(result.rows), {result.rows.size()});
+  if (save.curves) put_curves(arrays, result);
+  if (save.outputs) arrays["out"] = numpy_of(std::move(result.out), shape_of(result, true));
+  if (save.projections) put_projections(arrays, result);
+  if (save.kept) put_kept(arrays, result);
   return arrays;
 }
 
@@ -169,8 +189,9 @@ ProcessRecord record_of(const RunConfig& config) {
 
 // Everything of a run; members are in the order that their destruction needs.
 struct Prepared {
-  std::atomic<bool> stop{false};  // set when the results are no longer needed
-  std::unique_ptr<PythonTraces> traces;
+  std::atomic<bool> stop{false};         // set when the results are no longer needed
+  std::unique_ptr<PythonArrays> arrays;  // null: files are replayed
+  OpenTensors open;
   std::vector<std::unique_ptr<HostedMethod>> hosted;
   Registry methods = registry();
   LoadedRun loaded;
@@ -178,38 +199,13 @@ struct Prepared {
   std::string unreachable = "[]";  // shares of the cache: JSON
 };
 
-std::unique_ptr<Prepared> prepare(const Request& request) {
-  auto all = std::make_unique<Prepared>();
-  all->traces = traces_of(request.traces);
-  for (nb::handle method : request.methods) {
-    all->hosted.push_back(hosted_by(nb::borrow(method), all->stop));
-    add_hosted(all->methods, *all->hosted.back());
-  }
-  std::vector<TraceInfo> infos;
-  for (const TraceArrays& trace : all->traces->traces) infos.push_back(trace.info);
-  all->loaded = load_over(request.config, "", all->methods, metric_names(), infos, argument_wording());
-  return all;
-}
-
-RunOptions options_of(const Prepared& all, bool every_row) {
-  const RunConfig& config = all.loaded.config;
-  const auto open = [&all](size_t trace, const TraceScope&) {
-    return std::make_unique<ArrayTensors>(all.traces->traces.at(trace));
-  };
-  RunOptions options = app::engine_options(config, every_row, open);
-  options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
-  return options;
-}
-
-// Solves budgets that are shares of the cache, in a separate thread: solving may call Python, and Ctrl-C ends it.
-void solve_budgets(Prepared& all) {
-  if (!all.loaded.config.budget.has_shares()) return;
-  RunOptions options = options_of(all, false);
-  options.stop = [&all] { return all.stop.load(); };
-  auto solving = std::async(std::launch::async, [&] { return solve_shares(all.loaded, options); });
+// Works in another thread, which may call Python, and waits for it. Ctrl-C asks it to stop.
+template <class Work>
+auto interruptible(Prepared& all, const Work& work) {
+  auto working = std::async(std::launch::async, work);
   const auto is_done = [&] {
     const nb::gil_scoped_release unlocked;
-    return solving.wait_for(kPatience) == std::future_status::ready;
+    return working.wait_for(kPatience) == std::future_status::ready;
   };
   while (!is_done())
     if (PyErr_CheckSignals() != 0) {
@@ -218,10 +214,71 @@ void solve_budgets(Prepared& all) {
       }
       throw nb::python_error();
     }
-  const SolvedShares solved = solving.get();
+  return working.get();
+}
+
+// Fills `arrays` and `open` from the input; returns the names of its traces.
+std::vector<std::filesystem::path> take_input(const nb::object& input, Prepared& all) {
+  std::vector<std::filesystem::path> names;
+  if (nb::isinstance<nb::dict>(input)) {
+    all.arrays = described_arrays(nb::cast<nb::dict>(input));
+    all.open = [&all](size_t, const TraceScope&) { return std::make_unique<ArrayTensors>(all.arrays->trace); };
+    names.push_back(all.arrays->trace.info.path);
+    return names;
+  }
+  for (nb::handle file : nb::cast<nb::list>(input)) names.emplace_back(nb::cast<nb::bytes>(file).c_str());
+  all.open = open_files(names);
+  return names;
+}
+
+std::unique_ptr<Prepared> prepare(const Request& request) {
+  auto all = std::make_unique<Prepared>();
+  const std::vector<std::filesystem::path> traces = take_input(request.input, *all);
+  for (nb::handle method : request.methods) {
+    all->hosted.push_back(hosted_by(nb::borrow(method), all->stop));
+    add_hosted(all->methods, *all->hosted.back());
+  }
+  all->loaded = interruptible(*all, [&] {
+    return load_over(request.config, all->methods, metric_names(), traces, all->open, argument_wording());
+  });
+  return all;
+}
+
+RunOptions options_of(const Prepared& all, bool every_row) {
+  const RunConfig& config = all.loaded.config;
+  RunOptions options = app::engine_options(config, every_row, all.open);
+  options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
+  return options;
+}
+
+// Solves budgets that are shares of the cache.
+void solve_budgets(Prepared& all) {
+  if (!all.loaded.config.budget.has_shares()) return;
+  RunOptions options = options_of(all, false);
+  options.stop = [&all] { return all.stop.load(); };
+  const SolvedShares solved = interruptible(all, [&] { return solve_shares(all.loaded, options); });
   all.unreachable = app::unreachable_json(all.loaded.config, solved);
   for (std::string& line : app::remarks_on(all.loaded.config, solved))
     all.loaded.config.warnings.push_back(std::move(line));
+}
+
+void plan(Prepared& all) {
+  all.cells = interruptible(all, [&] { return plan_cells(all.loaded); });
+  const auto uses = interruptible(all, [&] { return app::uses_of_gradients(all.cells, all.loaded.traces, all.open); });
+  for (std::string& line : app::remarks_on(uses)) all.loaded.config.warnings.push_back(std::move(line));
+}
+
+nb::list warnings_of(const RunConfig& config) {
+  nb::list lines;
+  for (const std::string& line : config.warnings) lines.append(text_of(line));
+  return lines;
+}
+
+// JSON list of the replayed traces. JSON cannot hold a name that is not UTF-8.
+std::string traces_json(std::vector<TraceInfo> traces) {
+  for (TraceInfo& trace : traces)
+    if (!is_utf8(trace.path.string())) trace.path.clear();
+  return app::trace_records(traces);
 }
 
 // The content of results.meta.json about a table, apart from its columns: JSON.
@@ -230,6 +287,7 @@ std::string said_of(const std::vector<std::string>& rows, const Prepared& all) {
   for (const std::string& row : rows)
     if (!row.empty()) seen.add(fields_of(row));
   JsonObject said;
+  said.add_json("traces", traces_json(all.loaded.traces));
   said.add_json("notes", notes_json(notes_of(seen))).add_json("unreachable", all.unreachable);
   const BudgetList& budget = all.loaded.config.budget;
   if (budget.has_shares()) said.add("budget_of", kSizesOfShares[size_t(budget.of.value())]);
@@ -241,11 +299,11 @@ std::string said_of(const std::vector<std::string>& rows, const Prepared& all) {
 Ended replay(const Request& request) {
   const std::unique_ptr<Prepared> all = prepare(request);
   solve_budgets(*all);
-  all->cells = plan_cells(all->loaded);
+  plan(*all);
   const RunConfig& config = all->loaded.config;
   double cost = 0;
   for (const double c : estimate(config, all->cells, all->loaded.traces).cost) cost += c;
-  request.on_plan(all->cells.size(), config.warnings, core_seconds(cost));
+  request.on_plan(all->cells.size(), warnings_of(config), core_seconds(cost));
   RunOptions options = options_of(*all, observes_rows(all->cells));
   options.save = config.output;
   Running running(all->cells, options, record_of(config), all->stop);

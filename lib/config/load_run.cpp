@@ -73,27 +73,33 @@ std::optional<std::vector<std::string>> looked_at(const RunConfig& config) {
 }
 
 // The reader reports unfinished and foreign files; the configuration has already reported missing ones.
-std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) {
+std::vector<TraceInfo> open_traces(const RunConfig& config, const OpenTensors& open, Problems& problems) {
   std::vector<TraceInfo> traces;
   for (size_t i = 0; i < config.traces.size(); ++i) {
     try {
-      traces.push_back(Trace(config.traces[i], {looked_at(config), config.select.layers}).info());
+      traces.push_back(open(i, {looked_at(config), config.select.layers})->info());
     } catch (const TraceError& e) {
-      problems.trace_error(config.marks.at(fmt::format("traces[{}]", i)), e.what());
+      problems.trace_error(config.mark_of({fmt::format("traces[{}]", i)}), e.what());
     }
   }
   return traces;
 }
 
-LoadedRun checked_run(const std::string& text, const Source& source, const std::string& label,
-                      const std::vector<std::string>& overrides, Problems& problems) {
+LoadedRun checked_run(RunConfig config, const OpenTensors& open, Problems& problems) {
   LoadedRun run;
-  run.config = read_config(text, label, source, overrides, problems);
-  run.traces = open_traces(run.config, problems);
+  run.config = std::move(config);
+  run.traces = open_traces(run.config, open, problems);
   run.selection = select(run.config, run.traces, problems);
   problems.raise(run.config);
   run.config.warnings = problems.warnings(run.config);
   return run;
+}
+
+LoadedRun run_of_files(const std::string& text, const Source& source, const std::string& label,
+                       const std::vector<std::string>& overrides, Problems& problems) {
+  RunConfig config = read_config(text, label, source, overrides, problems);
+  const OpenTensors open = open_files(config.traces);
+  return checked_run(std::move(config), open, problems);
 }
 
 }  // namespace
@@ -106,15 +112,23 @@ RunConfig load_config(const fs::path& file, const std::vector<std::string>& over
 LoadedRun load_run(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures, const Wording& words) {
   Problems problems(words);
-  return checked_run(file.empty() ? "{}" : read_file(file), {methods, measures, file.parent_path()}, file.string(),
-                     overrides, problems);
+  return run_of_files(file.empty() ? "{}" : read_file(file), {methods, measures, file.parent_path()}, file.string(),
+                      overrides, problems);
 }
 
 LoadedRun load_run(const std::string& text, const fs::path& base, const std::string& label,
                    const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures) {
   Problems problems;
-  return checked_run(text, {methods, measures, base}, label, overrides, problems);
+  return run_of_files(text, {methods, measures, base}, label, overrides, problems);
+}
+
+LoadedRun load_over(const std::string& text, const Registry& methods, const std::vector<std::string>& measures,
+                    const std::vector<fs::path>& traces, const OpenTensors& open, const Wording& words) {
+  Problems problems(words);
+  RunConfig config = read_config(text, "", {methods, measures, ".", false}, {}, problems);
+  config.traces = traces;
+  return checked_run(std::move(config), open, problems);
 }
 
 }  // namespace kvreplay

@@ -54,17 +54,4 @@ std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo
   return selected;
 }
 
-LoadedRun load_over(const std::string& text, const std::string& label, const Registry& methods,
-                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces, const Wording& words) {
-  Problems problems(words);
-  LoadedRun run;
-  run.config = read_config(text, label, {methods, measures, ".", false}, {}, problems);
-  for (const TraceInfo& trace : traces) run.config.traces.push_back(trace.path);
-  run.traces = std::move(traces);
-  run.selection = select(run.config, run.traces, problems);
-  problems.raise(run.config);
-  run.config.warnings = problems.warnings(run.config);
-  return run;
-}
-
 }  // namespace kvreplay

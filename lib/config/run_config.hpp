@@ -149,9 +149,9 @@ LoadedRun load_run(const std::string& text, const std::filesystem::path& base, c
                    const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures = {});
 
-// Like load_run, for traces that are already open, such as arrays in memory: the configuration has no `traces`.
-LoadedRun load_over(const std::string& text, const std::string& label, const Registry& methods,
-                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces,
+// Like load_run, for traces that the caller opens, files or arrays in memory: the configuration has no `traces`.
+LoadedRun load_over(const std::string& text, const Registry& methods, const std::vector<std::string>& measures,
+                    const std::vector<std::filesystem::path>& traces, const OpenTensors& open,
                     const Wording& words = file_wording());
 
 // A budget in tokens for one layer (convention C10), before and after it is rounded down. Below 1 only if `bytes` hold

@@ -400,6 +400,11 @@ def test_an_invalid_trace_is_named(path):
     refused(kvreplay.TraceError, path, prefill=None)
 
 
+def test_a_name_with_a_zero_byte_opens_no_other_file(tmp_path):
+    path = kvreplay.Trace.write(tmp_path / "t.h5", {0: TENSORS}, n_prompt=112).path
+    assert "zero byte" in refused(kvreplay.TraceError, f"{path}\0x", prefill=None)
+
+
 def test_a_trace_whose_name_is_not_utf8_is_replayed(tmp_path):
     path = kvreplay.Trace.write(tmp_path / "t.h5", {0: TENSORS}, n_prompt=112).path
     odd = path.rename(tmp_path / "t\udcff.h5")

@@ -224,26 +224,26 @@ def test_the_trace_of_a_run_is_read_from_arrays_as_from_a_file(dtype):
     run = kvreplay.replay(
         layers={15: arrays}, prefill=640, methods=["h2o"], budgets=[64], sinks=np.arange(9), save="kept"
     )
-    with run.recorded(run.row()) as recorded:
-        for name, array in zip("qkv", arrays, strict=True):
-            read = recorded.tensor("p0", 15, name)
-            assert read.dtype == np.float64
-            assert (read == array).all()
-        assert recorded.tensor("p0", 15, "sinks").tolist() == list(range(9))
-        assert recorded.attribute("scaling", "p0", 15) == 0.125
+    recorded = run.recorded(run.row())
+    for name, array in zip("qkv", arrays, strict=True):
+        read = recorded.tensor("p0", 15, name)
+        assert read.dtype == np.float64
+        assert (read == array).all()
+    assert recorded.tensor("p0", 15, "sinks").tolist() == list(range(9))
+    assert recorded.attribute("scaling", "p0", 15) == 0.125
     stored = Sources(SAMPLE, None, None, [15], None, "", None, {})
-    with stored.recorded({"trace_id": kvreplay.open(SAMPLE).trace_id}) as recorded:
-        assert (recorded.tensor("0", 15, "k") == layer.k).all()
-        with pytest.raises(KeyError):
-            recorded.tensor("0", 15, "sinks")
+    recorded = stored.recorded({"trace_id": kvreplay.open(SAMPLE).trace_id})
+    assert (recorded.tensor("0", 15, "k") == layer.k).all()
+    with pytest.raises(KeyError):
+        recorded.tensor("0", 15, "sinks")
 
 
 def test_the_trace_named_by_a_row_is_read(tmp_path):
     layer = kvreplay.open(SAMPLE).layer(0)
     other = kvreplay.Trace.write(tmp_path / "t.h5", {15: layer}, n_prompt=640)
     both = Sources([SAMPLE, other], None, None, None, None, "", None, {})
-    with both.recorded({"trace_id": other.trace_id}) as recorded:
-        assert (recorded.tensor("p0", 15, "k") == layer.k).all()
+    recorded = both.recorded({"trace_id": other.trace_id})
+    assert (recorded.tensor("p0", 15, "k") == layer.k).all()
 
 
 def test_columns_of_a_table_have_the_order_of_their_list(run, tmp_path):

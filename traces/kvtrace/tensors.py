@@ -73,17 +73,6 @@ class Tensor(Array):
         _read(self, numbers)
         return Stored(numbers.astype(self.type.numpy) if self.swapped else numbers, self.type)
 
-    def read_rows(self, head: int, first: int, count: int) -> np.ndarray:
-        """Rows first..first+count-1 of a head as stored, [count, width], in native byte order; bfloat16 as
-        its bits. TraceError where they cannot be read."""
-        stored_type = self.type.numpy.newbyteorder() if self.swapped else self.type.numpy
-        numbers = np.empty((1, count, self.shape[2]), stored_type)
-        space = self.dataset.id.get_space()
-        space.select_hyperslab((head, first, 0), numbers.shape)
-        with reading(self.node.where):
-            self.dataset.id.read(h5s.create_simple(numbers.shape), space, numbers, mtype=self.file_type)
-        return numbers[0].astype(self.type.numpy, copy=False)
-
     def mapped(self) -> Stored | None:
         """The numbers as a read-only window on the file, where they lie there as they are in memory: in one
         piece, aligned, unfiltered, in native byte order. None elsewhere."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from kvtrace.bits import Stored
 from kvtrace.metadata import LayerFacts, layer_path, open_layer_tensor
-from kvtrace.tensors import Tensor, open_array, read_float32, read_integers, read_only
+from kvtrace.tensors import open_array, read_float32, read_integers, read_only
 from kvtrace.walk import Node, fail
 
 from .prompt import Prompt
@@ -64,11 +64,6 @@ class Layer:
         """
         stored = self._stored(name, mapped=True)
         return stored.array, stored.type.name
-
-    def stored(self, name: str) -> Tensor:
-        """The dataset "q", "k", "v" or "out" of the file; valid while the trace is open (`with trace:`)."""
-        with self.trace._root() as root:
-            return open_layer_tensor(root, self._prompt, self.number, name)
 
     def _floats(self, name: str) -> np.ndarray:
         stored = self._stored(name)

@@ -14,7 +14,7 @@ from .hosting import Hosted, checked_name, printable
 from .own_methods import hosted
 
 ENTRY_POINTS = "kvreplay.methods"  # group of entry points in which installed packages offer methods
-SAVES = ("curves", "kept", "outputs")
+SAVES = ("curves", "kept", "outputs", "projections")
 
 
 def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hosted]]:

@@ -99,7 +99,7 @@ def replay(
     Execution
         metrics: columns to compute (default: the usual ones).
         save: "kept", "curves", "outputs", or several: arrays that every cell keeps in memory. Others are
-            replayed when a method such as `run.kept(...)` needs them.
+            replayed when a method such as `run.kept(...)` needs them. "projections", for `run.predicted()`.
         precision: "single" (default) or "double". audit: evicted and future tokens are NaN while a method
             decides, so a method that reads them fails.
         jobs: threads (default: all cores); results do not depend on it.

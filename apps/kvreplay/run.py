@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,14 @@ from kvbase.errors import KvreplayError
 
 from . import _engine
 from .own_methods import hosted
+from .projections import Projections, named_projections
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
     from kvanalysis.answer.compare import Answer
+    from kvanalysis.data.arrays import Recorded
     from kvanalysis.data.notes import Note
 
     from .sources import Replayed
@@ -66,7 +67,7 @@ class Run:
         engine_s: float,
         said: str,
         again: Callable[[Mapping[str, Any], str], list[Cell]],
-        recorded: "Callable[[Mapping[str, Any]], AbstractContextManager[Replayed]]",
+        recorded: "Callable[[Mapping[str, Any]], Recorded | Replayed]",
     ):
         self.cells = cells
         self.warnings = warnings
@@ -81,7 +82,10 @@ class Run:
         curve in figures."""
         from kvanalysis.data.rows import frame_of_rows
 
-        return frame_of_rows([cell.row for cell in self.cells], self._meta())
+        frame = frame_of_rows([cell.row for cell in self.cells], self._meta())
+        if held := {cell.row["key"]: cell.arrays for cell in self.cells if "a" in cell.arrays}:
+            frame.attrs["projections"] = Projections(held)
+        return frame
 
     @property
     def notes(self) -> "list[Note]":
@@ -132,6 +136,23 @@ class Run:
         from .comparing import compare
 
         return compare(self, at, **options)
+
+    def predicted(self) -> "pd.DataFrame":
+        """Predict the loss that each method causes in the model, without running the model.
+
+            run = kv.replay("gradient.h5", methods=["h2o"], budgets=["20%"], save="projections")
+            run.predicted()[["method", "budget_tokens", "kl", "kl_low", "kl_high"]]
+
+        The trace must hold a gradient (`kvreplay.record(gradient=8)`), and the run its projections. Returns
+        the table that `kvreplay.predict` describes. Raises KvreplayError if the run has no projections.
+        """
+        from kvanalysis.loss.predicted import predicted
+
+        if "projections" not in self.frame.attrs:
+            raise KvreplayError(
+                'the run has no projections: replay a trace with a gradient, with save="projections"'
+            )
+        return predicted(self.frame)
 
     @property
     def failed(self) -> "pd.DataFrame":
@@ -260,6 +281,8 @@ def cell_of(row: str, arrays: dict[str, Any], place: int) -> Cell:
     said = json.loads(row)
     real = np.float64 if said["precision"] == "double" else np.float32
     typed = {name: array.astype(real, copy=False) for name, array in arrays.items() if name in REALS}
+    if "projections" in arrays:
+        typed.update(named_projections(arrays))
     return Cell({name: said[name] for name in _column_names() if name in said}, {**arrays, **typed}, place)
 
 

@@ -90,6 +90,8 @@ def _with_losses(frame):
 
 
 def _projections(frame):
+    if "projections" in frame.attrs:  # a replay in this process keeps them
+        return frame.attrs["projections"]
     folders = frame.attrs.get("folders", ())
     if not len(folders):
         raise ResultsError(f"results outside a folder have no projections: {REMEDY}")

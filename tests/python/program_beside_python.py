@@ -73,11 +73,11 @@ def check_same_rows(run, out, ignored=frozenset(), without=frozenset()):
             assert same, f"{where}: {name} is {value!r} here and {text!r} there"
 
 
-def check_same_arrays(run, out):
-    """Kept sets, row errors and outputs are bitwise equal."""
+def check_same_arrays(run, out, kinds=SAVED):
+    """Saved arrays, by default kept sets, row errors and outputs, are bitwise equal."""
     keys = {where: row["key"] for where, row in rows_of_program(out).items()}
     compared = 0
-    for kind in SAVED:
+    for kind in kinds:
         with h5py.File(out / f"{kind}.h5") as file:
             for cell in run.cells:
                 for name, stored in file[keys[place(cell.row)]].items():

@@ -77,13 +77,6 @@ def every_method(trace, tmp_path_factory):
     )  # fmt: skip
 
 
-def test_every_method_has_the_numbers_of_the_program_on_its_trace_file(trace, every_method):
-    run = replayed(trace, methods=EVERY, budgets=[40], seeds=2, save=SAVED)
-    assert set(run.table["method"]) == set(BUILT_IN)
-    check_same_rows(run, every_method)
-    check_same_arrays(run, every_method)
-
-
 def test_every_method_has_the_numbers_of_the_program_on_arrays(layers, every_method):
     run = replayed(
         layers=layers, prefill=PROMPT, rope=ROPE,

@@ -4,12 +4,14 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbase.progress import watched
+from kvrecord.options import LIVE, TEXTS, takes_options
 
+from .arguments import suggest_arguments
 from .trace import Trace
 from .trace import open as open_trace
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+@suggest_arguments
+@takes_options(TEXTS)
 def record(
     model: "PreTrainedModel",
     texts: str | Sequence[str | Sequence[int]],
@@ -25,16 +29,10 @@ def record(
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     name: str | None = None,
-    layers: str | Iterable[int] = "all",
-    max_tokens: int | None = None,
-    generate: int = 0,
-    dtype: str = "source",
-    query_stride: int = 1,
-    with_text: bool = False,
-    gradient: int = 0,
     verify: bool = False,
     overwrite: bool = False,
     progress: bool | None = None,
+    **options: Any,
 ) -> Trace:
     """Run a loaded Hugging Face decoder on texts and record its queries, keys and values as a trace.
 
@@ -49,19 +47,10 @@ def record(
         process ends.
     tokenizer: the model's tokenizer; default: what AutoTokenizer loads from the same place.
     name: the model's name in the trace; default: the name that it was loaded by.
-    layers: "all", "every:4" (0, 4, 8, ...), "0,7,15", or a list of numbers from 0.
-    max_tokens: cut each prompt to its first so many tokens.
-    generate: how many tokens the model adds to each prompt, greedily. N tokens give N - 1 rows, because the
-        last one is never fed back. With 0 the whole text is the prompt: set `replay(prefill=...)`.
-    dtype: how numbers are stored: "source" (as the model computes), "f32", "f16" or "bf16".
-    query_stride: keep every n-th query.
-    with_text: also store the text and the class of every token. Needs a tokenizer.
-    gradient: how many samples of the gradient of the log-likelihood to record at every attention output; 8
-        is a good number, 0 records none. Rows with a gradient are those after the prompt, or the second half
-        of a text that is all prompt.
     verify: run the model once more and compare it with the trace.
     overwrite: replace an existing trace.
     progress: report progress on stderr; default: only on a terminal or in a notebook.
+    {options}
 
     Returns a Trace. It takes 2 or 4 bytes for each of (query heads + 2 kv heads) * head_dim numbers per layer
     and token, so choose layers. Needs torch and transformers: `pip install 'kvreplay[record]'`.
@@ -81,16 +70,10 @@ def record(
             out if folder is None else folder / "trace.h5",
             tokenizer=tokenizer,
             name=name,
-            layers=layers,
-            max_tokens=max_tokens,
-            generate=generate,
-            dtype=dtype,
-            query_stride=query_stride,
-            with_text=with_text,
-            gradient=gradient,
             verify=verify,
             progress=watched() if progress is None else progress,
             overwrite=overwrite,
+            **options,
         )
         trace = open_trace(path)
     except BaseException as error:
@@ -112,6 +95,8 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@suggest_arguments
+@takes_options(LIVE)
 def recorder(
     model: "PreTrainedModel",
     out: str | Path,
@@ -127,8 +112,8 @@ def recorder(
 
     model: a loaded Hugging Face decoder in eval mode. out: the trace's file, or a folder: one file a layer.
     tokenizer: needed by `with_text` and `repeat` alone. name: of the model in the trace; default: what it was
-    loaded as. options: layers, dtype ("source", "f32", "f16" or "bf16"), query_stride, with_text, out_layers,
-    with_output, with_input, compress, gradient, repeat, lookahead. Inside, `rec.prompt("id")` names a prompt.
+    loaded as. Inside, `rec.prompt("id")` names a prompt.
+    {options}
 
     Raises ConfigError where an option is wrong, TraceError where the model never calls the attention
     interface, its input is padded or batched, or it runs without a growing cache.

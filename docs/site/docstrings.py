@@ -3,16 +3,24 @@
 The docstrings are written for `help()`: paragraphs; lines "name: meaning", continued by indented lines, for
 arguments; blocks that are indented without such a line for code; a title on a line of its own above indented
 arguments. These become paragraphs, definition lists, code and bold titles.
+
+A function that `takes_options` of recording is shown with them, as in `help()`.
 """
 
 import ast
+import inspect
 import re
+import sys
 import textwrap
 from pathlib import Path
 
 import griffe
 
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("apps", "traces")]
+
+from kvrecord import options  # noqa: E402
+
 NAME = r"\*{0,2}[a-z_][\w.]*(?: \[[^\]]*\])?"
 ENTRY = re.compile(rf"({NAME}(?:, {NAME})*(?:, (?:u?int|float)\d+(?: \[[^\]]*\])?)?): (.+)")
 TITLE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){0,5}")
@@ -44,8 +52,33 @@ class Docstrings(griffe.Extension):
     """Rewrites each docstring when its object is found."""
 
     def on_instance(self, *, node, obj, **_):
+        names = _names(node)
+        if taker := _takes_options(node):
+            _show_options(obj, taker)
+            names |= set(options.taken_by(taker))
         if obj.docstring:
-            obj.docstring.value = to_markdown(obj.docstring.value, _names(node))
+            obj.docstring.value = to_markdown(obj.docstring.value, names)
+
+
+def _takes_options(node):
+    """The name of the function in its decorator `takes_options`, or None without one."""
+    for each in getattr(node, "decorator_list", ()):
+        if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "takes_options":
+            return getattr(options, each.args[0].id)
+    return None
+
+
+def _show_options(function, taker):
+    """Puts the options in place of **options and of {options} in the docstring."""
+    del function.parameters["options"]
+    for each in options.parameters(taker):
+        kind, annotation = griffe.ParameterKind.keyword_only, inspect.formatannotation(each.annotation)
+        shown = annotation.replace("collections.abc.", "")
+        function.parameters.add(
+            griffe.Parameter(each.name, annotation=shown, kind=kind, default=repr(each.default))
+        )
+    text = textwrap.dedent("    " + options.described(taker))
+    function.docstring.value = function.docstring.value.replace("{options}", text)
 
 
 def _names(node):

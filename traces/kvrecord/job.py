@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from kvbase.errors import ConfigError, TraceError
@@ -12,7 +14,7 @@ from kvbase.selections import layers_in
 from .lookahead import check_lookahead_positions
 from .model import shape_of
 from .plan import check_space, dump_bytes, gradient_memory
-from .recorder import Options, Recorder, storage_dtype
+from .recorder import Recorder, storage_dtype
 from .repeat_rows import Wording, check_positions, context_length, repeat_rows
 from .sinks import all_linked_published, is_directory_target, published
 from .sizes import human_bytes
@@ -24,58 +26,51 @@ from .verify_repeat import verify_repeat
 
 
 class Job:
-    """Options, the model to record (a SourceModel or a LoadedModel) and its tokenised prompts.
+    """Options, the model to record (a SourceModel or a LoadedModel), its tokenised prompts and the output.
 
-    `args` has the command line's options as attributes; `say` is called with a line of text at every stage.
+    `say` is called with a line of text at every stage. `command_line` stands in the trace. With `resume`,
+    finished prompts of the output are kept.
     """
 
-    def __init__(self, args, say, subject, prompts, show_progress=True):
-        self.args = args
+    def __init__(
+        self, options, say, subject, prompts, output, command_line, resume=False, show_progress=True
+    ):
         self.say = say
         self.subject = subject
         self.prompts = prompts
+        self.output = output
+        self.command_line = command_line
+        self.resume = resume
         self.show_progress = show_progress
         self.config = subject.config
-        needed = args.with_text or args.repeat or any(p.needs_tokenizer for p in prompts)
+        needed = options.with_text or options.repeat or any(p.needs_tokenizer for p in prompts)
         self.tokenizer = subject.find_tokenizer(needed)
         self.shape = shape_of(self.config)
-        self.layers = self._planned_layers()
-        out_layers = self._layers(args.out_layers, "out-layers") if args.out_layers else []
+        self.layers = self._planned_layers(options.layers)
+        out_layers = self._layers(options.out_layers, "out-layers") if options.out_layers else []
         if stray := sorted(set(out_layers) - set(self.layers)):
             raise ConfigError(f"--out-layers {stray} are not among --layers")
-        self.options = Options(
-            layers="all" if args.layers == "all" else tuple(self.layers),
-            dtype=storage_dtype(args.dtype, subject.dtype),
-            query_stride=args.query_stride,
+        self.options = replace(
+            options,
+            layers="all" if options.layers == "all" else tuple(self.layers),
+            dtype=storage_dtype(options.dtype, subject.dtype),
             out_layers=tuple(out_layers),
-            with_output=args.with_output,
-            with_text=args.with_text,
-            compress=args.compress,
-            gradient=args.with_gradient,
-            gradient_labels=args.labels,
-            gradient_from=args.gradient_from,
-            gradient_seed=args.gradient_seed,
-            repeat=args.repeat,
-            context_tokens=args.context_tokens,
-            with_input=args.with_input,
-            lookahead=args.lookahead,
-            lookahead_budget=args.lookahead_budget or Options.lookahead_budget,
         )
         self.tokens = [self._tokens(prompt) for prompt in self.prompts]
-        self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
+        self.rows = [len(ids) + max(options.generate - 1, 0) for ids in self.tokens]
         self._check_rows()
         self.gradient_rows = self._gradient_rows()
         self.repeated = self._repeated()
         self._check_lookahead()
 
-    def _planned_layers(self):
+    def _planned_layers(self, wanted):
         """The chosen layers; for "all", those that the configuration lists as attention layers.
 
         The recorder then records the layers that call the attention interface.
         """
-        chosen = self._layers(self.args.layers, "layers")
+        chosen = self._layers(wanted, "layers")
         kinds = getattr(self.config.get_text_config(), "layer_types", None)
-        if self.args.layers != "all" or not kinds:
+        if wanted != "all" or not kinds:
             return chosen
         return [n for n in chosen if "attention" in kinds[n] and kinds[n] != "linear_attention"]
 
@@ -88,10 +83,10 @@ class Job:
         parts = prompt.parts(self.tokenizer)
         given = sum(map(len, parts[1:]))
         if not given:
-            return parts[0][: self.args.max_tokens]
-        if self.args.generate:
+            return parts[0][: self.options.max_tokens]
+        if self.options.generate:
             raise ConfigError(f"{prompt.source}: --generate cannot be combined with `then` and `answer`")
-        if self.args.max_tokens and sum(map(len, parts)) > self.args.max_tokens:
+        if self.options.max_tokens and sum(map(len, parts)) > self.options.max_tokens:
             raise ConfigError(f"{prompt.source}: --max-tokens would cut `then` or `answer`")
         return [token for part in parts for token in part]
 
@@ -212,57 +207,56 @@ class Job:
     def _n_chunks(self, number=slice(None)):
         return sum(len(plan.rows) - 1 for plan in self.repeated[number])
 
-    def check_space(self):
+    def check_space(self, max_bytes=math.inf):
         """ConfigError if the trace exceeds --max-bytes or the free disk space."""
         size = self.summary()["bytes"]
-        check_space(size, size // max(len(self.layers), 1), self.args.output, self.args.max_bytes)
+        check_space(size, size // max(len(self.layers), 1), self.output, max_bytes)
 
     def settings(self):
         """Everything that determines the rows, for --resume: equal settings give equal traces."""
-        args = self.args
         prompts = json.dumps([[p.id, ids] for p, ids in zip(self.prompts, self.tokens, strict=True)])
         return {
             "model": self.subject.name,
             "revision": self.subject.source_revision,
             "prompts_sha256": hashlib.sha256(prompts.encode()).hexdigest(),
-            "generate": args.generate,
+            "generate": self.options.generate,
             "sampling": self._sampling(),
         }
 
     def _sampling(self):
-        args = self.args
-        if not args.generate:
+        options = self.options
+        if not options.generate:
             return None
-        sampling = {"ignore_eos": args.ignore_eos, "repetition_penalty": args.repetition_penalty}
-        if args.temperature == 0:
+        sampling = {"ignore_eos": options.ignore_eos, "repetition_penalty": options.repetition_penalty}
+        if options.temperature == 0:
             return {"method": "greedy", **sampling}
-        drawn = {"temperature": args.temperature, "top_p": args.top_p, "seed": args.seed}
+        drawn = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
         return {"method": "sample", **drawn, **sampling}
 
     def recorder(self):
         """Recorder for this job's model, output and options."""
         subject = self.subject
-        root = {"model": subject.name, "revision": subject.revision, "command_line": self.args.command_line}
+        root = {"model": subject.name, "revision": subject.revision, "command_line": self.command_line}
         return Recorder(
             subject.model,
-            self.args.output,
+            self.output,
             self.options,
             root={name: value for name, value in root.items() if value},
             settings=self.settings(),
             tokenizer=self.tokenizer,
-            resume=self.args.resume and not self.args.force,
+            resume=self.resume,
         )
 
     def finished(self, kept):
         """Path of the finished trace if --resume may keep it unchanged, or None."""
         if not kept:
             return None
-        path = Path(self.args.output)
+        path = Path(self.output)
         path = path / "index.h5" if path.is_dir() else path
         settings = self.recorder().all_settings()
         if not (published(path, settings) and all_linked_published(path, settings)):
             return None
-        clear(self.args.output)  # a run that was killed right at its end may have left a spool
+        clear(self.output)  # a run that was killed right at its end may have left a spool
         self.say(f"{path}: finished before, kept")
         return path
 
@@ -271,7 +265,7 @@ class Job:
         with self.recorder() as recorder:
             for number, (prompt, ids) in enumerate(zip(self.prompts, self.tokens, strict=True)):
                 self._dump_prompt(recorder, prompt, ids, self._n_chunks(slice(number, number + 1)))
-        path = Path(self.args.output)
+        path = Path(self.output)
         return path / "index.h5" if is_directory_target(path) else path
 
     def _dump_prompt(self, recorder, prompt, ids, n_chunks):
@@ -280,9 +274,9 @@ class Job:
         if recorder.adopt(prompt.id):
             self.say(f"prompt {prompt.id}: finished before, kept")
             return
-        args = self.args
-        forwards = max(args.generate, 1)
-        passes = forwards + 1 + bool(self.options.gradient) + n_chunks + args.lookahead
+        options = self.options
+        forwards = max(options.generate, 1)
+        passes = forwards + 1 + bool(options.gradient) + n_chunks + options.lookahead
         steps = len(recorder.layers) * passes
         progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
@@ -290,7 +284,7 @@ class Job:
         with recorder.prompt(prompt.id, attributes, progress.step) as final, torch.no_grad():
             model = self.subject.model
             input_ids = torch.tensor([ids], device=model.device)
-            if args.generate:
+            if options.generate:
                 final.update(self._generate(input_ids))
             else:
                 model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
@@ -299,29 +293,34 @@ class Job:
     def _generate(self, input_ids):
         import torch
 
-        args = self.args
-        torch.manual_seed(args.seed)
-        options = {"do_sample": False}
-        if args.temperature > 0:
-            options = {"do_sample": True, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
-        if args.repetition_penalty != 1:
-            options["repetition_penalty"] = args.repetition_penalty
-        if args.ignore_eos:
-            options["min_new_tokens"] = args.generate
+        options = self.options
+        torch.manual_seed(options.seed)
+        drawn = {"do_sample": False}
+        if options.temperature > 0:
+            drawn = {
+                "do_sample": True,
+                "temperature": options.temperature,
+                "top_p": options.top_p,
+                "top_k": 0,
+            }
+        if options.repetition_penalty != 1:
+            drawn["repetition_penalty"] = options.repetition_penalty
+        if options.ignore_eos:
+            drawn["min_new_tokens"] = options.generate
         mask = torch.ones_like(input_ids)
         sequence = self.subject.model.generate(
-            input_ids, attention_mask=mask, max_new_tokens=args.generate, use_cache=True, **options
+            input_ids, attention_mask=mask, max_new_tokens=options.generate, use_cache=True, **drawn
         )
         # The last sampled token has no row: it is never fed back to the model.
         return {
             "sampling": json.dumps(self._sampling(), sort_keys=True),
-            "seed": args.seed,
+            "seed": options.seed,
             "final_token": int(sequence[0, -1]),
         }
 
     def size_on_disk(self):
         """Bytes of the output file, or of all files in the output directory."""
-        path = Path(self.args.output)
+        path = Path(self.output)
         files = path.rglob("*.h5") if path.is_dir() else [path]
         return sum(file.stat().st_size for file in files)
 

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 
@@ -18,59 +17,14 @@ from .input_norms import query_input_modules
 from .layout import check_layout
 from .lookahead import check_cut
 from .model import model_name
+from .options import LIVE, options_of
 from .prompt_capture import PromptCapture
 from .repeat import check_cached
 from .repeat_rows import has_template, suffix_of
 from .sinks import DirectorySink, FileSink, is_directory_target
-from .snapkv_cut import Cut
 from .spool import RowSpool
 
 STORAGE_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to record.
-
-    dtype: "source" stores the model's type. query_stride: every n-th query is kept.
-    out_layers: layers that also get `out`. with_output: every layer gets `out`, `o_proj` and `resid_norm`.
-    with_input: every layer gets `resid_in_norm`. with_text: texts and classes of tokens.
-    gradient: samples of the gradient at every attention output (0: none), with labels `gradient_labels`
-        ("model": drawn from its predictions, "recorded": the text), from row `gradient_from` on (an int, or a
-        share as a float below 1; None: see `gradient.first_scored`).
-    repeat: tokens per chunk in which the context is repeated (0: not repeated).
-    lookahead: rows generated after the context once SnapKV has cut its cache to `lookahead_budget` tokens per
-        kv head (0: none).
-    context_tokens: length of the context of `repeat` and `lookahead` (None: the prompt).
-    """
-
-    layers: str | tuple = "all"
-    dtype: str = "source"
-    query_stride: int = 1
-    out_layers: tuple = ()
-    with_output: bool = False
-    with_text: bool = False
-    compress: bool = False
-    gradient: int = 0
-    gradient_labels: str = "model"
-    gradient_from: int | float | None = None
-    gradient_seed: int = 0
-    repeat: int = 0
-    context_tokens: int | None = None
-    with_input: bool = False
-    lookahead: int = 0
-    lookahead_budget: int = Cut.budget
-
-    def settings(self):
-        """The options that determine the rows, as plain values. Options of parts that are switched off are
-        left out, so the settings equal those of older traces, which lack the options."""
-        values = asdict(self)
-        left_out = [] if self.gradient else [name for name in values if name.startswith("gradient")]
-        left_out += [] if self.repeat else ["repeat"]
-        left_out += [] if self.repeat or self.lookahead else ["context_tokens"]
-        left_out += [] if self.lookahead else ["lookahead", "lookahead_budget"]
-        left_out += [] if self.with_input else ["with_input"]
-        return {name: value for name, value in values.items() if name not in left_out}
 
 
 def storage_dtype(dtype, model_dtype):
@@ -283,13 +237,13 @@ def record(model, path, tokenizer=None, name=None, **options):
             model.generate(ids, max_new_tokens=64)
 
     path: a file, or a directory for one file per layer. name: the model's name in the trace (default: the
-    name that it was loaded by). options: the fields of Options. tokenizer: needed only by `with_text` and
-    `repeat`. Raises TraceError if the model never calls the attention interface, if its input is padded or
-    batched, or if it runs without a growing cache.
+    name that it was loaded by). options: those of `kvreplay.recorder`. tokenizer: needed only by `with_text`
+    and `repeat`. Raises ConfigError if an option is wrong, TraceError if the model never calls the attention
+    interface, if its input is padded or batched, or if it runs without a growing cache.
     """
     if options.get("with_text") and tokenizer is None:
         raise TraceError("with_text needs the tokenizer")
     if options.get("repeat") and tokenizer is None:
         raise TraceError("repeat needs the tokenizer: the instruction to repeat is a text")
     root = {"model": name} if name else None
-    return Recorder(model, path, Options(**options), root=root, tokenizer=tokenizer)
+    return Recorder(model, path, options_of(LIVE, options), root=root, tokenizer=tokenizer)

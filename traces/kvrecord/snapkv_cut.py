@@ -20,7 +20,7 @@ class Cut:
     """budget: tokens that a kv head keeps. window: how many last rows vote and are kept. kernel: width of the
     max pooling of votes (odd)."""
 
-    budget: int = 256
+    budget: int
     window: int = 32
     kernel: int = 7
 

@@ -6,25 +6,11 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvbase.cells import CELL, EXTENT, INSTANCE
 from kvbase.errors import ConfigError
 from kvbase.files import reason
 
-COLUMNS = (
-    "key",
-    "trace_id",
-    "model",
-    "prompt",
-    "layer",
-    "kv_head",
-    "method",
-    "params",
-    "given",
-    "budget_tokens",
-    "seed",
-    "n_prefill",
-    "n_tokens",
-    "status",
-)
+COLUMNS = ("key", "model", "params", *CELL, *EXTENT, "status")
 
 
 @dataclass
@@ -127,10 +113,9 @@ def _gather(table, rows):
             n_prefill, n_tokens = int(row["n_prefill"]), int(row["n_tokens"])
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{table}:{number}: {error}") from error
-        names = ("trace_id", "prompt", "method", "given", "budget_tokens", "seed")
-        identity = (*(row[name] for name in names), n_prefill, n_tokens)
+        identity = (*(row[name] for name in INSTANCE), n_prefill, n_tokens)
         if identity not in found:
-            texts = {name: row[name] for name in (*names, "model", "params")}
+            texts = {name: row[name] for name in (*INSTANCE, "model", "params")}
             found[identity] = Instance(n_prefill=n_prefill, n_tokens=n_tokens, **texts)
         instance = found[identity]
         if where in instance.cells:

@@ -7,28 +7,13 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvbase.cells import CONFIRMED, CONFIRMED_FACTS
 from kvbase.errors import ConfigError
 from kvbase.files import reason
 
 from .layer_errors import COLUMNS as LAYER_MEASURES
 from .whole_file import whole_file
 
-IDENTITY = (
-    "key",
-    "cells",
-    "trace_id",
-    "model",
-    "prompt",
-    "method",
-    "params",
-    "given",
-    "budget_tokens",
-    "seed",
-    "n_prefill",
-    "n_tokens",
-    "selection",
-    "layers",
-)
 MEASURES = (
     "distance_from",
     "distance_to",
@@ -49,10 +34,8 @@ MEASURES = (
     "loss_increase_sd",
     "kl_mean_sd",
 )
-COLUMNS = (*IDENTITY, *MEASURES, "confirm_s", "status", "error")
-# Columns that identify an instance, independent of its results.
-PLACE = ("trace_id", "prompt", "method", "given", "budget_tokens", "seed", "selection", "layers")
-LAYER_COLUMNS = (*IDENTITY, *LAYER_MEASURES)
+COLUMNS = (*CONFIRMED_FACTS, *MEASURES, "confirm_s", "status", "error")
+LAYER_COLUMNS = (*CONFIRMED_FACTS, *LAYER_MEASURES)
 
 
 def key_of(instance, cells, selection, settings):
@@ -67,7 +50,7 @@ def cells_hash(keys):
 
 
 def identity(instance, key, selection, layers):
-    """The columns IDENTITY of a row."""
+    """The columns CONFIRMED_FACTS of a row."""
     shared = ("trace_id", "model", "prompt", "method", "params", "given", "budget_tokens", "seed")
     texts = {name: getattr(instance, name) for name in (*shared, "n_prefill", "n_tokens")}
     return {
@@ -165,6 +148,6 @@ def _without_replaced(found, row):
     """{key: rows} without those of the row's instance that were confirmed from other cells."""
 
     def is_replaced(old):
-        return old.get("cells") != row["cells"] and all(old.get(name) == str(row[name]) for name in PLACE)
+        return old.get("cells") != row["cells"] and all(old.get(name) == str(row[name]) for name in CONFIRMED)
 
     return {key: rows for key, rows in found.items() if not is_replaced(rows[0])}

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from kvbase.cells import METHOD, in_table
 
 from ..stats.intervals import UNIT
 
-INSTANCE = ["method", "given_json"]
+INSTANCE = in_table(METHOD)
 
 
 @dataclass(frozen=True)

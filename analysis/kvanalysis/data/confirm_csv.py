@@ -4,15 +4,15 @@ import json
 import re
 from itertools import chain
 
+from kvbase.cells import CONFIRMED, CONFIRMED_FACTS, EXTENT
+
 from ..errors import ResultsError
 from .results_csv import COUNT, NUMBER, TEXT, row_number, typed_table
 from .row_formats import SOURCE, parts_named
 
-IDENTITY = {
-    **dict.fromkeys(("key", "trace_id", "model", "prompt", "method", "params", "given"), TEXT),
-    **dict.fromkeys(("budget_tokens", "seed", "n_prefill", "n_tokens"), COUNT),
-    **dict.fromkeys(("selection", "layers"), TEXT),
-}
+CELLS = "cells"  # hash of the keys of an instance's cells; tables of older versions lack it
+COUNTS = ("budget_tokens", "seed", *EXTENT)
+IDENTITY = {name: COUNT if name in COUNTS else TEXT for name in CONFIRMED_FACTS if name != CELLS}
 OF_LOSSES = ("loss_full", "loss", "loss_increase", "kl_mean", "kl_p95", "top1_agreement")
 OF_LAYERS = (
     *("rel_err_out_mean", "rel_err_proj_mean", "rel_err_resid_mean", "rel_err_resid_late"),
@@ -29,12 +29,10 @@ ANSWERS = ("answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank
            "answer_logprob")  # fmt: skip
 # For instances with quantised rows, whose numbers are means over draws; tables of older versions lack them.
 DRAWS = {"n_draws": COUNT, "loss_increase_sd": NUMBER, "kl_mean_sd": NUMBER}
-CELLS = "cells"  # hash of the keys of an instance's cells; tables of older versions lack it
 LAYERS = {**IDENTITY, "layer": COUNT, **dict.fromkeys(OF_LAYERS, NUMBER)}
 NAMED = ("key", "trace_id", "prompt", "method", "given", "selection", "layers")  # no field of these is empty
 # Unique combinations: a second key with equal values means that results or model have changed in between.
-RANGE = ["trace_id", "prompt", "method", "given", "budget_tokens", "seed", "selection", "layers",
-         "distance_from", "distance_to"]  # fmt: skip
+RANGE = [*CONFIRMED, "distance_from", "distance_to"]
 RECORDED, OWN = "recorded", "own"
 
 

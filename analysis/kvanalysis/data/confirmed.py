@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from kvbase import cells
+from kvbase.cells import in_table
 
 from ..errors import ResultsError
 from .confirm_csv import CELLS, read_confirm_csv, read_confirm_layers_csv
 from .results_csv import row_number
 
 CONFIRM, LAYERS = "confirm.csv", "confirm_layers.csv"
-# Columns that identify an instance in results.csv and confirm.csv; a run's table calls `given` given_json.
-INSTANCE = ["trace_id", "prompt", "method", "given_json", "budget_tokens", "seed"]
+INSTANCE = in_table(cells.INSTANCE)
 
 
 @dataclass(frozen=True)

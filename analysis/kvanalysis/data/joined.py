@@ -2,15 +2,17 @@
 
 import numpy as np
 import pandas as pd
+from kvbase import cells
+from kvbase.cells import in_table
 
 from ..errors import ResultsError
 from .results_csv import TIMES
 
-CELL = ["trace_id", "prompt", "layer", "kv_head", "method", "params_json", "budget_tokens", "seed"]
+CELL = in_table(cells.CELL)
 # Budgets replayed together share sums, and instruction sets and devices round differently: two computations
 # of one number in single precision agree only to these tolerances.
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
-SHOWN = ["prompt", "layer", "kv_head", "method", "budget_tokens", "seed"]  # describes a cell in a message
+SHOWN = [name for name in CELL if name not in ("trace_id", "given_json")]  # describes a cell in a message
 
 
 def joined(tables):

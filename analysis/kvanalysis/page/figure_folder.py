@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from kvbase.cells import HEAD
 
 from ..drawing.saving import SavedFigure
 from ..errors import ResultsError
@@ -17,13 +18,7 @@ from .html import anchor, link
 from .provenance import data_text
 
 DESCRIBED = "figure.json"
-PLACE = [
-    "trace_id",
-    "model",
-    "prompt",
-    "layer",
-    "kv_head",
-]  # identifies a row of results.csv or of a cluster table
+PLACE = ["model", *HEAD]  # what a row of results.csv or of a cluster table is of
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from kvbase.cells import HEAD
 from scipy.special import stdtr, stdtrit
 
-UNIT = ["trace_id", "prompt", "layer", "kv_head"]
+UNIT = list(HEAD)
 BLOCK = UNIT[:-1]
 LEVEL = 0.95
 # Fewer blocks give no interval: five agree in sign by chance in 2 of 32 trials, four in 2 of 16.

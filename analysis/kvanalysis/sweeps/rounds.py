@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvbase.cells import HEAD, METHOD, in_table
 from kvbase.program import attend
 
 from ..data.whole_file import write_atomic
@@ -13,9 +14,7 @@ from ..errors import SweepError
 
 RUN, *_ = ENGINES = ("run", "local", "slurm")
 SOME_FAILED, STOPPED = 1, (75, 130)  # exit codes; with the first, the other cells are finished
-# Columns of only.csv, and the columns of the analysis' tables that they are taken from.
-ONLY = {"trace_id": "trace_id", "prompt": "prompt", "layer": "layer", "kv_head": "kv_head",
-        "method": "method", "given": "given_json", "budget_tokens": "budget_tokens"}  # fmt: skip
+ONLY = (*HEAD, *METHOD, "budget_tokens")  # columns of only.csv
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def only_text(wanted):
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(ONLY)
-    writer.writerows(wanted[list(ONLY.values())].itertuples(index=False, name=None))
+    writer.writerows(wanted[in_table(ONLY)].itertuples(index=False, name=None))
     return out.getvalue()
 
 

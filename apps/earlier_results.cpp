@@ -64,14 +64,14 @@ std::vector<std::string> differences(const json& meta, const Asked& asked) {
   return all;
 }
 
-// The columns that identify a cell for a reader of a table.
+// What identifies a cell for a reader of a table: its fields in the columns of identity, and its extent.
 using Name = std::vector<std::string>;
 
 Name name_of(const Fields& row) {
   Name name;
-  for (const char* column :
-       {"trace_id", "prompt", "layer", "kv_head", "method", "given", "budget_tokens", "seed", "n_prefill", "n_tokens"})
-    name.push_back(row[column_index(column)]);
+  for (size_t i = 0; i < columns().size(); ++i)
+    if (columns()[i].identity) name.push_back(row[i]);
+  for (const char* extent : {"n_prefill", "n_tokens"}) name.push_back(row[column_index(extent)]);
   return name;
 }
 
@@ -81,9 +81,9 @@ Name name_of(const Cell& cell) {
           std::to_string(cell.place.layer),
           std::to_string(cell.place.kv_head),
           cell.method().info.name,
-          cell.variant->given,
           cell.budget.none() ? "" : std::to_string(cell.budget.tokens),
           cell.seed ? std::to_string(*cell.seed) : "",
+          cell.variant->given,
           std::to_string(cell.extent.prompt_tokens),
           std::to_string(cell.extent.tokens)};
 }
@@ -112,11 +112,7 @@ bool is_own_table(const std::string& first_line) {
 std::string united(const std::string& own, const std::string& earlier) {
   std::set<double> all;
   for (const std::string& text : {own, earlier})
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find(';', at), text.size());
-      if (const auto share = parse_number<double>(std::string_view(text).substr(at, end - at))) all.insert(*share);
-      at = end + 1;
-    }
+    for (const double share : shares_of_text(text)) all.insert(share);
   return shares_text({all.begin(), all.end()});
 }
 

@@ -39,7 +39,7 @@ void list_metrics(Form form) {
   std::vector<std::vector<std::string>> rows = {{"name", "unit", "meaning"}};
   for (const Column& c : columns()) {
     if (!c.measure) continue;
-    all.push_back({{"name", c.name}, {"unit", c.unit}, {"help", c.help}});
+    all.push_back(json::parse(column_facts(c).add("name", std::string(c.name)).text()));
     rows.push_back({c.name, c.unit, c.help});
   }
   print(form == Form::as_json ? all.dump(2) + "\n" : left_aligned(rows));

@@ -97,7 +97,8 @@ class Run:
         return notes_of(self._meta())
 
     def _meta(self) -> dict[str, Any]:
-        return {"version": _engine.version, **json.loads(self._said)}
+        columns = {each["name"]: each for each in json.loads(_engine.columns())}
+        return {"version": _engine.version, "columns": columns, **json.loads(self._said)}
 
     @property
     def table(self) -> "pd.DataFrame":

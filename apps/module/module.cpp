@@ -47,12 +47,7 @@ void raise(const std::exception_ptr& thrown, void*) {
 std::string columns_json() {
   std::string all;
   for (const Column& c : columns())
-    all += (all.empty() ? "" : ",") + JsonObject()
-                                          .add("name", std::string(c.name))
-                                          .add("unit", std::string(c.unit))
-                                          .add("help", std::string(c.help))
-                                          .add("measure", c.measure)
-                                          .text();
+    all += (all.empty() ? "" : ",") + column_facts(c).add("name", std::string(c.name)).add("measure", c.measure).text();
   return "[" + all + "]";
 }
 

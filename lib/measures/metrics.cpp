@@ -4,6 +4,11 @@
 
 namespace kvreplay {
 
+const char* word(Better better) {
+  constexpr const char* kWords[] = {"", "less", "more"};
+  return kWords[size_t(better)];
+}
+
 std::vector<std::string> metric_names() {
   std::vector<std::string> names;
   for (const MetricInfo& metric : kMetrics) names.emplace_back(metric.name);

@@ -7,10 +7,11 @@
 #include <string_view>
 #include <vector>
 
-// All metrics of a cell: name, unit, meaning, and the work beyond what every cell costs. The table drives results.csv,
-// `metrics:`, `list metrics` and the documentation. To add a metric, append a line at the end, so that columns keep
-// their positions, and assign its value in a measure (measures/*.cpp) or in the accounting of sizes
-// (caches/cell_sizes.cpp). Its Work is whatever that assignment reads.
+// All metrics of a cell: name, unit, meaning, the work beyond what every cell costs, and how methods are compared by
+// it. The table drives results.csv, `metrics:`, `list metrics`, the documentation, and what the analysis compares
+// methods by. To add a metric, append a line at the end, so that columns keep their positions, and assign its value in
+// a measure (measures/*.cpp) or in the accounting of sizes (caches/cell_sizes.cpp). Its Work is whatever that
+// assignment reads.
 
 namespace kvreplay {
 
@@ -39,29 +40,52 @@ struct Wanted {
   void drop(Work some) { work = Work(uint32_t(work) & ~uint32_t(some)); }
 };
 
+// Whether a method is better with less or with more of a metric; unsaid: no method is better or worse by it.
+enum class Better : uint8_t { unsaid, less, more };
+const char* word(Better better);  // "less", "more" or ""
+
+// How methods are compared by a metric. A metric with more is at most 1, and methods are compared by one minus it.
+struct Comparison {
+  Better better = Better::unsaid;
+  const char* words = "";  // what methods are compared by: the metric, or one minus it; "": its name
+};
+constexpr Comparison less(const char* words = "") { return {Better::less, words}; }
+constexpr Comparison more(const char* one_minus_it) { return {Better::more, one_minus_it}; }
+
 struct MetricInfo {
   const char* name;
   const char* unit;  // "1" = a pure number
   const char* help;
-  Work work = Work::none;
+  Work work;
+  Comparison comparison;
+
+  constexpr MetricInfo(const char* its_name, const char* its_unit, const char* its_help, Work its_work = Work::none,
+                       Comparison compared = {})
+      : name(its_name), unit(its_unit), help(its_help), work(its_work), comparison(compared) {}
+  constexpr MetricInfo(const char* its_name, const char* its_unit, const char* its_help, Comparison compared)
+      : MetricInfo(its_name, its_unit, its_help, Work::none, compared) {}
 };
 
 constexpr MetricInfo kMetrics[] = {
-    {"rel_err_out_mean", "1", "|z - o| / |o|, mean over heads and scored rows"},
-    {"rel_err_out_p50", "1", "|z - o| / |o|, median", Work::quantiles},
-    {"rel_err_out_p95", "1", "|z - o| / |o|, 95 % quantile", Work::quantiles},
-    {"rel_err_out_max", "1", "|z - o| / |o|, maximum"},
-    {"rel_err_fro", "1", "sqrt(sum |z - o|^2 / sum |o|^2) over the last 256 scored rows"},
-    {"cosine_mean", "1", "cosine of z and o, mean", Work::details},
-    {"eps_spectral_mean", "1", "|z - o| / (|x| |V|_op), mean", Work::spectral},
-    {"eps_spectral_max", "1", "|z - o| / (|x| |V|_op), maximum", Work::spectral},
-    {"eps_frobenius_mean", "1", "|z - o| / (|x| |V|_F), mean"},
-    {"eps_frobenius_max", "1", "|z - o| / (|x| |V|_F), maximum"},
-    {"partition_err_mean", "1", "|tau / Z - 1|, mean", Work::masses},
-    {"partition_err_max", "1", "|tau / Z - 1|, maximum", Work::masses},
-    {"kept_mass_mean", "1", "exact probability of the attended tokens, mean", Work::masses},
-    {"mass_recall", "1", "kept mass over the mass of equally many best tokens, mean", Work::recalls},
-    {"index_recall", "1", "share of the attended tokens that are among equally many best, mean", Work::recalls},
+    {"rel_err_out_mean", "1", "|z - o| / |o|, mean over heads and scored rows", less("mean relative error")},
+    {"rel_err_out_p50", "1", "|z - o| / |o|, median", Work::quantiles, less("median relative error")},
+    {"rel_err_out_p95", "1", "|z - o| / |o|, 95 % quantile", Work::quantiles,
+     less("95 % quantile of the relative error")},
+    {"rel_err_out_max", "1", "|z - o| / |o|, maximum", less("largest relative error")},
+    {"rel_err_fro", "1", "sqrt(sum |z - o|^2 / sum |o|^2) over the last 256 scored rows",
+     less("ratio of norms, last rows")},
+    {"cosine_mean", "1", "cosine of z and o, mean", Work::details, more("cosine distance")},
+    {"eps_spectral_mean", "1", "|z - o| / (|x| |V|_op), mean", Work::spectral, less("ε spectral")},
+    {"eps_spectral_max", "1", "|z - o| / (|x| |V|_op), maximum", Work::spectral, less()},
+    {"eps_frobenius_mean", "1", "|z - o| / (|x| |V|_F), mean", less()},
+    {"eps_frobenius_max", "1", "|z - o| / (|x| |V|_F), maximum", less()},
+    {"partition_err_mean", "1", "|tau / Z - 1|, mean", Work::masses, less("partition error")},
+    {"partition_err_max", "1", "|tau / Z - 1|, maximum", Work::masses, less("largest partition error")},
+    {"kept_mass_mean", "1", "exact probability of the attended tokens, mean", Work::masses, more("missing mass")},
+    {"mass_recall", "1", "kept mass over the mass of equally many best tokens, mean", Work::recalls,
+     more("missed mass of the best tokens")},
+    {"index_recall", "1", "share of the attended tokens that are among equally many best, mean", Work::recalls,
+     more("missed share of the best tokens")},
     {"peak_kept_tokens", "tokens", "tokens in the cache after a step, peak"},
     {"mean_kept_tokens", "tokens", "tokens in the cache after a step, mean"},
     {"peak_attended_tokens", "tokens", "tokens attended in a step, peak"},
@@ -72,43 +96,48 @@ constexpr MetricInfo kMetrics[] = {
     {"n_evictions", "tokens", "evicted tokens, including the prompt's cut"},
     {"bound_log10_tokens", "1", "log10 of the stored rows that the method's theorem requires"},
     {"bound_holds", "1", "share of (head, row) pairs whose error is within the theorem's bound",
-     Work::spectral | Work::bounds},
+     Work::spectral | Work::bounds, more("share of rows beyond the bound")},
     {"rows_skipped", "pairs", "(head, row) pairs whose exact output is zero, left out of every ratio"},
     {"mean_attended_tokens", "tokens", "tokens attended in a step, mean over heads and scored rows"},
     {"n_quantised", "rows", "rows that the row format rewrote"},
     {"rel_err_clamped", "1",
      "|z - o| / |max(o, 1e-8)|, mean: divides by the positive part of o; only for comparison with BalanceKV's "
      "published bars",
-     Work::details},
-    {"rmse", "value", "sqrt(mean of |z - o|^2 / dv)"},
-    {"rel_err_quarter_1", "1", "rel_err_out_mean over the first quarter of the scored rows"},
-    {"rel_err_quarter_2", "1", "rel_err_out_mean over the second quarter"},
-    {"rel_err_quarter_3", "1", "rel_err_out_mean over the third quarter"},
-    {"rel_err_quarter_4", "1", "rel_err_out_mean over the last quarter"},
+     Work::details, less()},
+    {"rmse", "value", "sqrt(mean of |z - o|^2 / dv)", less("root mean square error")},
+    {"rel_err_quarter_1", "1", "rel_err_out_mean over the first quarter of the scored rows",
+     less("error of the first quarter of rows")},
+    {"rel_err_quarter_2", "1", "rel_err_out_mean over the second quarter", less("error of the second quarter of rows")},
+    {"rel_err_quarter_3", "1", "rel_err_out_mean over the third quarter", less("error of the third quarter of rows")},
+    {"rel_err_quarter_4", "1", "rel_err_out_mean over the last quarter", less("error of the last quarter of rows")},
     {"rel_err_prefix_mean", "1", "rel_err_out_mean with tokens after the prompt removed from z and o; one-shot",
-     Work::prefix_error},
+     Work::prefix_error, less("error on the prompt’s tokens alone")},
     {"rel_err_set_mean", "1", "error of exact attention over the attended tokens: the cost of their selection alone",
-     Work::set_error},
-    {"rel_err_numerator_mean", "1", "|N - o| / (tau' |o|), N = z tau', tau' = tau / Z: the values' part",
-     Work::details},
-    {"rel_err_normaliser_mean", "1", "|1 / tau' - 1|: the normaliser's part", Work::details},
-    {"eps_spectral_p99", "1", "|z - o| / (|x| |V|_op), 99 % quantile", Work::spectral | Work::quantiles},
-    {"eps_frobenius_p99", "1", "|z - o| / (|x| |V|_F), 99 % quantile", Work::quantiles},
+     Work::set_error, less("error of the kept set alone")},
+    {"rel_err_numerator_mean", "1", "|N - o| / (tau' |o|), N = z tau', tau' = tau / Z: the values' part", Work::details,
+     less("error of the numerator")},
+    {"rel_err_normaliser_mean", "1", "|1 / tau' - 1|: the normaliser's part", Work::details,
+     less("error of the normaliser")},
+    {"eps_spectral_p99", "1", "|z - o| / (|x| |V|_op), 99 % quantile", Work::spectral | Work::quantiles, less()},
+    {"eps_frobenius_p99", "1", "|z - o| / (|x| |V|_F), 99 % quantile", Work::quantiles, less()},
     {"eps_additive_mean", "1",
-     "numerator error / (j exp(-r^2 / sqrt(d)) max |v|), unnormalised, mean; methods with such a theorem"},
+     "numerator error / (j exp(-r^2 / sqrt(d)) max |v|), unnormalised, mean; methods with such a theorem", less()},
     {"bound_epsilon", "1", "epsilon for which the method's theorem was evaluated", Work::spectral | Work::bounds},
     {"bound_slack", "1", "bound_epsilon / the measured mean in the theorem's form", Work::spectral | Work::bounds},
     {"bound_probability", "1", "probability with which the theorem holds", Work::spectral | Work::bounds},
     {"bound_capped", "1", "1 if sizes were smaller than the theorem requires, else 0", Work::spectral | Work::bounds},
-    {"log_partition_err_mean", "1", "|ln tau - ln Z|, mean", Work::masses},
-    {"kept_mass_min", "1", "exact probability of the attended tokens, minimum", Work::masses},
-    {"mass_recall_min", "1", "mass_recall, minimum over rows", Work::recalls},
+    {"log_partition_err_mean", "1", "|ln tau - ln Z|, mean", Work::masses, less("partition error, logarithm")},
+    {"kept_mass_min", "1", "exact probability of the attended tokens, minimum", Work::masses,
+     more("largest missing mass")},
+    {"mass_recall_min", "1", "mass_recall, minimum over rows", Work::recalls,
+     more("largest missed mass of the best tokens")},
     {"missed_gap_mean", "1", "|o_missed - z| / |o| where more than 1e-3 of the mass is missed; renormalised subsets",
-     Work::masses},
+     Work::masses, less()},
     {"mass_bound_mean", "1", "2 missed mass max |v| / |o|, bounds the error of renormalised subsets; mean",
-     Work::masses},
+     Work::masses, less()},
     {"density_mean", "1", "attended tokens / (t + 1), mean", Work::masses},
-    {"needle_mass", "1", "attended share of the exact mass on replay.needles, mean", Work::masses},
+    {"needle_mass", "1", "attended share of the exact mass on replay.needles, mean", Work::masses,
+     more("missing mass on the needles")},
     {"mean_bytes", "bytes", "cache, scores, sketches and indices after a step, mean"},
     {"final_bytes", "bytes", "cache, scores, sketches and indices after the last step"},
     {"equivalent_tokens", "tokens", "stored key and value numbers / (d + dv), peak"},
@@ -123,11 +152,11 @@ constexpr MetricInfo kMetrics[] = {
     {"kl_head_mean", "nats",
      "predicted loss from this head's errors alone: 1/2 mean over samples of <g, z - o>^2, g the recorded gradient; "
      "summed over the group, per predicted token",
-     Work::projections},
+     Work::projections, less("nats of single heads")},
     {"prompt_bytes", "bytes", "cache, scores, sketches and indices after the prompt's cut, before the next token"},
     {"prompt_full_bytes", "bytes", "the exact cache of the prompt"},
     {"mean_full_bytes", "bytes", "the exact cache after a step, mean over the steps of mean_bytes"},
-    {"cosine_distance_sq", "1", "(1 - cosine of z and o)^2, mean", Work::details},
+    {"cosine_distance_sq", "1", "(1 - cosine of z and o)^2, mean", Work::details, less("squared cosine distance")},
 };
 
 std::vector<std::string> metric_names();

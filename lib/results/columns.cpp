@@ -21,6 +21,18 @@ struct Source {
   std::string (*json)(const Sources&);
 };
 
+constexpr Column fact(const char* name, const char* unit, const char* help) { return {name, unit, help}; }
+constexpr Column identity(const char* name, const char* unit, const char* help) {
+  return {.name = name, .unit = unit, .help = help, .identity = true};
+}
+constexpr Column time_of(const char* name, const char* unit, const char* help) {
+  return {.name = name, .unit = unit, .help = help, .timing = true};
+}
+Column measure(const MetricInfo& metric) {
+  return {
+      .name = metric.name, .unit = metric.unit, .help = metric.help, .measure = true, .comparison = metric.comparison};
+}
+
 constexpr const char* kEmpty = "null";
 
 std::string or_empty(const std::string& text) { return text.empty() ? kEmpty : json_of(text); }
@@ -43,67 +55,63 @@ std::string seconds(const Sources& s) {
   return s.result.ok ? json_of(s.result.measures.*Member) : kEmpty;
 }
 
-// Columns that identify the cell.
-constexpr Source kIdentity[] = {
-    {{"key", "", "hash of everything that determines the numbers", false, false},
+// Columns about the cell.
+constexpr Source kCell[] = {
+    {fact("key", "", "hash of everything that determines the numbers"),
      [](const Sources& s) { return json_of(s.cell.key); }},
-    {{"trace_id", "", "hash of the trace's content", false, false},
+    {identity("trace_id", "", "hash of the trace's content"),
      [](const Sources& s) { return json_of(s.cell.variant->trace->trace_id); }},
-    {{"model", "", "model the trace was recorded from", false, false},
+    {fact("model", "", "model the trace was recorded from"),
      [](const Sources& s) { return json_of(s.cell.variant->trace->model); }},
-    {{"prompt", "", "prompt in the trace", false, false},
-     [](const Sources& s) { return json_of(s.cell.place.prompt); }},
-    {{"layer", "", "layer of the model, from 0", false, false},
-     [](const Sources& s) { return json_of(s.cell.place.layer); }},
-    {{"kv_head", "", "key/value head of the layer, from 0", false, false},
+    {identity("prompt", "", "prompt in the trace"), [](const Sources& s) { return json_of(s.cell.place.prompt); }},
+    {identity("layer", "", "layer of the model, from 0"), [](const Sources& s) { return json_of(s.cell.place.layer); }},
+    {identity("kv_head", "", "key/value head of the layer, from 0"),
      [](const Sources& s) { return json_of(s.cell.place.kv_head); }},
-    {{"method", "", "compression method", false, false},
+    {identity("method", "", "compression method"),
      [](const Sources& s) { return json_of(std::string(s.cell.method().info.name)); }},
-    {{"params", "", "all parameters, resolved, as canonical JSON", false, false},
+    {fact("params", "", "all parameters, resolved, as canonical JSON"),
      [](const Sources& s) { return json_of(s.cell.variant->params); }},
-    {{"budget_tokens", "tokens", "budget per kv head, empty if the method takes none", false, false},
+    {identity("budget_tokens", "tokens", "budget per kv head, empty if the method takes none"),
      [](const Sources& s) { return s.cell.budget.none() ? kEmpty : json_of(s.cell.budget.tokens); }},
-    {{"seed", "", "seed, empty if nothing is random", false, false},
+    {identity("seed", "", "seed, empty if nothing is random"),
      [](const Sources& s) { return s.cell.seed ? json_of(*s.cell.seed) : kEmpty; }},
-    {{"n_prefill", "tokens", "tokens that arrive in the prompt call", false, false},
+    {fact("n_prefill", "tokens", "tokens that arrive in the prompt call"),
      [](const Sources& s) { return json_of(s.cell.extent.prompt_tokens); }},
-    {{"n_tokens", "tokens", "tokens replayed, prompt included", false, false},
+    {fact("n_tokens", "tokens", "tokens replayed, prompt included"),
      [](const Sources& s) { return json_of(s.cell.extent.tokens); }},
-    {{"n_queries", "rows", "decode rows that were scored", false, false},
+    {fact("n_queries", "rows", "decode rows that were scored"),
      [](const Sources& s) { return s.result.ok ? json_of(s.result.n_queries) : kEmpty; }},
 };
 
 // Columns about the outcome. In the table they follow this metric.
 constexpr size_t kOutcomeAfter = Metric("bound_holds").index;
 constexpr Source kOutcome[] = {
-    {{"select_s", "s", "time of this run at the end of the prompt: scores and the cut", false, true},
+    {time_of("select_s", "s", "time of this run at the end of the prompt: scores and the cut"),
      seconds<&Measured::select_s>},
-    {{"attend_s", "s", "time of this run in decode steps: attention and evictions", false, true},
+    {time_of("attend_s", "s", "time of this run in decode steps: attention and evictions"),
      seconds<&Measured::attend_s>},
-    {{"status", "", "ok or failed", false, false},
+    {fact("status", "", "ok or failed"),
      [](const Sources& s) { return json_of(std::string(s.result.ok ? "ok" : "failed")); }},
-    {{"error", "", "why it failed", false, false}, error_text},
+    {fact("error", "", "why it failed"), error_text},
 };
 
 constexpr Source kRemarks[] = {
-    {{"given", "", "parameters and options that are not the method's defaults, as canonical JSON", false, false},
+    {identity("given", "", "parameters and options that are not the method's defaults, as canonical JSON"),
      [](const Sources& s) { return json_of(s.cell.variant->given); }},
-    {{"extras", "", "what the method reports about itself, as canonical JSON", false, false}, extras_text},
-    {{"precision", "", "width of the arithmetic: single or double", false, false},
+    {fact("extras", "", "what the method reports about itself, as canonical JSON"), extras_text},
+    {fact("precision", "", "width of the arithmetic: single or double"),
      [](const Sources& s) { return or_empty(s.process.precision); }},
-    {{"device", "", "where it was computed", false, false}, device},
-    {{"schema", "", "version of the definitions", false, false},
-     [](const Sources& s) { return json_of(s.process.schema); }},
-    {{kShareColumn, "",
-      "shares of the full cache's bytes (budget.of says which) that the budget was asked for, as 0.1;0.2", false,
-      false},
+    {fact("device", "", "where it was computed"), device},
+    {fact("schema", "", "version of the definitions"), [](const Sources& s) { return json_of(s.process.schema); }},
+    {fact(kShareColumn, "",
+          "shares of the full cache's bytes (budget.of says which) that the budget was asked for, as 0.1;0.2"),
      [](const Sources& s) { return or_empty(shares_text(s.cell.shares)); }},
 };
 
 JsonObject row_object(const Sources& sources) {
   JsonObject row;
   for (const auto& table :
-       {std::span<const Source>(kIdentity), std::span<const Source>(kOutcome), std::span<const Source>(kRemarks)})
+       {std::span<const Source>(kCell), std::span<const Source>(kOutcome), std::span<const Source>(kRemarks)})
     for (const Source& source : table) row.add_json(source.column.name, source.json(sources));
   const auto values = sources.result.measures.all();
   for (size_t i = 0; i < values.size(); ++i)
@@ -147,15 +155,25 @@ const std::vector<Column>& columns() {
     const auto add = [&](std::span<const Source> table) {
       for (const Source& source : table) out.push_back(source.column);
     };
-    add(kIdentity);
+    add(kCell);
     for (const MetricInfo& metric : kMetrics) {
-      out.push_back({metric.name, metric.unit, metric.help, true, false});
+      out.push_back(measure(metric));
       if (size_t(&metric - kMetrics) == kOutcomeAfter) add(kOutcome);
     }
     add(kRemarks);
     return out;
   }();
   return all;
+}
+
+JsonObject column_facts(const Column& column) {
+  JsonObject facts;
+  facts.add("unit", std::string(column.unit)).add("help", std::string(column.help)).add("timing", column.timing);
+  if (column.identity) facts.add("identity", true);
+  if (column.comparison.better == Better::unsaid) return facts;
+  const std::string words = column.comparison.words;
+  facts.add("better", std::string(word(column.comparison.better)));
+  return facts.add("words", words.empty() ? column.name : words);
 }
 
 Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& process) {
@@ -171,6 +189,16 @@ std::string shares_text(const std::vector<double>& shares) {
   std::vector<std::string> all;
   for (const double share : shares) all.push_back(number_text(share));
   return join(all, ";");
+}
+
+std::vector<double> shares_of_text(std::string_view text) {
+  std::vector<double> shares;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(';', at), text.size());
+    if (const auto share = parse_number<double>(text.substr(at, end - at))) shares.push_back(*share);
+    at = end + 1;
+  }
+  return shares;
 }
 
 std::vector<std::string> column_names() {

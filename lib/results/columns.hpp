@@ -3,9 +3,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json_text.hpp"
 #include "measures/cell_result.hpp"
 
-// The columns of results.csv: those that identify a cell, and its metrics (measures/metrics.hpp).
+// The columns of results.csv: facts about a cell and its outcome, and its metrics (measures/metrics.hpp).
 
 namespace kvreplay {
 
@@ -13,10 +14,14 @@ struct Column {  // the table drives csv, meta, `list metrics` and the docs
   const char* name;
   const char* unit;  // "1" = a pure number, "" = not a number
   const char* help;
-  bool measure;  // may be named under `metrics:`
-  bool timing;   // left out of every comparison
+  bool identity = false;  // names the cell: rows that are equal in these columns are of one cell
+  bool timing = false;    // left out of every comparison
+  bool measure = false;   // may be named under `metrics:`
+  Comparison comparison = {};
 };
 const std::vector<Column>& columns();
+// {"unit", "help", "timing"} and, where they say something, "identity", "better" ("less" or "more") and "words".
+JsonObject column_facts(const Column& column);
 
 // Facts that all cells of a process share.
 struct ProcessRecord {
@@ -39,6 +44,7 @@ Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& proc
 // The column with the shares that a budget was asked for. Shares are no part of a cell, so its published line has none.
 constexpr const char* kShareColumn = "budget_share";
 std::string shares_text(const std::vector<double>& shares);
+std::vector<double> shares_of_text(std::string_view text);
 
 std::vector<std::string> column_names();
 size_t column_index(std::string_view name);  // index in columns()

@@ -38,8 +38,7 @@ bool is_final_file(const std::string& name) {
 }
 json describe_columns() {
   json all = json::object();
-  for (const Column& column : columns())
-    all[column.name] = {{"unit", column.unit}, {"help", column.help}, {"timing", column.timing}};
+  for (const Column& column : columns()) all[column.name] = json::parse(column_facts(column).text());
   return all;
 }
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import yaml
 
-MEASURES = ("rel_err_out_mean", "rel_err_prefix_mean", "kept_mass_mean", "index_recall")
+BETTER = {"rel_err_out_mean": "less", "rel_err_prefix_mean": "less", "kept_mass_mean": "more",
+          "index_recall": "more", "total_bytes": None}  # fmt: skip
 HEADS = [(0, 0), (0, 1)]
 PREFILL, TOKENS = 768, 1024
 
@@ -46,7 +47,8 @@ def in_process_engine(monkeypatch, folder, formulas, columns, **rules):
 
     fake_engine(folder, formulas, columns, **rules)
     monkeypatch.setattr("kvanalysis.sweeps.rounds.attend", attend)
-    monkeypatch.setattr("kvanalysis.sweeps.config.call", call)
+    monkeypatch.setattr("kvanalysis.data.metrics.call", call)
+    monkeypatch.setattr("kvanalysis.data.metrics.program_path", lambda: str(folder))
 
 
 def calls(folder):
@@ -60,7 +62,7 @@ def main(folder, *words):
         log.write(json.dumps(words) + "\n")
     rules = json.loads((folder / "rules.json").read_text())
     if words[0] == "list":
-        print(json.dumps([{"name": name} for name in MEASURES]))
+        print(json.dumps([{"name": name, "better": better} for name, better in BETTER.items()]))
         return 0
     if words[:2] == ("sweep", "submit"):
         out = Path(words[2])

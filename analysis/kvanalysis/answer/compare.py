@@ -15,7 +15,7 @@ from ..stats.families import family_of
 from ..stats.intervals import LEVEL, UNIT, used_rows
 from . import words
 from .contest import Contest, by_heads, by_nats
-from .measures import NATS, column_of
+from .measures import NATS, column_of, metric_of, words_of
 from .nats import nats_at, ranked_by_nats
 from .reached import Question, Reached, Unreached, reached
 from .selection import of_layers
@@ -32,8 +32,9 @@ RANKING = [
 class Answer:
     """The ranking of methods at `share` of the full cache's bytes, which `size` counts.
 
-    `measure`: "nats", or the column that methods are ranked by. `ranking` has a row for each method, the
-    lowest error (or predicted loss) first, and at the end those that cannot be compared. Its columns:
+    `measure`: "nats", or the column that methods are ranked by; `measure_words`: the same in words.
+    `ranking` has a row for each method, the lowest error (or predicted loss) first, and at the end those that
+    cannot be compared. Its columns:
     `label`; `name`, the label with every parameter that changes bytes or phase, even if all methods share it;
     `family` (stats.families); `error`, the measure, with its 95 % interval `low`, `high`;
     `share`, the share that the method really takes; `difference` from the first (positive: worse);
@@ -49,6 +50,7 @@ class Answer:
     share: float
     size: Size
     measure: str
+    measure_words: str
     ranking: pd.DataFrame
     n_units: int
     n_blocks: int
@@ -115,7 +117,8 @@ def compare_at(
     _check_methods(frame, methods)
     rows = _rivals(of_layers(frame, layers), phase, methods)
     column = column_of(frame, None if measure == NATS else measure)
-    asked = Question(share, column, size_of(rows, of), is_share_of(frame.attrs.get("meta", {}), of))
+    marked = is_share_of(frame.attrs.get("meta", {}), of)
+    asked = Question(share, column, size_of(rows, of), marked, metric_of(frame, column).better)
     found = {label: reached(own, asked) for label, own in rows.groupby("label", sort=True)}
     floors = _unreachable_methods(frame, rows, asked, phase, methods)
     found |= {label: floor for label, floor in floors.items() if not isinstance(found.get(label), Reached)}
@@ -137,6 +140,7 @@ def compare_at(
         share=share,
         size=asked.size,
         measure=NATS if nats_first else column,
+        measure_words=words_of(frame, NATS if nats_first else column),
         ranking=ranking,
         n_units=len(units),
         n_blocks=len(units.droplevel("kv_head").unique()),

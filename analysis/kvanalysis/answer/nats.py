@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ..data.metrics import LESS
 from ..data.shares import with_common_budgets
 from ..errors import ConfigError
 from ..loss.predicted import REMEDY, Losses
@@ -34,7 +35,9 @@ def nats_at(losses: Losses | None, rows: pd.DataFrame, asked: Question) -> pd.Da
     table = losses.table.merge(sums.reset_index(), on=INSTANCE).assign(layer=0, kv_head=0)
     found = {}
     for label, own in table.groupby("label", sort=True):
-        each = {to: reached(own, replace(asked, column=column)) for column, to in COLUMNS.items()}
+        each = {
+            to: reached(own, replace(asked, column=column, better=LESS)) for column, to in COLUMNS.items()
+        }
         if isinstance(each["nats"], Reached):
             found[label] = {to: _mean(part) for to, part in each.items()}
     return pd.DataFrame.from_dict(found, orient="index", dtype=float) if found else nothing

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ..data.metrics import LESS, loss
 from ..data.shares import by_share
 from ..stats.intervals import UNIT, unit_means
-from .measures import loss
 from .sizes import PEAK, SIZES, Size
 
 NEAR = 0.97  # a replayed budget at most 3 % below the share stands for the share
@@ -40,12 +40,14 @@ class Unreached:
 @dataclass(frozen=True)
 class Question:
     """The column and share that every method is asked for: `column` at `share` of the bytes that `size`
-    counts. `marked`: whether the column `budget_share` holds shares of these bytes."""
+    counts. `marked`: whether the column `budget_share` holds shares of these bytes. `better`: whether less or
+    more of the column is better."""
 
     share: float
     column: str
     size: Size = SIZES[PEAK]
     marked: bool = True
+    better: str = LESS
 
 
 def reached(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
@@ -120,7 +122,7 @@ def _point(rows: pd.DataFrame, question: Question, asked: float | None) -> _Poin
     size, column = question.size, question.column
     return _Point(
         share=float(rows[size.held].sum() / rows[size.full].sum()),
-        values=loss(unit_means(rows, [column])[column], column).dropna(),
+        values=loss(unit_means(rows, [column])[column], question.better).dropna(),
         words=_budget_words(rows["budget_tokens"]),
         asked=asked,
     )

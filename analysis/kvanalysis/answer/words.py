@@ -10,7 +10,7 @@ from ..stats.families import ONESHOT, STREAM
 from ..stats.format import aligned, interval, significant
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 from ..stats.words import count
-from .measures import DEFAULT, MAIN, NATS, words_of
+from .measures import DEFAULT, MAIN, NATS
 from .sizes import PEAK, PROMPT
 from .table import cells
 
@@ -149,7 +149,7 @@ def _missing(answer: "Answer") -> str:
 
 def scope(answer: "Answer") -> str:
     """The measure, and the heads, layers, texts and model behind it."""
-    return f"{words_of(answer.measure)} over {_evidence(answer)}"
+    return f"{answer.measure_words} over {_evidence(answer)}"
 
 
 def _evidence(answer: "Answer") -> str:

@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pandas as pd
 
-from ..answer.measures import DEFAULT, FROM_ONE, MAIN, loss, words_of
+from ..answer.measures import DEFAULT, MAIN
 from ..answer.sizes import PEAK, PROMPT, SIZES, default_size
+from ..data.metrics import MORE, loss, metrics_of
 from ..drawing.budget_axes import AS_ZEROS, ROUNDING, top_of
 from ..drawing.end_labels import spread
 from ..stats.families import FAMILIES, family_of
@@ -38,7 +39,9 @@ def curves_data(frame, styles):
     """
     used = used_rows(frame)
     used = used.assign(budget=used["budget_tokens"].fillna(-1).astype(int))
-    measures = [name for name in MEASURES if name in used and used[name].notna().any()]
+    known = metrics_of(frame.attrs.get("meta", {}))
+    there = [name for name in MEASURES if name in known and name in used]
+    measures = {name: known[name] for name in there if used[name].notna().any()}
     points = _points(used, styles, family_of(frame))
     keys = list(zip(points["label"], points["budget"], strict=True))
     of = PROMPT if default_size(frame) == PROMPT else PEAK
@@ -50,13 +53,14 @@ def curves_data(frame, styles):
         "views": views,
         "whole": WHOLE[of],
         "families": [family for family in FAMILIES if family in set(points["family"])],
-        "measures": {name: _title(name) for name in measures},
+        "measures": {name: _title(measure) for name, measure in measures.items()},
     }
 
 
-def _title(name):
-    words = words_of(name)
-    return name if words == name else f"{words} (1 − {name})" if name in FROM_ONE else f"{words} ({name})"
+def _title(measure):
+    if measure.words == measure.name:
+        return measure.name
+    return f"{measure.words} ({'1 − ' if measure.better == MORE else ''}{measure.name})"
 
 
 def _points(used, styles, families):
@@ -105,12 +109,14 @@ def _view(name, rows, keys, points, measures, size):
         "x": _numbers(share),
         "kib": _numbers(held / 1024),
         "heads": heads.tolist(),
-        "measures": {each: _measure(tables[each], each, share, points) for each in measures},
+        "measures": {
+            name: _measure(loss(tables[name], measure.better), share, points)
+            for name, measure in measures.items()
+        },
     }
 
 
-def _measure(table, name, share, points):
-    values = loss(table, name)
+def _measure(values, share, points):
     whole = values.dropna(axis="columns")
     mean, low, high = (np.full(values.shape[1], np.nan) for _ in range(3))
     mean[:] = values.mean().to_numpy()

@@ -4,51 +4,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.metrics import known_metrics, loss
+
 RUN, GRADIENT, MODEL, COMPRESSED = "the run", "the gradient", "the model", "the compressed model"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """`column`: of results.csv or confirm_layers.csv; `from_one`: the measure is one minus it. `needs`: RUN
-    (traces alone), GRADIENT (traces with one), MODEL (its output projection and residual stream), COMPRESSED
-    (no prediction: measured in the run that it would predict). `unit`: unit of its values."""
+    """A column that may predict the loss.
+
+    `column`: of results.csv or confirm_layers.csv. `needs`: RUN (traces alone), GRADIENT (traces with one),
+    MODEL (its output projection and residual stream), COMPRESSED (no prediction: measured in the run that it
+    would predict). `unit`: unit of its values. `said`: its words, if the engine does not measure it.
+    """
 
     name: str
-    words: str
     column: str
     needs: str = RUN
-    from_one: bool = False
     unit: str = "1"
+    said: str = ""
+
+    @property
+    def words(self):
+        return self.said or known_metrics()[self.column].words
 
     def of(self, values):
-        return 1 - values if self.from_one else values
+        """Values of the column, turned so that less is better."""
+        return values if self.said else loss(values, known_metrics()[self.column].better)
 
 
 MAIN = "rel_err_out_mean"
+# Names of measures that are one minus their column.
+FROM_ONE = {"cosine_distance": "cosine_mean", "missing_mass": "kept_mass_mean"}
+OF_RUN = (
+    *(MAIN, "rel_err_out_p50", "rel_err_out_p95", "rel_err_fro", "cosine_distance", "cosine_distance_sq"),
+    *("rmse", "eps_spectral_mean", "missing_mass", "partition_err_mean", "log_partition_err_mean"),
+    *("rel_err_quarter_1", "rel_err_quarter_4", "rel_err_set_mean", "rel_err_prefix_mean"),
+)
+UNITS = {"rmse": "value units"}
+OF_MODEL = {
+    "rel_err_proj_mean": "error behind W_O over ‖W_O o‖",
+    "rel_err_resid_mean": "error behind W_O over the residual stream",
+    "rel_err_resid_late": "error over the residual stream, late rows",
+}
 MEASURES = (
-    Measure(MAIN, "mean relative error", MAIN),
-    Measure("rel_err_out_p50", "median relative error", "rel_err_out_p50"),
-    Measure("rel_err_out_p95", "95 % quantile of the relative error", "rel_err_out_p95"),
-    Measure("rel_err_fro", "ratio of norms, last rows", "rel_err_fro"),
-    Measure("cosine_distance", "cosine distance", "cosine_mean", from_one=True),
-    Measure("cosine_distance_sq", "squared cosine distance", "cosine_distance_sq"),
-    Measure("rmse", "root mean square error", "rmse", unit="value units"),
-    Measure("eps_spectral_mean", "ε spectral", "eps_spectral_mean"),
-    Measure("missing_mass", "missing mass", "kept_mass_mean", from_one=True),
-    Measure("partition_err_mean", "partition error", "partition_err_mean"),
-    Measure("log_partition_err_mean", "partition error, logarithm", "log_partition_err_mean"),
-    Measure("rel_err_quarter_1", "error of the first quarter of rows", "rel_err_quarter_1"),
-    Measure("rel_err_quarter_4", "error of the last quarter of rows", "rel_err_quarter_4"),
-    Measure("rel_err_set_mean", "error of the kept set alone", "rel_err_set_mean"),
-    Measure("rel_err_prefix_mean", "error on the prompt’s tokens alone", "rel_err_prefix_mean"),
-    Measure("kl_head_mean", "nats of single heads", "kl_head_mean", GRADIENT, unit="nats/token"),
-    Measure("rel_err_proj_mean", "error behind W_O over ‖W_O o‖", "rel_err_proj_mean", MODEL),
-    Measure("rel_err_resid_mean", "error behind W_O over the residual stream", "rel_err_resid_mean", MODEL),
-    Measure("rel_err_resid_late", "error over the residual stream, late rows", "rel_err_resid_late", MODEL),
-    Measure("drift_mean", "drift of the residual stream", "drift_mean", COMPRESSED),
+    *(Measure(name, FROM_ONE.get(name, name), unit=UNITS.get(name, "1")) for name in OF_RUN),
+    Measure("kl_head_mean", "kl_head_mean", GRADIENT, "nats/token"),
+    *(Measure(name, name, MODEL, said=words) for name, words in OF_MODEL.items()),
+    Measure("drift_mean", "drift_mean", COMPRESSED, said="drift of the residual stream"),
 )
 # A measure with one number for all layers: a column of `loss.predicted`.
-PREDICTED = Measure("predicted_kl", "predicted KL", "kl", GRADIENT, unit="nats/token")
+PREDICTED = Measure("predicted_kl", "kl", GRADIENT, "nats/token", "predicted KL")
 BY_NAME = {measure.name: measure for measure in (*MEASURES, PREDICTED)}
 
 

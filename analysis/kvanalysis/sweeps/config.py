@@ -9,16 +9,15 @@ sweep:
 """
 
 import difflib
-import json
 import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
-from kvbase.program import call
 
 from ..budgets.replayed import log_spaced
+from ..data.metrics import LESS, MORE, metric_facts
 from ..errors import SweepError
 from .tree import child, node_of, override, read_tree, tree_text, with_absolute_paths, with_value, without
 
@@ -26,10 +25,6 @@ KEYS = ("budgets", "measure", "refine", "epsilon", "resolution")
 DEFAULT_MEASURE, DEFAULT_RESOLUTION = "rel_err_out_mean", 1.05
 EXAMPLE = "{first: 16, last: 512, count: 6}"
 MOST_TOKENS, MOST_BUDGETS = 2**31 - 1, 1000
-# Measures in which more is better: a search for small values makes no sense.
-BETTER_IF_LARGE = {"cosine_mean", "kept_mass_mean", "kept_mass_min", "mass_recall", "mass_recall_min",
-                   "index_recall", "needle_mass", "bound_holds", "bound_slack",
-                   "bound_probability"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,14 +176,19 @@ class _Reader:
         if node is None:
             return DEFAULT_MEASURE
         name = node.value if isinstance(node, yaml.ScalarNode) else ""
-        if name in BETTER_IF_LARGE:
-            says = f"{name} is better the larger it is, but a sweep searches small values: use another"
-            return self._problems.add(node, "sweep.measure", says)
-        known = measure_names()
+        known = metric_facts()
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             guess = f" (did you mean {close[0]}?)" if close else ""
             says = f"no measure {name!r}{guess}: use one from `kvreplay list metrics`"
+            return self._problems.add(node, "sweep.measure", says)
+        # A search for small values makes no sense unless less is better.
+        better = known[name].get("better")
+        if better == MORE:
+            says = f"{name} is better the larger it is, but a sweep searches small values: use another"
+            return self._problems.add(node, "sweep.measure", says)
+        if better != LESS:
+            says = f"no method is better the smaller {name} is: use a measure of the error"
             return self._problems.add(node, "sweep.measure", says)
         return name
 
@@ -252,11 +252,3 @@ class _Reader:
 
 def _shown(node):
     return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or map"
-
-
-def measure_names():
-    """The measures that the engine knows. Raises SweepError."""
-    code, printed = call(["list", "metrics", "--json"])
-    if code:
-        raise SweepError("`kvreplay list metrics` failed; is KVREPLAY the right program?", code)
-    return [measure["name"] for measure in json.loads(printed)]

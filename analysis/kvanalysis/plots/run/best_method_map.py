@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Patch
 
-from ...answer.measures import words_of
+from ...answer.measures import default_column
 from ...drawing import head_maps
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish
@@ -24,7 +24,7 @@ from ...stats.families import (
     spread,
 )
 from ...stats.paired import TIE
-from .compared import measure_of, shares_note
+from .compared import compared_words, shares_note
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TIE_MARK = "="
@@ -39,7 +39,7 @@ MOST_BUDGETS = 8
 def data(run):
     """A row for each head, budget and family (stats.families) in which at least two methods compete:
     the best method, its error, the runner-up, ties, and the letter of the best method."""
-    table = _table(families(run.rows), measure_of(run.rows))
+    table = _table(families(run.rows), default_column(run.rows))
     return None if table.empty else table.assign(letter=table["best"].map(_letters(table)))
 
 
@@ -154,7 +154,7 @@ def _colours(labels, styles):
 
 
 def _note(run, table):
-    parts = [f"Lowest {words_of(measure_of(run.rows))}; {TIE_MARK}: another method within {TIE:.0%}."]
+    parts = [f"Lowest {compared_words(run.rows)}; {TIE_MARK}: another method within {TIE:.0%}."]
     parts += shares_note(run.rows)
     parts += [
         f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(table["family"])

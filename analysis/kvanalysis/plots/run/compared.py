@@ -1,21 +1,19 @@
 """What methods are compared by: the measure, and the budgets where they are shares of the cache."""
 
-from ...answer.measures import DEFAULT, MAIN, words_of
+from ...answer.measures import MAIN, default_column, words_of
 from ...answer.sizes import SIZES, is_share_of
 from ...data.shares import shares_of
-from ...stats.intervals import used_rows
 
 
-def measure_of(rows):
-    """The measure by which answers rank methods without a gradient; the relative error if rows of an older
-    table lack it."""
-    return DEFAULT if DEFAULT in rows and used_rows(rows)[DEFAULT].notna().all() else MAIN
+def compared_words(rows):
+    """The measure by which answers rank methods without a gradient, in words."""
+    return words_of(rows, default_column(rows))
 
 
 def order_note(rows):
     """A sentence in a list where relative errors are shown but answers rank by another measure, else []."""
-    measure = measure_of(rows)
-    told = f"The answer ranks by the {words_of(measure)}, so its order of methods can differ."
+    measure = default_column(rows)
+    told = f"The answer ranks by the {words_of(rows, measure)}, so its order of methods can differ."
     return [] if measure == MAIN else [told]
 
 

@@ -105,7 +105,7 @@ def _with_loss(points):
 
 def loss_words(points):
     """The axis label of the measure."""
-    return words_of(points["measure"].iloc[0]) if len(points) else "error"
+    return words_of(points, points["measure"].iloc[0]) if len(points) else "error"
 
 
 def _mean_share(rows, points):

@@ -14,7 +14,7 @@ from textwrap import wrap
 import pandas as pd
 
 from ...answer.compare import compare_at
-from ...answer.measures import DEFAULT, MAIN, NATS, column_of, words_of
+from ...answer.measures import DEFAULT, MAIN, NATS, column_of, metric_of, words_of
 from ...answer.nats import nats_at
 from ...answer.reached import Question, Reached, reached
 from ...answer.sizes import PEAK, SIZES, default_size, is_share_of
@@ -153,7 +153,8 @@ def _ceilings(rows: pd.DataFrame, asked: Question, losses: Losses | None, measur
     oracles = used[used["oracle"]]
     if oracles.empty:
         return []
-    asked = replace(asked, column=column_of(rows, None if measure == NATS else measure))
+    column = column_of(rows, None if measure == NATS else measure)
+    asked = replace(asked, column=column, better=metric_of(rows, column).better)
     values = _on_heads(oracles, asked)
     numbers = {label: size_interval(each) for label, each in values.items()}
     told = nats_at(losses, oracles, asked)
@@ -237,7 +238,7 @@ def axis_words(table: pd.DataFrame) -> str:
     """The measure that ranks a table, with its unit if it has one."""
     measures = list(dict.fromkeys(table["measure"]))
     units = {NATS: " [nats a token]"}
-    return "; ".join(f"{words_of(each)}{units.get(each, '')}" for each in measures)
+    return "; ".join(f"{words_of(table, each)}{units.get(each, '')}" for each in measures)
 
 
 def _note(frame: pd.DataFrame) -> str:

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from ...answer.measures import words_of
+from ...answer.measures import default_column
 from ...drawing.saving import PAGE, Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import (
@@ -25,7 +25,7 @@ from ...stats.families import (
 from ...stats.format import interval, significant
 from ...stats.intervals import LEVEL, holm, mean_interval
 from ...stats.paired import compare_units
-from .compared import measure_of, shares_note
+from .compared import compared_words, shares_note
 from .rank_panels import draw_matrix, draw_ranks
 
 MOST_BUDGETS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
@@ -39,7 +39,7 @@ def data(run):
     owns = [rivals[rivals["family"] == family] for family in present(rivals)]
     if not owns:
         return None
-    measure = measure_of(run.rows)
+    measure = default_column(run.rows)
     pairs = pd.concat([pair_table(own, measure) for own in owns], ignore_index=True)
     ranks = pd.concat([rank_rows(own, pairs, measure) for own in owns], ignore_index=True)
     return None if ranks.empty else (ranks, pairs, rivals)
@@ -55,7 +55,7 @@ def draw(run, found):
 
     first = Picture(
         "Ranks over heads", ranks, paint, _caption(ranks, pairs), "rank_table", {"rank_pairs": pairs},
-        _cells(ranks, measure_of(run.rows)),
+        _cells(ranks, default_column(run.rows)),
     )  # fmt: skip
     return [first, *(_matrix(run, family, rivals, pairs) for family in present(rivals))]
 
@@ -154,7 +154,7 @@ def _matrix_note(run, own, family, budget):
         [
             f"Budget {budget}, {family}: {FAMILIES[family]}.",
             *shares_note(run.rows),
-            f"Error: {words_of(measure_of(run.rows))}. A cell: heads on which the method at its left"
+            f"Error: {compared_words(run.rows)}. A cell: heads on which the method at its left"
             f" wins / ties / loses against the one above, of {heads} (tie: within 1 %). Bold: the paired"
             f" {LEVEL:.0%} interval of the difference excludes 0. m = {len(own)} comparisons.",
         ]
@@ -164,7 +164,7 @@ def _matrix_note(run, own, family, budget):
 def _note(run, pairs):
     return " ".join(
         [
-            f"Rank 1 has the lowest {words_of(measure_of(run.rows))} on a head; the grey line is the middle"
+            f"Rank 1 has the lowest {compared_words(run.rows)} on a head; the grey line is the middle"
             " rank."
             f" Bars: {LEVEL:.0%} intervals over layers.",
             *(

@@ -15,5 +15,6 @@ void add_clusterability(Command& program);
 void add_bounds(Command& program);
 void add_bench(Command& program);
 void add_budgets(Command& program);
+void add_table(Command& program);
 
 }  // namespace kvreplay::app

@@ -29,9 +29,9 @@ constexpr const char* kExamples =
     "  kvreplay sweep plan configs/quickstart.yaml -o out/s\n";
 
 // Verbs of the Python package, whose command finds this program for all others.
-const std::vector<std::string> kPythonVerbs = {"record",   "import", "tasks",       "compare",    "report",  "figures",
-                                               "table",    "export", "leaderboard", "quickstart", "confirm", "predict",
-                                               "allocate", "refine", "study",       "claims"};
+const std::vector<std::string> kPythonVerbs = {"record",  "import",   "tasks",       "compare",    "report",
+                                               "figures", "export",   "leaderboard", "quickstart", "confirm",
+                                               "predict", "allocate", "refine",      "study",      "claims"};
 
 struct General {
   bool quiet = false;
@@ -67,6 +67,7 @@ int dispatch(int argc, char** argv, Context& context) {
   program.footer(kExamples);
   add_run(program);
   add_sweep(program);
+  add_table(program);
   add_inspect(program);
   add_synth(program);
   add_calibrate(program);

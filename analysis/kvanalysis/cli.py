@@ -40,6 +40,12 @@ def _out_only(parser):
     parser.add_argument("out", metavar="OUT", type=Path, help=OUT)
 
 
+def _table(parser):
+    _out_only(parser)
+    more = "with 95 %% intervals over layers, more measures, and notes on rows"
+    parser.add_argument("--intervals", action="store_true", help=more)
+
+
 def add_run_options(parser, overridden, default):
     """Options of a verb that replays a configuration: output, traces, and how much to run."""
     add = parser.add_argument
@@ -133,7 +139,7 @@ def add_confirmed_options(parser):
 def _allocate(parser):
     _out_only(parser)
     add = parser.add_argument
-    add("--method", required=True, metavar="LABEL", help="a method, as `kvreplay table` names it")
+    add("--method", required=True, metavar="LABEL", help="a method, as `kvreplay compare` names it")
     budget = "the mean over kv heads in tokens, or a share of the full cache's bytes: 128 or 25%%"
     add("--budget", required=True, metavar="BUDGET", help=budget)
     prompts = "the prompt whose losses count; repeat it for the mean of several (default: the only one)"
@@ -146,7 +152,7 @@ def _allocate(parser):
 
 report = Work(_report, commands.report, _examples("report out/first", "report out/figures -o claims.html"))
 figures = Work(_figures, commands.figures, _examples("figures out/first", "figures configs/figures --quick"))
-table = Work(_out_only, commands.table, _examples("table out/first", "table out/first | head"))
+table = Work(_table, commands.table, _examples("table out/first", "table out/first --intervals"))
 export = Work(_export, commands.export, _examples("export out/first", "export out/first --epsilon 0.05,0.1"))
 claims = Work(
     _claims, commands.claims, _examples("claims out/figures", "claims smol=out/a gemma=out/b --csv c.csv")

@@ -5,8 +5,9 @@ import shlex
 import sys
 from contextlib import closing
 
-from kvbase.command import INTERRUPTED, fail
+from kvbase.command import INTERRUPTED, OK, fail
 from kvbase.files import no_such_file
+from kvbase.program import call
 
 from .errors import ConfigError, FigureError, ResultsError, SweepError
 
@@ -58,10 +59,19 @@ def _figures_of_run(out):
 
 
 def table(options):
+    """Prints the table that the run has printed; with intervals, the one of its page."""
+    from .data.meta import load_meta
     from .stats.format import aligned, table_cells
+
+    # Rounds of an adaptive sweep leave budgets that only some heads have: their means are not comparable.
+    if not (options.intervals or load_meta(options.out).get("rounds")):
+        code, printed = call(["table", options.out])
+        print(printed, end="")
+        return code
     from .stats.summary import summarise
 
     print(aligned(*table_cells(summarise(_whole_curves(options.out)))))
+    return OK
 
 
 def compare(options):

@@ -38,6 +38,17 @@ std::string note_json(const Note& note) {
   return all.add("text", note.text).text();
 }
 
+Note note_of(const nlohmann::json& said, NoteKind kind) {
+  Note note;
+  note.kind = kind;
+  for (const nlohmann::json& one : said.at("instances"))
+    note.instances.push_back({{one.at("method"), one.at("given").dump()}, one.at("brief")});
+  note.budgets = said.at("budgets").get<std::vector<int32_t>>();
+  note.traces = said.at("traces").get<std::vector<std::string>>();
+  note.cells = said.at("cells"), note.heads = said.at("heads"), note.text = said.at("text");
+  return note;
+}
+
 }  // namespace
 
 const char* word(NoteKind kind) { return kWords[size_t(kind)]; }
@@ -61,6 +72,15 @@ std::string notes_json(const Notes& notes) {
   std::vector<std::string> all;
   for (const Note& note : notes) all.push_back(note_json(note));
   return array_of(all);
+}
+
+Notes notes_of_json(const std::string& text) {
+  Notes notes;
+  for (const nlohmann::json& said : nlohmann::json::parse(text)) {
+    const auto kind = std::find(std::begin(kWords), std::end(kWords), said.at("kind").get<std::string>());
+    if (kind != std::end(kWords)) notes.push_back(note_of(said, NoteKind(kind - std::begin(kWords))));
+  }
+  return notes;
 }
 
 }  // namespace kvreplay

@@ -51,5 +51,7 @@ using Notes = std::vector<Note>;
 // A JSON array of {"kind", "instances": [{"method", "given", "label", "brief"}], "budgets", "traces", "cells", "heads",
 // "text"}.
 std::string notes_json(const Notes& notes);
+// Reads what notes_json wrote. Notes of a kind that this program does not know are left out.
+Notes notes_of_json(const std::string& text);
 
 }  // namespace kvreplay

@@ -29,7 +29,7 @@ from kvreplay.program import main
 from kvreplay_cli import ROOMS
 from page_parts import only_plots
 from PIL import Image, ImageColor
-from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
+from test_kvanalysis_fake import COLUMNS, FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
 
 PAGE_LIMIT_BYTES = 3_000_000
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
@@ -71,8 +71,8 @@ def one_picture(monkeypatch):
     only_plots(monkeypatch, error_vs_bytes)
 
 
-def page(folder, rows, meta=None):
-    write_results(folder, rows, meta)
+def page(folder, rows, meta=None, columns=(*COLUMNS, "given")):
+    write_results(folder, rows, meta, columns)
     assert main(["report", str(folder)]) == 0
     return Page((folder / "report.html").read_text(encoding="utf-8"))
 
@@ -179,10 +179,15 @@ def test_the_page_says_that_replay_is_teacher_forced(whole_run):
 def test_every_number_of_the_summary_is_in_the_table(tmp_path, no_pictures):
     rows = [fake_row(layer=i, rel_err=0.1 + 0.05 * i, total_bytes=2048, full_bytes=8192) for i in range(5)]
     values = {"eps_spectral_mean": 0.05, "partition_err_mean": 0.125, "kept_mass_mean": 0.875}
-    found = next(row for row in page(tmp_path, [row | values for row in rows]).rows if "5/5" in row)
+    values |= {"cosine_distance_sq": 0.03, "prompt_bytes": 1024, "prompt_full_bytes": 5120}
+    columns = (*COLUMNS, "given", *list(values)[3:])
+    whole = page(tmp_path, [row | values for row in rows], columns=columns)
+    found = next(row for row in whole.rows if "5/5" in row)
     wanted = [
         "h2o",
         "64",
+        "0.0300",
+        "0.0300 … 0.0300",
         "0.200",
         "0.102 … 0.298",  # mean plus or minus 2.776 sqrt(0.00625 / 5)
         "0.0500",
@@ -190,6 +195,7 @@ def test_every_number_of_the_summary_is_in_the_table(tmp_path, no_pictures):
         "0.875",
         "64",
         "2.0",
+        "20.0",
         "25.0",
         "5",
         "5/5",
@@ -202,7 +208,7 @@ def test_cells_sort_by_their_number_and_absent_ones_carry_no_key(tmp_path):
         summarise(load(write_results(tmp_path, [fake_row("exact", budget="", rel_err=0.25)])))
     )
     assert row[1] == ("–", None)
-    assert row[2] == ("0.250", 0.25)
+    assert row[4] == ("0.250", 0.25)
 
 
 def test_failures_are_listed_with_their_message_count_and_place(whole_run):

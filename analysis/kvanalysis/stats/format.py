@@ -89,6 +89,12 @@ def _plain(show, name):
 _COLUMNS = (
     ("method", *_plain(str, "label")),
     ("budget", *_plain(whole, "budget_tokens")),
+    ("distance", *_plain(significant, "cosine_distance_sq")),
+    (
+        "95 % interval",
+        lambda row: interval(row["distance_low"], row["distance_high"]),
+        lambda row: row["distance_low"],
+    ),
     ("rel. error", *_plain(significant, "rel_err_out_mean")),
     (
         "95 % interval",
@@ -100,6 +106,7 @@ _COLUMNS = (
     ("kept mass", *_plain(significant, "kept_mass_mean")),
     ("peak kept", *_plain(whole, "peak_kept_tokens")),
     ("KiB/head", *_plain(kibibytes, "total_bytes")),
+    ("% of prompt", *_plain(percent, "prompt_ratio")),
     ("% of full", *_plain(percent, "bytes_ratio")),
     ("heads", *_plain(whole, "n_units")),
     ("rows used", lambda row: f"{row['n_rows']}/{row['n_cells']}", lambda row: row["n_rows"]),

@@ -8,11 +8,12 @@ import pandas as pd
 from ..data.notes import notes_of
 from .intervals import UNIT, paired_difference, size_interval, unit_means, used_rows
 
-# Measures with an interval, and the prefix of its ends' columns; tables of older versions lack the second
-# measure.
+# Measures with an interval, and the prefix of its ends' columns.
 INTERVALS = {"rel_err_out_mean": "rel_err", "cosine_distance_sq": "distance"}
+# Tables of older versions lack these.
+LATER = ("cosine_distance_sq", "prompt_bytes", "prompt_full_bytes")
 MEASURES = (
-    *INTERVALS,
+    *dict.fromkeys((*INTERVALS, *LATER)),
     "eps_spectral_mean",
     "partition_err_mean",
     "kept_mass_mean",
@@ -21,6 +22,7 @@ MEASURES = (
     "full_bytes",
     "n_evictions",
 )
+RATIOS = (("bytes_ratio", "total_bytes", "full_bytes"), ("prompt_ratio", "prompt_bytes", "prompt_full_bytes"))
 
 
 def summarise(frame, by=()):
@@ -28,12 +30,12 @@ def summarise(frame, by=()):
 
     One row per (trace_id, *by, label, budget_tokens). Columns: the means of MEASURES, `rel_err_low`,
     `rel_err_high`, `distance_low` and `distance_high` (95 % over layers, NaN if too few), `bytes_ratio`
-    (total over full bytes), `n_cells` (rows in results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the
-    maximum over units), `oracle`, `full_cache` (every token stays resident: a read budget) and `notes`. A
-    group without a usable row is kept, with NaN.
+    (total over full bytes), `prompt_ratio` (the same of the prompt after its cut), `n_cells` (rows in
+    results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the maximum over units), `oracle`, `full_cache`
+    (every token stays resident: a read budget) and `notes`. A group without a usable row is kept, with NaN.
     """
     keys = ["trace_id", *by, "label", "budget_tokens"]
-    frame = frame if "cosine_distance_sq" in frame else frame.assign(cosine_distance_sq=np.nan)
+    frame = frame.assign(**{name: np.nan for name in LATER if name not in frame})
     groups = frame.groupby(keys, dropna=False, sort=True)
     # One number per group: budgets may be missing, and pandas joins and looks up missing keys badly.
     number = groups.ngroup()
@@ -45,7 +47,8 @@ def summarise(frame, by=()):
     counts = ["n_rows", "n_units", "n_seeds"]
     table[counts] = table[counts].fillna(0).astype(int)
     table["full_cache"] = table["full_cache"].eq(True)
-    table["bytes_ratio"] = table["total_bytes"] / table["full_bytes"].where(table["full_bytes"] > 0)
+    for ratio, held, full in RATIOS:
+        table[ratio] = table[held] / table[full].where(table[full] > 0)
     briefs = _briefs(frame, groups, table)
     table["notes"] = _notes(table, briefs, units["rel_err_out_mean"], keys[:-1])
     return table

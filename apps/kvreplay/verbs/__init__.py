@@ -15,7 +15,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
              "kvanalysis.cli:report"),
         Verb("figures", "figures of a run, or of a configuration, which is run first",
              "kvanalysis.cli:figures"),
-        Verb("table", "the summary table of a run on stdout", "kvanalysis.cli:table"),
+        Verb("table", "the table that a run has printed, or one with intervals", "kvanalysis.cli:table"),
         Verb("export", "a run's table as Parquet, or the budget that each error needs",
              "kvanalysis.cli:export"),
         Verb("leaderboard", "replays the leaderboard's methods, ranks them and writes the page",

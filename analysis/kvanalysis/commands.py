@@ -127,7 +127,8 @@ def _figures_of_configs(options):
 
 
 def claims(options):
-    from .data.whole_file import write_atomic
+    from kvbase.files import write_atomic
+
     from .page.claims_by_model import csv_text, folders_in, read_claims, tables
     from .stats.format import markdown
 
@@ -230,8 +231,9 @@ def predict(options):
 
 
 def allocate(options):
+    from kvbase.files import write_atomic
+
     from .data.load import load
-    from .data.whole_file import write_atomic
     from .loss import budgets
     from .loss.budget_files import csv_text, json_text, summary
 

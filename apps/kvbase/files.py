@@ -1,14 +1,37 @@
-"""Why a file cannot be read or written, in words for a message."""
+"""Files that are written whole or not at all, and why a file cannot be read or written, for a message."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 NUMBER = re.compile(r"\[Errno -?\d+\]\s*")
 HDF5 = re.compile(r"Unable to (?:synchronously )?open file \((.*)\)")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to. At the end of the block the written file is synced to disk and
+    replaces `path`; if the block raises, `path` is unchanged."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield draft
+        with draft.open("rb+") as written:
+            os.fsync(written.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, text: str) -> Path:
+    """Writes the text, as UTF-8 with its own line ends; returns the path."""
+    with whole_file(path) as draft:
+        draft.write_text(text, encoding="utf-8", newline="")
+    return path
 
 
 def reason(error: BaseException) -> str:

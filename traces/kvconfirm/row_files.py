@@ -4,10 +4,9 @@ from dataclasses import fields
 
 import numpy as np
 from kvbase.errors import ConfigError
-from kvbase.files import reason
+from kvbase.files import reason, whole_file
 
 from .losses import RowLosses
-from .whole_file import whole_file
 
 FOLDER = "confirm_rows"
 
@@ -19,7 +18,7 @@ def write_rows(folder, key, losses):
     path = folder / FOLDER / f"{key}.npz"
     try:
         path.parent.mkdir(exist_ok=True)
-        with whole_file(path, binary=True) as file:
+        with whole_file(path) as draft, draft.open("wb") as file:
             np.savez(file, **arrays)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {reason(error)}") from error

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 from kvbase.errors import ConfigError
-from kvbase.files import reason
+from kvbase.files import reason, write_atomic
 from kvrecord.recorder import version_attributes
 
 from . import __version__
-from .whole_file import whole_file
 
 
 class RunRecord:
@@ -51,8 +50,7 @@ class RunRecord:
         }
         del meta["dumper"]
         try:
-            with whole_file(self.path) as file:
-                file.write(json.dumps(meta, indent=1, sort_keys=True) + "\n")
+            write_atomic(self.path, json.dumps(meta, indent=1, sort_keys=True) + "\n")
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written: {reason(error)}") from error
         return seconds, peak

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from kvbase.cells import CONFIRMED, CONFIRMED_FACTS
 from kvbase.errors import ConfigError
-from kvbase.files import reason
+from kvbase.files import reason, whole_file
 
 from .layer_errors import COLUMNS as LAYER_MEASURES
-from .whole_file import whole_file
 
 MEASURES = (
     "distance_from",
@@ -136,7 +135,7 @@ class Table:
             yield
 
     def _write(self):
-        with whole_file(self.path) as file:
+        with whole_file(self.path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             writer.writeheader()
             for rows in self.rows.values():

@@ -2,11 +2,10 @@
 
 import pandas as pd
 
-from ..data.metrics import Metric, metrics_of
+from ..data.metrics import MAIN, Metric, metrics_of
 from ..errors import ConfigError
 from ..stats.intervals import used_rows
 
-MAIN = "rel_err_out_mean"
 # Methods are ranked by predicted nats if the results have them for every method. Otherwise the default is the
 # column whose ranking agrees best with models' own losses (docs/ranking.md). --measure overrides it.
 NATS = "nats"

@@ -14,6 +14,7 @@ from kvbase.program import call, program_path
 from ..errors import ConfigError
 
 LESS, MORE = "less", "more"
+MAIN = "rel_err_out_mean"  # every finished row has it
 
 
 @dataclass(frozen=True)

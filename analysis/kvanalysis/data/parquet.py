@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pandas as pd
-from kvbase.files import reason
+from kvbase.files import reason, whole_file
 
 from ..errors import PackageError, ResultsError
 from .meta import load_meta, meta_text
 from .results_csv import COLUMNS, COUNT, NUMBER, TEXT, check_header, read_results_csv
-from .whole_file import whole_file
 
 META, UNITS = b"kvreplay.meta", b"kvreplay.units"  # keys of the file's metadata
 TEXT_DTYPE = pd.Series(["text"]).dtype  # dtype of texts read from a CSV: it differs between pandas versions

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kvbase.files import write_atomic
 
 from .labels import add_labels
 from .load import checked
 from .meta import Meta
 from .results_csv import results_table
-from .whole_file import write_atomic
 
 
 class _Text(io.StringIO):

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from ..data.whole_file import write_atomic
+from kvbase.files import write_atomic
+
 from ..drawing.saving import FigureResult, save
 from ..drawing.style import styled
 from ..errors import FigureError

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from kvbase.files import whole_file
 
 from ..data.arrays import Arrays
 from ..data.confirm_csv import RECORDED, layers_of
 from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..data.load import load
 from ..data.shares import with_common_budgets
-from ..data.whole_file import whole_file
 from ..errors import ResultsError
 from .estimate import by_blocks, by_row, interval, label_noise, whole
 from .response import METHODS_APART, response_of

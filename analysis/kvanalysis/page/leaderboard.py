@@ -6,9 +6,9 @@ from html import escape
 from pathlib import Path
 
 import pandas as pd
+from kvbase.files import write_atomic
 
 from ..answer.measures import DEFAULT, NATS
-from ..data.whole_file import write_atomic
 from ..drawing.saving import FigureResult, SavedFigure
 from ..errors import FigureError
 from ..figures.config import FigureConfig

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.metrics import known_metrics, loss
+from ..data.metrics import MAIN, known_metrics, loss
 
 RUN, GRADIENT, MODEL, COMPRESSED = "the run", "the gradient", "the model", "the compressed model"
 
@@ -33,7 +33,6 @@ class Measure:
         return values if self.said else loss(values, known_metrics()[self.column].better)
 
 
-MAIN = "rel_err_out_mean"
 # Names of measures that are one minus their column.
 FROM_ONE = {"cosine_distance": "cosine_mean", "missing_mass": "kept_mass_mean"}
 OF_RUN = (

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 import pandas as pd
+from kvbase.files import write_atomic
 
 from ..data.confirmed import CONFIRM, confirmed
-from ..data.whole_file import write_atomic
 from ..errors import ConfigError, ResultsError
 from ..loss.predicted import losses_of
 from ..stats.intervals import by_trace

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.labels import named_values
+from ..data.metrics import MAIN
 from ..data.row_formats import same_row_format
 from ..errors import FigureError
 from .intervals import LEVEL, mean_interval, unit_means, used_rows
@@ -35,7 +36,6 @@ from .within_layers import EVERY, errors_by_layer, in_every_layer
 
 KEYS = {"claim", "source", "lower", "higher", "times", "budgets", "gap", "every", "below"}
 KEYS_UNTESTABLE = {"claim", "source", "untestable", "shown"}
-MEASURE = "rel_err_out_mean"
 EACH = (
     f"paired {LEVEL:.0%} interval over layers of {{what}}, claimed below zero, at each of {{which}}: {RULE};"
     " numbers: both means, the interval, heads with less / equal / more error"
@@ -130,16 +130,16 @@ def _fits(name, value, wanted):
 def judged(claim, frame, places=Places()):
     """The Verdict on one claim; "not decided" if rows that it needs are missing."""
     if claim.untestable:
-        numbers = f"error({named(claim.shown)}): {errors_by_layer(select(frame, claim.shown), MEASURE)}"
+        numbers = f"error({named(claim.shown)}): {errors_by_layer(select(frame, claim.shown), MAIN)}"
         return Verdict(claim.claim, claim.source, claim.untestable, UNTESTABLE, numbers)
     if claim.below is not None:
         return _judge_line(claim, select(frame, claim.lower))
     low, high = select(frame, claim.lower), select(frame, claim.higher)
     if claim.gap:
         return _judge_trend(claim, low, high, places)
-    high = high.assign(**{MEASURE: claim.times * high[MEASURE]})
+    high = high.assign(**{MAIN: claim.times * high[MAIN]})
     if claim.every:
-        outcome, numbers = in_every_layer(low, high, MEASURE)
+        outcome, numbers = in_every_layer(low, high, MAIN)
         return Verdict(claim.claim, claim.source, EVERY.format(what=_difference(claim)), outcome, numbers)
     at = {x: compare(*_at(low, high, places, x)) for x in _values(low, high, claim.budgets, places)}
     found = {x: comparison for x, comparison in at.items() if comparison is not None}
@@ -149,7 +149,7 @@ def judged(claim, frame, places=Places()):
 
 
 def _judge_line(claim, rows):
-    units = unit_means(used_rows(rows), [MEASURE])[MEASURE]
+    units = unit_means(used_rows(rows), [MAIN])[MAIN]
     mean, low, high = mean_interval(units)
     how = LINE.format(what=f"error({named(claim.lower)})", line=claim.below)
     below = f"{(units < claim.below).sum()} of {len(units)} heads below {claim.below:g}"
@@ -224,5 +224,5 @@ def _judge_trend(claim, low, high, places):
 
 
 def _gap(low, high):
-    means = [unit_means(used_rows(rows), [MEASURE])[MEASURE] for rows in (high, low)]
+    means = [unit_means(used_rows(rows), [MAIN])[MAIN] for rows in (high, low)]
     return (means[0] - means[1]).dropna()

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import yaml
+from kvbase.files import write_atomic
 from kvbase.program import program_path
 
-from ..data.whole_file import write_atomic
 from ..errors import StudyError
 from ..figures.alone import alone
 from ..loss.predicted import write_predicted

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pandas as pd
+from kvbase.files import write_atomic
 
 from ..data.confirmed import confirmed
 from ..data.load import load
 from ..data.shares import with_common_budgets
-from ..data.whole_file import write_atomic
 from ..errors import StudyError
 from ..loss.agreement import agreement
 from ..loss.predicted import losses_of

@@ -17,12 +17,12 @@ from pathlib import Path
 import yaml
 
 from ..budgets.replayed import log_spaced
-from ..data.metrics import LESS, MORE, metric_facts
+from ..data.metrics import LESS, MAIN, MORE, metric_facts
 from ..errors import SweepError
 from .tree import child, node_of, override, read_tree, tree_text, with_absolute_paths, with_value, without
 
 KEYS = ("budgets", "measure", "refine", "epsilon", "resolution")
-DEFAULT_MEASURE, DEFAULT_RESOLUTION = "rel_err_out_mean", 1.05
+DEFAULT_RESOLUTION = 1.05
 EXAMPLE = "{first: 16, last: 512, count: 6}"
 MOST_TOKENS, MOST_BUDGETS = 2**31 - 1, 1000
 
@@ -174,7 +174,7 @@ class _Reader:
 
     def _measure(self, node):
         if node is None:
-            return DEFAULT_MEASURE
+            return MAIN
         name = node.value if isinstance(node, yaml.ScalarNode) else ""
         known = metric_facts()
         if name not in known:

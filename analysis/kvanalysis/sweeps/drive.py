@@ -8,12 +8,12 @@ import sys
 
 import pandas as pd
 import yaml
+from kvbase.files import write_atomic
 
 from ..budgets.replayed import INSTANCE
 from ..budgets.search import MET, NOT_MET
 from ..data.epsilon_csv import read_epsilon_csv
 from ..data.load import load
-from ..data.whole_file import write_atomic
 from ..errors import SweepError
 from ..figures.alone import alone
 from ..stats.intervals import UNIT

@@ -3,9 +3,10 @@
 import json
 import shutil
 
+from kvbase.files import whole_file, write_atomic
+
 from ..budgets.search import epsilon_table
 from ..data.meta import load_meta
-from ..data.whole_file import whole_file, write_atomic
 from ..errors import SweepError
 
 DIGITS = 6  # digits of a measure in epsilon.csv, as many as single precision holds

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbase.cells import HEAD, METHOD, in_table
+from kvbase.files import write_atomic
 from kvbase.program import attend
 
-from ..data.whole_file import write_atomic
 from ..errors import SweepError
 
 RUN, *_ = ENGINES = ("run", "local", "slurm")

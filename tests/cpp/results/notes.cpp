@@ -305,6 +305,8 @@ TEST_CASE("Printed notes are in the folder's record, and there are none while ce
   const Notes told = store.finish(keys_of({cell_of(0)}));
   CHECK(told.size() == 2);  // a single head, and a budget above its tokens
   CHECK(recorded() == json::parse(notes_json(told)));
+  CHECK(notes_json(notes_of_json(recorded().dump())) == notes_json(told));
+  CHECK(notes_of_json(R"([{"kind": "of_a_later_version"}])").empty());
   CHECK(store.finish(keys_of({cell_of(0), cell_of(1)})).empty());  // the other head may still be published
   CHECK(recorded().empty());
 }

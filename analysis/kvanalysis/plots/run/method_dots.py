@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ...data.extras import extra
+from ...data.metrics import MORE, known_metrics
 from ...drawing.panel_grid import draw_empty_note, finish_grid, panel_grid
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, RC, new_figure, styles_for
@@ -24,7 +25,6 @@ AXES = {
     "kept_mass_mean": "kept mass",
     "total_bytes": "bytes of the cache",
 }
-SHARES = ("needle_mass", "kept_mass_mean")  # at most 1
 ROW_HEIGHT, EDGE = 0.155, 0.25  # inches
 MOST_TICKS = 4
 LETTERS = 22  # letters of a name in a line; longer names are wrapped
@@ -83,6 +83,7 @@ def _figure(table, measures, note, width):
         .index
     )
     names = [fill(label, LETTERS, break_long_words=False) for label in order]
+    shares = {name for name, metric in known_metrics().items() if metric.better == MORE}  # at most 1
     styles = styles_for(sorted(order), set())
     for index, (axes, (measure, budget)) in enumerate(zip(panels, places, strict=True)):
         rows = table[(table["measure"] == measure) & (table["budget_tokens"] == budget)].set_index("label")
@@ -91,7 +92,7 @@ def _figure(table, measures, note, width):
         axes.set_title(f"{rows['share_kept'].iloc[0]:.0%} kept, {budget} tokens")
         axes.set_yticks(range(len(order)), names if index % across == 0 else [""] * len(order))
         axes.xaxis.set_major_locator(
-            FixedLocator([0, 0.5, 1]) if measure in SHARES else MaxNLocator(MOST_TICKS)
+            FixedLocator([0, 0.5, 1]) if measure in shares else MaxNLocator(MOST_TICKS)
         )
         axes.set_xlim(0, 1.25 * table.loc[table["measure"] == measure, ["mean", "high"]].max().max())
     height = EDGE + ROW_HEIGHT * sum(1 + name.count("\n") for name in names)

@@ -94,6 +94,9 @@ def _help() -> int:
     _, text = call(["--help"])
     head, _, rest = text.partition("\n\nexamples:")
     head = head.partition("\nWith the Python package")[0].rstrip()
+    # A verb that both have is shown with what Python adds to it.
+    own = tuple(f"  {verb.name} " for verbs in GROUPS.values() for verb in verbs)
+    head = "\n".join(line for line in head.splitlines() if not line.startswith(own))
     width = max(len(verb.name) for verbs in GROUPS.values() for verb in verbs) + 2
     print(head)
     for group, verbs in GROUPS.items():

@@ -1,6 +1,7 @@
 """The analysis compares methods by what the engine says of its columns: no list in Python repeats it."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from kvanalysis.plots.run.compared import compared_words
 from kvanalysis.predict.measures import MEASURES
 from kvbase.cells import CELL, in_table
 from kvreplay import _engine
-from kvreplay_cli import ROOT, kvreplay
+from kvreplay.program import main
+from kvreplay_cli import BINARY, ROOT, kvreplay
 from test_kvanalysis_fake import COLUMNS, fake_row, write_results
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
@@ -92,8 +94,16 @@ def test_measures_that_predict_the_loss_have_the_engines_words():
 def test_the_table_of_a_run_can_be_printed_again(run):
     out, printed = run
     assert "needs" in printed and "share" in printed and "% of prompt" in printed
-    for again in (kvreplay("table", out), kvreplay("table", out, "-q")):
+    alone = subprocess.run([BINARY, "table", out], capture_output=True, text=True, check=False)
+    for again in (kvreplay("table", out), kvreplay("table", out, "-q"), alone):
         assert (again.returncode, again.stdout, again.stderr) == (0, printed, "")
+
+
+def test_help_lists_every_verb_once(capsys):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.partition("examples:")[0].splitlines()
+    verbs = [line.split()[0] for line in lines if line.startswith("  ") and line[2].isalpha()]
+    assert "table" in verbs and len(verbs) == len(set(verbs))
 
 
 def test_the_table_with_intervals_leads_with_the_same_measure(run):

@@ -6,6 +6,7 @@ their help and the settings of a trace follow from it.
 
 import argparse
 import inspect
+import math
 import operator
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -31,111 +32,83 @@ LOOKAHEAD_ROWS = 8
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class _Kind:
-    """What an option takes: `parsed` reads a word of the command line, `checked` an argument in Python."""
+@dataclass(frozen=True)
+class Kind:
+    """What an option takes: `words` are its arguments of argparse's add_argument; `checked(name, value)`
+    returns an argument in Python as it is recorded, or raises ConfigError."""
 
-    what = "a value"
+    words: Mapping[str, Any]
+    checked: Callable[[str, Any], Any] = lambda name, value: value
 
-    def parsed(self, text: str) -> Any:
-        return text
 
-    def checked(self, name: str, value: Any) -> Any:
-        return value
+def _read(convert: Callable[[str], Any], ok: Callable[[Any], bool], what: str) -> Kind:
+    """A number on the command line, with the words for another one."""
 
-    def words(self) -> dict[str, Any]:
-        """Arguments of argparse's add_argument."""
-        return {"type": self.parsed}
-
-    def number(self, text: str, convert: Callable[[str], Any], ok: Callable[[Any], bool]) -> Any:
+    def read(text: str) -> Any:
         try:
             number = convert(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {self.what}") from error
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from error
         if not ok(number):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {self.what}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
         return number
 
+    return Kind({"type": read})
 
-@dataclass(frozen=True)
-class Whole(_Kind):
+
+def whole(least: int, also: tuple[int | None, ...] = ()) -> Kind:
     """An integer of at least `least`. `also`: what an argument in Python may be besides."""
 
-    least: int
-    also: tuple[int | None, ...] = ()
-
-    @property
-    def what(self) -> str:
-        return f"a number of at least {self.least}"
-
-    def parsed(self, text: str) -> int:
-        return self.number(text, int, lambda n: n >= self.least)
-
-    def checked(self, name: str, value: Any) -> int | None:
-        if value is None and None in self.also:
+    def checked(name: str, value: Any) -> int | None:
+        if value is None and None in also:
             return None
         try:
             number = operator.index(value)
         except TypeError:
-            number = self.least - 1
-        if isinstance(value, bool) or (number < self.least and number not in self.also):
-            raise ConfigError(f"{name} = {value!r} is not an integer of at least {self.least}")
+            number = least - 1
+        if isinstance(value, bool) or (number < least and number not in also):
+            raise ConfigError(f"{name} = {value!r} is not an integer of at least {least}")
         return number
 
-
-class Amount(_Kind):
-    """A finite number of at least 0."""
-
-    what = "a number of at least 0"
-
-    def parsed(self, text: str) -> float:
-        return self.number(text, float, lambda x: 0 <= x < float("inf"))
+    read = _read(int, lambda number: number >= least, f"a number of at least {least}")
+    return Kind(read.words, checked)
 
 
-class RowOrShare(_Kind):
-    """A row as an int, or a share of the rows as a float below 1."""
-
-    what = "a row, or a share of the rows from 0 to 1"
-
-    def parsed(self, text: str) -> int | float:
-        return int(text) if text.isdigit() else self.number(text, float, lambda x: 0 <= x < 1)
-
-
-class Flag(_Kind):
-    """True or False."""
-
-    def words(self) -> dict[str, Any]:
-        return {"action": "store_true"}
-
-
-class Layers(_Kind):
-    """Layers as text, or as numbers from 0."""
-
-    def words(self) -> dict[str, Any]:
-        return {}
-
-    def checked(self, name: str, value: Any) -> str | tuple[int, ...]:
-        if isinstance(value, str):
-            return value
-        try:
-            return tuple(map(operator.index, value))
-        except TypeError as error:
-            raise ConfigError(f"{name} = {value!r}: give 'all', 'every:4' or a list of integers") from error
-
-
-class Choice(_Kind):
+def one_of(*choices: str) -> Kind:
     """One of some words."""
 
-    def __init__(self, *choices: str):
-        self.choices = choices
-
-    def words(self) -> dict[str, Any]:
-        return {"choices": self.choices}
-
-    def checked(self, name: str, value: Any) -> str:
-        if value not in self.choices:
-            *most, last = map(repr, self.choices)
+    def checked(name: str, value: Any) -> str:
+        if value not in choices:
+            *most, last = map(repr, choices)
             raise ConfigError(f"{name} = {value!r}: choose {', '.join(most)} or {last}")
         return value
+
+    return Kind({"choices": choices}, checked)
+
+
+def _checked_layers(name: str, value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    try:
+        return tuple(map(operator.index, value))
+    except TypeError as error:
+        raise ConfigError(f"{name} = {value!r}: give 'all', 'every:4' or a list of integers") from error
+
+
+def _row_or_share(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
+
+
+FLAG = Kind({"action": "store_true"})
+# Layers as text, or as numbers from 0.
+SOME_LAYERS = Kind({}, _checked_layers)
+AMOUNT = _read(float, lambda x: 0 <= x < math.inf, "a number of at least 0")
+# A row as an int, or a share of the rows as a float below 1.
+ROW_OR_SHARE = _read(
+    _row_or_share,
+    lambda x: isinstance(x, int) or 0 <= x < 1,
+    "a row, or a share of the rows from 0 to 1",
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +117,7 @@ class Said:
     the command line. `doc`: help in Python (None: `help`). `taken_by`: functions that take the option too.
     `parts`: the options that switch on what the option belongs to."""
 
-    kind: _Kind
+    kind: Kind
     help: str
     word: str | None = None
     metavar: str | None = None
@@ -155,7 +128,7 @@ class Said:
 
     def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
         """Adds the option to a parser, which leaves it out of its result where nobody wrote it."""
-        words = self.kind.words()
+        words = dict(self.kind.words)
         if self.metavar:
             words["metavar"] = self.metavar
         if self.bare is not None:
@@ -164,7 +137,7 @@ class Said:
         parser.add_argument(word, dest=name, default=argparse.SUPPRESS, help=self.help, **words)
 
 
-def option(default: Any, kind: _Kind, help: str, **more: Any) -> Any:
+def option(default: Any, kind: Kind, help: str, **more: Any) -> Any:
     """A field of Options; `more`: fields of Said."""
     return field(default=default, metadata={"said": Said(kind, help, **more)})
 
@@ -177,46 +150,46 @@ class Options:
     """
 
     layers: str | Iterable[int] = option(
-        "all", Layers(), LAYERS, taken_by=BOTH,
+        "all", SOME_LAYERS, LAYERS, taken_by=BOTH,
         doc='"all", "every:4" (0, 4, 8, ...), "0,7,15", or a list of numbers from 0.',
     )  # fmt: skip
     max_tokens: int | None = option(
-        None, Whole(1, also=(None,)), "cut every prompt to its first N tokens", metavar="N",
+        None, whole(1, also=(None,)), "cut every prompt to its first N tokens", metavar="N",
         taken_by=(TEXTS,), doc="cut each prompt to its first so many tokens, at least 1.",
     )  # fmt: skip
     generate: int = option(
-        0, Whole(0), "let the model add N tokens (N-1 rows: the last token is never fed back)", metavar="N",
+        0, whole(0), "let the model add N tokens (N-1 rows: the last token is never fed back)", metavar="N",
         taken_by=(TEXTS,),
         doc="how many tokens the model adds to each prompt, greedily; 0 or more. N tokens give N - 1 rows, "
         "because the last one is never fed back. With 0 the whole text is the prompt: set "
         "`kvreplay.replay(prefill=...)`.",
     )  # fmt: skip
-    temperature: float = option(0.0, Amount(), "sampling temperature; 0: greedy (default)")
-    top_p: float = option(1.0, Amount(), "nucleus sampling: probability mass (default 1)")
-    repetition_penalty: float = option(1.0, Amount(), "above 1: less repetition (default 1)")
-    seed: int = option(0, Whole(0), "seed of the sampling (default 0)")
-    ignore_eos: bool = option(False, Flag(), "generate all N tokens, even after an end-of-text token")
+    temperature: float = option(0.0, AMOUNT, "sampling temperature; 0: greedy (default)")
+    top_p: float = option(1.0, AMOUNT, "nucleus sampling: probability mass (default 1)")
+    repetition_penalty: float = option(1.0, AMOUNT, "above 1: less repetition (default 1)")
+    seed: int = option(0, whole(0), "seed of the sampling (default 0)")
+    ignore_eos: bool = option(False, FLAG, "generate all N tokens, even after an end-of-text token")
     dtype: str = option(
-        "source", Choice("source", "f32", "f16", "bf16"), "stored type (default source: the model's)",
+        "source", one_of("source", "f32", "f16", "bf16"), "stored type (default source: the model's)",
         taken_by=BOTH,
         doc='how numbers are stored: "source" (as the model computes), "f32", "f16" or "bf16".',
     )  # fmt: skip
     query_stride: int = option(
-        1, Whole(1), "keep every S-th query (default 1)", metavar="S", taken_by=BOTH,
+        1, whole(1), "keep every S-th query (default 1)", metavar="S", taken_by=BOTH,
         doc="keep every n-th query, at least 1.",
     )  # fmt: skip
     out_layers: str | Iterable[int] = option(
-        (), Layers(), "also record the output `out` of these layers", metavar="LIST", taken_by=(LIVE,)
+        (), SOME_LAYERS, "also record the output `out` of these layers", metavar="LIST", taken_by=(LIVE,)
     )  # fmt: skip
     with_output: bool = option(
-        False, Flag(), "also record `out`, `o_proj`, `resid_norm` of all layers", taken_by=(LIVE,)
+        False, FLAG, "also record `out`, `o_proj`, `resid_norm` of all layers", taken_by=(LIVE,)
     )
     with_text: bool = option(
-        False, Flag(), "also store the text, and each token's text and class", taken_by=BOTH,
+        False, FLAG, "also store the text, and each token's text and class", taken_by=BOTH,
         doc="also store the text and the class of every token. Needs a tokenizer.",
     )  # fmt: skip
     gradient: int = option(
-        0, Whole(0),
+        0, whole(0),
         "record S samples of the log-likelihood's gradient at every attention output (default S: 8)",
         word="--with-gradient", metavar="S", bare=ASKED, taken_by=BOTH, parts=("gradient",),
         doc="how many samples of the gradient of the log-likelihood to record at every attention output, "
@@ -225,22 +198,22 @@ class Options:
         "take as long as about 20 forward passes.",
     )  # fmt: skip
     gradient_labels: str = option(
-        "model", Choice("model", "recorded"),
+        "model", one_of("model", "recorded"),
         "labels of the gradient: drawn from the model (default), or the recorded tokens",
         word="--labels", taken_by=(LIVE,), parts=("gradient",),
         doc='labels of the gradient: "model" draws them from its predictions, "recorded" takes the tokens.',
     )  # fmt: skip
     gradient_from: int | float | None = option(
-        None, RowOrShare(),
+        None, ROW_OR_SHARE,
         "first scored row, or a share such as 0.5 (default: the first row after the prompt)",
         metavar="N", taken_by=(LIVE,), parts=("gradient",),
     )  # fmt: skip
     gradient_seed: int = option(
-        0, Whole(0), "seed of the drawn labels (default 0)",
+        0, whole(0), "seed of the drawn labels (default 0)",
         metavar="N", taken_by=(LIVE,), parts=("gradient",),
     )  # fmt: skip
     repeat: int = option(
-        0, Whole(1, also=(0,)),
+        0, whole(1, also=(0,)),
         f"record the queries of a repetition of the context, CHUNK tokens at a time (default {CHUNK}), "
         "for KVzip",
         metavar="CHUNK", bare=CHUNK, taken_by=(LIVE,), parts=("repeat",),
@@ -248,13 +221,13 @@ class Options:
         "Needs a tokenizer.",
     )  # fmt: skip
     context_tokens: int | None = option(
-        None, Whole(1, also=(None,)),
+        None, whole(1, also=(None,)),
         "tokens of context for --repeat and --lookahead (default: the whole prompt)",
         metavar="N", taken_by=(LIVE,), parts=("repeat", "lookahead"),
         doc="tokens of context for `repeat` and `lookahead`; default: the whole prompt.",
     )  # fmt: skip
     lookahead: int = option(
-        0, Whole(1, also=(0,)),
+        0, whole(1, also=(0,)),
         f"record the queries of N tokens (default {LOOKAHEAD_ROWS}) generated after SnapKV has cut the "
         "prompt's cache",
         metavar="N", bare=LOOKAHEAD_ROWS, taken_by=(LIVE,), parts=("lookahead",),
@@ -262,17 +235,15 @@ class Options:
         "cache; 0: none.",
     )  # fmt: skip
     lookahead_budget: int = option(
-        256, Whole(1), "tokens of the context that each kv head keeps for --lookahead (default 256)",
+        256, whole(1), "tokens of the context that each kv head keeps for --lookahead (default 256)",
         metavar="B", taken_by=(LIVE,), parts=("lookahead",),
         doc="tokens of the context that each kv head keeps for `lookahead`.",
     )  # fmt: skip
     with_input: bool = option(
-        False, Flag(), "also record `resid_in_norm`, the norms of q_proj's input", taken_by=(LIVE,),
+        False, FLAG, "also record `resid_in_norm`, the norms of q_proj's input", taken_by=(LIVE,),
         parts=("with_input",),
     )  # fmt: skip
-    compress: bool = option(
-        False, Flag(), "shuffle and gzip (q, k, v shrink by 1.4 at most)", taken_by=(LIVE,)
-    )
+    compress: bool = option(False, FLAG, "shuffle and gzip (q, k, v shrink by 1.4 at most)", taken_by=(LIVE,))
 
     def settings(self) -> dict[str, Any]:
         """The options of a recorder, which determine the rows, as plain values. Options of parts that are

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+from kvbase.cells import HEAD
 from kvbase.files import reason
 from pandas.api.types import is_bool_dtype, is_numeric_dtype, is_string_dtype
 
@@ -31,7 +32,7 @@ COLUMNS = {
 TIMES = ("select_s", "attend_s")  # times of a run: no two runs have equal ones
 OPTIONAL = {"given": TEXT, "budget_share": TEXT}  # tables of older versions lack them
 LARGEST_COUNT = 2.0**53  # beyond it float64 cannot represent every whole number
-NEVER_EMPTY = ("trace_id", "prompt", "layer", "kv_head", "method", "status")
+NEVER_EMPTY = (*HEAD, "method", "status")
 
 
 def read_results_csv(path):

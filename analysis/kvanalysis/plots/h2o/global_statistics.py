@@ -8,7 +8,7 @@ from ...drawing.curve_axes import ERROR, Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.claims import claims_judged, select
-from ...stats.intervals import head_points, mean_interval, over_units, used_rows
+from ...stats.intervals import UNIT, head_points, mean_interval, over_units, used_rows
 from ...stats.verdict import RULE, Verdict, above
 from ...stats.words import BAND_NOTE, replay_note
 
@@ -82,7 +82,7 @@ def overlaps_of(arrays, rows):
     `beyond` leaves out the recent tokens, which both keep by rule. `chance` is the expected overlap of two
     random sets of these sizes among the older tokens.
     """
-    units = ["trace_id", "prompt", "layer", "kv_head", "budget_tokens"]
+    units = [*UNIT, "budget_tokens"]
     table = []
     for place, group in rows.groupby(units, sort=True):
         keys = group.drop_duplicates("label").set_index("label")["key"]

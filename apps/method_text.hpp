@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "base/wording.hpp"
+#include "base/refusal.hpp"
 #include "catalog/method.hpp"
 
 // Describes a method for people, for programs and for the documentation.

@@ -1,5 +1,5 @@
 #pragma once
-#include "base/wording.hpp"
+#include "base/refusal.hpp"
 
 namespace kvreplay::app {
 

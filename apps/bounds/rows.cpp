@@ -7,8 +7,6 @@
 #include "base/text.hpp"
 #include "theory/balancekv.hpp"
 #include "theory/buzz.hpp"
-#include "theory/h2o.hpp"
-#include "theory/kernel_halving.hpp"
 #include "theory/sizes.hpp"
 #include "theory/subgen.hpp"
 #include "theory/walk.hpp"

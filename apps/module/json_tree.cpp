@@ -1,6 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "config/tree.hpp"
+#include "config/values.hpp"
 
 // kvreplay.replay builds its configuration as JSON, so the module needs no parser of YAML.
 

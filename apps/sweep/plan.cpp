@@ -12,7 +12,7 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "plan/estimate.hpp"
-#include "sweep/status.hpp"
+#include "sweep/shard.hpp"
 
 // `kvreplay sweep plan`: turns a configuration into a manifest.
 

@@ -5,7 +5,7 @@
 #include "apps/config_options.hpp"
 #include "results/folder.hpp"
 #include "sweep/manifest.hpp"
-#include "sweep/status.hpp"
+#include "sweep/shard.hpp"
 
 // `kvreplay sweep ...`: common part of its commands.
 

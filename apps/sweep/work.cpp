@@ -24,7 +24,6 @@
 #include "sweep/shard.hpp"
 #include "sweep/shard_work.hpp"
 #include "sweep/staging.hpp"
-#include "sweep/status.hpp"
 
 // `kvreplay sweep work`: one worker on one shard.
 

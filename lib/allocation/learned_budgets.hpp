@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "allocation/head_scoring.hpp"
+#include "allocation/shared_budgets.hpp"
+#include "core/share.hpp"
 
 namespace kvreplay {
 
@@ -43,5 +45,13 @@ class CalibratedBudgets {
   const HeadSource<Real>& heads_;
   std::map<size_t, std::map<Name, Lesson>> scorings_by_trace_;  // by trace
 };
+
+// Divides the budget of `like` by how far its heads look, measured by their scores. Allocator duo makes the heads that
+// look least far stream; headkv gives more tokens to heads that look far. looking: the method that scored the heads.
+void share_by_reach(const Cell& like, const BoundMethod& looking, const std::vector<HeadScores>& heads,
+                    const std::vector<Receiver>& to);
+
+// Allocator headkv with a file of head importance. layers: see HeadSource::layers.
+void share_by_importance(Cell& cell, const std::vector<Place>& layers);
 
 }  // namespace kvreplay

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "exact/output_norms.hpp"
+#include "exact/row_scores.hpp"
 
 namespace kvreplay {
 namespace {

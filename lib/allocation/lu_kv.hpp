@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "core/budget_curves.hpp"
+#include "core/share.hpp"
 #include "exact/head_stream.hpp"
 
 namespace kvreplay {

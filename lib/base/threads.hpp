@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "base/first_error.hpp"
+#include "base/errors.hpp"
 
 // Threads of a parallel region. They are started anew for each region, and none remains afterwards. A process may
 // therefore fork before and after, and load other libraries that have thread pools.

@@ -4,7 +4,6 @@
 #include "caches/cache_state.hpp"
 #include "caches/device_policy.hpp"
 #include "caches/ledger.hpp"
-#include "caches/resident_lists.hpp"
 
 namespace kvreplay {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "exact/output_norms.hpp"
+#include "exact/row_scores.hpp"
 
 namespace kvreplay {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "caches/step_record.hpp"
-#include "catalog/device_programs.hpp"
+#include "catalog/policy_table.hpp"
 #include "catalog/token_lists.hpp"
 #include "core/policy.hpp"
 #include "core/step.hpp"

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/method_info.hpp"
-#include "core/row_counts.hpp"
+#include "core/row_format.hpp"
 #include "formats/row_coder.hpp"
 
 // A device's record of a cache that it replays (caches/device_policy.hpp). Kernels write it.

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "catalog/policy_table.hpp"
-#include "core/wrapper.hpp"
+#include "core/common_options.hpp"
 
 namespace kvreplay {
 

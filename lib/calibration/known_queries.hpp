@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "core/query_statistics.hpp"
+#include "core/calibration.hpp"
 #include "core/token.hpp"
 
 // Computes statistics of queries. The replayed prompt, other prompts and files share this code.

@@ -2,7 +2,6 @@
 #include <string>
 #include <vector>
 
-#include "catalog/device_programs.hpp"
 #include "catalog/policy_table.hpp"
 #include "parameters/parameter.hpp"
 

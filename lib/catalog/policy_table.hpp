@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -7,12 +8,30 @@
 #include <vector>
 
 #include "core/hooks.hpp"
-#include "core/policy_calls.hpp"
+#include "core/policy.hpp"
 
 // A policy without its type: its bytes, and a table of its hooks. The policy's own translation unit compiles the hooks
 // for float and for double and nothing else; the replay is compiled once for all methods.
 
 namespace kvreplay {
+
+// Arguments for device blocks that replay caches with one method, one cache per block (device/kernels/policy_kernel.hpp
+// documents the pointers).
+struct DeviceLaunch {
+  const void* tasks;
+  void* policies;
+  size_t policy_bytes;  // size of one policy, from the method's own compilation
+  int64_t count;
+  size_t shared_bytes;  // shared memory of one block
+  const void* queue;    // the device's queue
+};
+
+// The device programs of one method; null for a kind of device that was not built.
+struct DevicePrograms {
+  using Start = void (*)(const DeviceLaunch&);
+  Start emulated = nullptr, cuda = nullptr;
+  bool operator==(const DevicePrograms&) const = default;
+};
 
 class Describer;  // parameters/describe.hpp
 
@@ -76,7 +95,7 @@ struct PolicyTable {
   }
 };
 
-// Calls the hooks of a step through the table (core/policy_calls.hpp documents each).
+// Calls the hooks of a step through the table (core/policy.hpp documents each).
 template <class Real>
 struct TableCalls {
   void* self;

@@ -51,7 +51,7 @@ function(kvreplay_any_scorer list file)
   endforeach()
   file(CONFIGURE OUTPUT ${file} CONTENT [[
 #pragma once
-#include "core/wrapped.hpp"
+#include "core/selecting.hpp"
 @includes@
 namespace kvreplay {
 struct Scorers {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "catalog/cell.hpp"
-#include "config/merge.hpp"
+#include "config/wrapping.hpp"
 
 namespace kvreplay {
 namespace {

@@ -1,17 +1,19 @@
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 
+#include <fmt/core.h>
+
 #include "base/text.hpp"
 #include "catalog/cell.hpp"
+#include "config/method_keys.hpp"
 #include "config/sections.hpp"
 #include "trace/trace.hpp"
 
 // Loads configurations and traces from files.
 
 namespace kvreplay {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -129,6 +131,129 @@ LoadedRun load_over(const std::string& text, const Registry& methods, const std:
   RunConfig config = read_config(text, "", {methods, measures, ".", false}, {}, problems);
   config.traces = traces;
   return checked_run(std::move(config), open, problems);
+}
+
+namespace {
+
+void read_schema(const Section& root, const Mark& missing, Problems& problems) {
+  const Node* schema = root.find("schema");
+  if (schema == nullptr) {
+    problems.error(missing, "schema is missing: a configuration starts with the line \"schema: 1\"");
+  } else if (schema->kind != Node::Kind::scalar || schema->text != "1") {
+    must_be(problems, *schema, "schema", "1, the only version this program reads");
+  }
+}
+
+// The name becomes a folder when no output.dir is set.
+void read_name(RunConfig& config, const Section& root, Problems& problems) {
+  const Node* node = root.find("name");
+  if (node == nullptr) return;
+  const auto name = read_text(problems, *node, "name");
+  if (!name) return;
+  if (name->find('/') != std::string::npos || name->starts_with(".") || name->size() > 200) {
+    must_be(problems, *node, "name", "usable as a folder's name: no slash, no leading point, at most 200 bytes");
+    return;
+  }
+  config.name = *name;
+}
+
+// Only a prompt mode that differs from the run's is kept as a property of an instance.
+void set_prompt_modes(RunConfig& config) {
+  const PromptMode of_run = config.replay.prompt_streams ? PromptMode::stream : PromptMode::cut;
+  for (MethodInstance& m : config.methods)
+    if (m.options.prompt == of_run) m.options.prompt = PromptMode::as_run;
+}
+
+// The setting by which a method takes the prompt token by token, as its caller wrote it.
+std::string streaming_text(const MethodInstance& m, const Wording& words) {
+  return m.options.prompt == PromptMode::stream ? words.option("prompt", "stream")
+                                                : words.mention("replay.prompt", R"("stream")");
+}
+
+// A method that cuts the prompt once, which then must not come token by token.
+Refusal cut_of_stream(const MethodInstance& m, const std::string& streams, const Wording& words) {
+  const std::string cut = fmt::format("the prompt once ({})", words.option("phase", "oneshot"));
+  const std::string fed = fmt::format("but {} feeds it token by token", streams);
+  if (m.method().info.streams)
+    return {.methods = {m.named()},
+            .verb = "cut",
+            .rule = fmt::format("{}, {}", cut, fed),
+            .remedy = "write {entry}",
+            .option = {"phase", "stream"}};
+  return {.methods = {m.named()},
+          .verb = "cut",
+          .rule = fmt::format("{} and cannot stream, {}", cut, fed),
+          .remedy = fmt::format("leave it out, or take {}", words.mention("replay.prompt", R"("cut")"))};
+}
+
+void check_prompt_streams(const RunConfig& config, Problems& problems) {
+  for (const MethodInstance& m : config.methods) {
+    if (!config.replay.streams_prompt(m.options)) continue;
+    const std::string streams = streaming_text(m, problems.words());
+    const Allocator rule = m.options.allocator;
+    if (compares_heads(rule))
+      problems.error(m.mark, Refusal{.rule = fmt::format("allocator {} looks at the whole prompt before it shares, but "
+                                                         "{} feeds it token by token",
+                                                         word(rule), streams),
+                                     .remedy = "leave out one of them"});
+    if (!m.method().lists_in.empty())
+      problems.error(m.mark,
+                     Refusal{.rule = fmt::format("{} feeds the prompt token by token, but the lists of {} begin "
+                                                 "when it has ended",
+                                                 streams, m.method().info.name),
+                             .remedy = "leave it out"});
+    if (m.options.phase != Phase::stream) problems.error(m.mark, cut_of_stream(m, streams, problems.words()));
+  }
+}
+
+void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_sweep, const Mark& missing,
+                          Problems& problems) {
+  for (const MethodInstance& m : config.methods) {
+    const bool optional = m.method().info.default_fraction > 0 || !m.method().lists_in.empty();
+    if (!m.values.traits().takes_budget || (budget == nullptr && optional)) continue;
+    if (budget == nullptr)
+      problems.error(missing,
+                     fmt::format("{} is missing, and {} takes one: add {}{}", problems.words().key("budget"),
+                                 m.method().info.name, problems.words().setting("budget.tokens", "[64, 128]"),
+                                 has_sweep ? ", or let `kvreplay refine` find budgets as section sweep says" : ""));
+    return;
+  }
+  if (budget != nullptr && !config.methods.empty())
+    problems.warning(missing, "no listed method takes a budget: it is not used");
+}
+
+}  // namespace
+
+void read_root(RunConfig& config, const Node& root, const Source& source, Problems& problems) {
+  if (root.kind != Node::Kind::map) {
+    const Mark start = config.file.empty() ? Mark{} : Mark{1, 1};
+    problems.error(start, root.kind == Node::Kind::null
+                              ? "the configuration is empty: it starts with the line \"schema: 1\""
+                              : "a configuration is a map that starts with the line \"schema: 1\"");
+    return;
+  }
+  // `figure` and `sweep` configure the analysis (`kvreplay figures`, `kvreplay refine`). A run does not read them.
+  const std::vector<std::string> keys = {"schema", "name",    "traces", "select", "replay", "methods", "budget",
+                                         "seeds",  "metrics", "run",    "output", "figure", "sweep"};
+  const std::vector<std::string> misplaced = method_keys_at_root(root, keys, source.methods);
+  const Node own = without(root, misplaced);
+  const Section section(&own, "", keys, problems);
+  read_schema(section, root.key_mark("schema"), problems);
+  read_name(config, section, problems);
+  read_traces(config, section.find("traces"), root.key_mark("traces"), source, problems);
+  read_select(config, section.find("select"), problems);
+  read_replay(config, section.find("replay"), problems);
+  read_methods(config, section.find("methods"), root.key_mark("methods"), source, problems);
+  tell_method_keys(config, root, misplaced, source, problems);
+  read_budget(config, section.find("budget"), root.key_mark("budget"), problems);
+  read_seeds(config, section.find("seeds"), problems);
+  read_metrics(config, section.find("metrics"), source, problems);
+  read_run(config, section.find("run"), problems);
+  read_output(config, section.find("output"), source, problems);
+  set_prompt_modes(config);
+  check_prompt_streams(config, problems);
+  check_budget_is_used(config, section.find("budget"), section.find("sweep") != nullptr, root.key_mark("budget"),
+                       problems);
 }
 
 }  // namespace kvreplay

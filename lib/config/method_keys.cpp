@@ -5,9 +5,8 @@
 #include <algorithm>
 
 #include "config/common_options.hpp"
-#include "config/merge.hpp"
 #include "config/row_format.hpp"
-#include "config/wrapper.hpp"
+#include "config/wrapping.hpp"
 
 namespace kvreplay {
 namespace {

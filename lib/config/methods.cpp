@@ -7,10 +7,9 @@
 #include "base/json_text.hpp"
 #include "config/allocator.hpp"
 #include "config/common_options.hpp"
-#include "config/merge.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
-#include "config/wrapper.hpp"
+#include "config/wrapping.hpp"
 
 // Reads the list of methods: names, parameters, and the axes that every method can be combined with. A list where one
 // value is expected is a sweep axis; an entry becomes one instance for every combination.

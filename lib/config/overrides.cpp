@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
-#include "config/tree.hpp"
+#include "config/values.hpp"
 
 namespace kvreplay {
 namespace {

@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "config/problems.hpp"
-#include "config/tree.hpp"
+#include "config/values.hpp"
 #include "formats/registry.hpp"
 #include "trace/trace_info.hpp"
 

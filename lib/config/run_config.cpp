@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "base/json_text.hpp"
 #include "base/text.hpp"
 #include "config/sections.hpp"
 
@@ -52,6 +53,92 @@ std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo
   problems.insert(problems.end(), errors.begin(), errors.end());
   config.warnings.insert(config.warnings.end(), warnings.begin(), warnings.end());
   return selected;
+}
+
+namespace {
+
+template <class T>
+std::string or_word(const std::optional<T>& value, const char* word) {
+  return value ? json_of(*value) : json_of(word);
+}
+
+JsonObject replay_json(const RunConfig::Replay& replay) {
+  using Queries = RunConfig::Replay::Queries;
+  const char* kind = replay.queries == Queries::last ? "last" : "stride";
+  JsonObject entry;
+  entry.add_json("tokens", or_word(replay.tokens, "all"));
+  entry.add_json("prefill", replay.prefill_share ? json_of(*replay.prefill_share) : or_word(replay.prefill, "trace"));
+  entry.add("prompt", replay.prompt_streams ? "stream" : "cut");
+  if (replay.queries == Queries::all) entry.add("queries", "all");
+  else entry.add_json("queries", JsonObject().add(kind, replay.queries_count).text());
+  if (!replay.needles.at.empty())
+    entry.add_json("needles", JsonObject().add("at", replay.needles.at).add("tokens", replay.needles.tokens).text());
+  return entry;
+}
+
+// Files are recorded by their paths.
+std::string value_json(const ParameterSpec& spec, const MethodValues& values) {
+  if (spec.kind == ParameterSpec::Kind::file) return json_of(values.file());
+  if (spec.kind == ParameterSpec::Kind::calibration) return json_of(word(values.calibration()));
+  return parameter_json(spec, values.policy());
+}
+
+std::string method_json(const MethodInstance& m) {
+  JsonObject entry;
+  for (const ParameterSpec& spec : m.method().parameters) entry.add_json(spec.name, value_json(spec, m.values));
+  entry.add("name", m.method().info.name);
+  if (!m.uniforms.empty()) entry.add("uniforms", m.uniforms.string());
+  const std::string options = options_json(m.options);
+  return "{" + entry.members() + "," + options.substr(1);
+}
+
+std::string budget_json(const BudgetList& budget) {
+  const char* kinds[] = {"tokens", "fraction_kept", "bytes"};
+  if (budget.values.empty() && !budget.has_shares()) return "null";
+  JsonObject entry;
+  if (!budget.values.empty()) entry.add(kinds[size_t(budget.kind)], budget.values);
+  if (budget.has_shares()) entry.add("share_of_cache", budget.shares);
+  if (budget.of) entry.add("of", kSizesOfShares[size_t(*budget.of)]);
+  return entry.text();
+}
+
+std::string output_json(const RunConfig::Output& output) {
+  std::vector<std::string> save;
+  if (output.curves) save.emplace_back("curves");
+  if (output.kept) save.emplace_back("kept");
+  if (output.outputs) save.emplace_back("outputs");
+  if (output.projections) save.emplace_back("projections");
+  JsonObject entry;
+  entry.add("save", save);
+  if (!output.dir.empty()) entry.add("dir", output.dir.string());
+  return entry.text();
+}
+
+std::string run_json(const RunConfig::Run& run) {
+  JsonObject entry;
+  entry.add("device", run.device).add("precision", run.double_precision ? "double" : "single");
+  entry.add_json("jobs", run.jobs == 0 ? json_of("auto") : json_of(run.jobs)).add("audit", run.audit);
+  return entry.text();
+}
+
+}  // namespace
+
+std::string resolved_json(const RunConfig& config) {
+  std::vector<std::string> traces;
+  for (const auto& path : config.traces) traces.push_back(path.string());
+  std::string methods;
+  for (const MethodInstance& instance : config.methods) methods += (methods.empty() ? "" : ",") + method_json(instance);
+  JsonObject select;
+  select.add_json("prompts", or_word(config.select.prompts, "all"));
+  select.add_json("layers", or_word(config.select.layers, "all"));
+  select.add_json("kv_heads", or_word(config.select.kv_heads, "all"));
+  JsonObject all;
+  all.add("schema", 1).add("name", config.name).add("traces", traces).add_json("select", select.text());
+  all.add_json("replay", replay_json(config.replay).text()).add_json("methods", "[" + methods + "]");
+  all.add_json("budget", budget_json(config.budget));
+  all.add_json("seeds", JsonObject().add("first", config.seed_first).add("count", config.seed_count).text());
+  all.add_json("metrics", config.metrics.empty() ? json_of("default") : json_of(config.metrics));
+  return all.add_json("run", run_json(config.run)).add_json("output", output_json(config.output)).text();
 }
 
 }  // namespace kvreplay

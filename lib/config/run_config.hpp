@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/wording.hpp"
+#include "base/refusal.hpp"
 #include "catalog/bound_method.hpp"
 #include "catalog/token_lists.hpp"
 #include "trace/tensors.hpp"

@@ -1,15 +1,29 @@
 #include "config/trace_checks.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <set>
 
+#include <fmt/core.h>
+#include <fmt/format.h>
+
 #include "base/text.hpp"
+#include "calibration/calibrate.hpp"
 #include "config/common_options.hpp"
 #include "config/sections.hpp"
 
 namespace kvreplay {
+
+void CalibrationChecks::check(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
+                              StatisticsNeeds asks) {
+  const MethodInstance& instance = config_.methods[m];
+  if (!asks.any()) return;
+  Refusal refusal = calibration_obstacle(trace, prompt, layer, instance.values.calibration(), asks, problems_.words());
+  if (refusal.empty()) return;
+  refusal.methods = {instance.named()};
+  const std::string place = fmt::format("methods[{}]", m);
+  problems_.error(config_.mark_of({place + ".calibration", place}), std::move(refusal));
+}
+
 namespace {
 
 std::string some_of(const std::set<int32_t>& numbers) {

@@ -2,10 +2,25 @@
 #include <optional>
 #include <string>
 
-#include "config/calibration_checks.hpp"
 #include "config/extents.hpp"
+#include "config/problems.hpp"
+#include "config/run_config.hpp"
+#include "core/calibration.hpp"
 
 namespace kvreplay {
+
+// Problems of the calibrations that methods name, reported once for each method.
+class CalibrationChecks {
+ public:
+  CalibrationChecks(const RunConfig& config, Problems& problems) : config_(config), problems_(problems) {}
+  // Checks one layer of a replayed prompt. asks: the statistics that the method reads there.
+  void check(size_t method, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
+             StatisticsNeeds asks);
+
+ private:
+  const RunConfig& config_;
+  Problems& problems_;
+};
 
 // What the selected prompts, layers and heads of a trace lack of what a configuration and its methods need. Every
 // function reports to the problems.

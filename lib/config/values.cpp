@@ -1,15 +1,28 @@
 #include "config/values.hpp"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
 
+#include <fmt/core.h>
+
 #include "base/json_text.hpp"
 
 namespace kvreplay {
+
+const Node* Node::find(const std::string& key) const {
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (keys[i].text == key) return &items[i];
+  return nullptr;
+}
+
+const Mark& Node::key_mark(const std::string& key) const {
+  for (const Key& k : keys)
+    if (k.text == key) return k.mark;
+  return mark;
+}
+
 namespace {
 
 constexpr double kOpenZero = 1e-6;  // a real range that starts here or below excludes zero itself

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <unordered_map>
 
-#include "base/utf8.hpp"
+#include "base/text.hpp"
 #include "config/values.hpp"
 
 // The tree is built from the parser's events and not from YAML::Node: YAML::Node keeps one of two equal keys, expands

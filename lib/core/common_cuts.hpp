@@ -8,7 +8,7 @@
 namespace kvreplay {
 
 // Cuts in time that kv heads make together, so that all of them hold the same tokens. When a cut is due, every head is
-// asked for its scores, and the replay passes each head the tokens that stay (allocation/common_cuts.hpp). A method
+// asked for its scores, and the replay passes each head the tokens that stay (allocation/head_scoring.hpp). A method
 // derives from it. Where the cut is known, the method follows it; before it cuts by its own scores, it asks whether it
 // must wait.
 struct CommonCuts {

@@ -65,4 +65,22 @@ struct RowFormat {
   const PartFormat& part(RowPart p) const { return p == RowPart::key ? key : value; }
 };
 
+// Counts of rows of a cache, or of the rows that a step reads.
+struct RowCounts {
+  int32_t rows = 0, values = 0;              // all rows, and those that store a value
+  int32_t exact_keys = 0, exact_values = 0;  // keys and values that no row format has coded
+  int32_t outliers = 0;                      // numbers that coded rows store besides their codes
+};
+
+// Random numbers for row formats: read from a file, or drawn (docs/configuration.md, "uniforms").
+struct RowUniforms {
+  uint32_t seed = 0;
+  std::vector<double> signs, rotation, sketch;  // in [0, 1), from a file; empty: drawn
+};
+// How many of each array a format reads; 0: none.
+struct RowUniformCounts {
+  int64_t signs = 0, rotation = 0, sketch = 0;
+  bool any() const { return signs + rotation + sketch > 0; }
+};
+
 }  // namespace kvreplay

@@ -1,10 +1,10 @@
 #pragma once
 #include "core/attend.hpp"
-#include "core/policy_calls.hpp"
+#include "core/policy.hpp"
 
 // One step of the replay; the same code runs on a CPU thread and on a block of a device. `heads` provides the logits of
 // the query heads and takes their outputs; the policy sees neither. `calls` are the policy's hooks
-// (core/policy_calls.hpp).
+// (core/policy.hpp).
 
 namespace kvreplay {
 

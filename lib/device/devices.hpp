@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "device/portion.hpp"
+#include "device/head.hpp"
 #include "evaluate/head_device.hpp"
 
 namespace kvreplay {

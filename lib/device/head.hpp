@@ -1,14 +1,21 @@
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "device/key_lists.hpp"
 #include "device/policy_batch.hpp"
-#include "device/portion.hpp"
 #include "device/runtime.hpp"
 #include "evaluate/head_device.hpp"
 
 namespace kvreplay {
+
+// The largest part of a head that a device takes at a time. Memory bounds it too; results do not depend on it.
+struct Portion {
+  size_t rows = 8192;     // scored rows; rounded down to tiles of 64
+  int32_t tokens = 4096;  // tokens replayed in one launch
+};
 
 // A head in the memory of a device: keys and values stay there as planes of 16-bit numbers. Scored rows are processed
 // in portions, so that memory does not grow with their number. Work that reads the whole prompt (sums over its rows,

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "catalog/device_programs.hpp"
+#include "catalog/policy_table.hpp"
 #include "device/kernels/attend_kernel.hpp"
 #include "device/kernels/column_kernel.hpp"
 #include "device/kernels/merge_kernel.hpp"

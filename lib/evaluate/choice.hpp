@@ -3,9 +3,9 @@
 #include <span>
 #include <string>
 
-#include "evaluate/coded_strips.hpp"
+#include "evaluate/evaluator.hpp"
 #include "evaluate/resident.hpp"
-#include "evaluate/workspace.hpp"
+#include "evaluate/stepwise.hpp"
 
 namespace kvreplay {
 

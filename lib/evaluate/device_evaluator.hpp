@@ -6,7 +6,7 @@
 #include "caches/cache_replay.hpp"
 #include "evaluate/evaluator.hpp"
 #include "evaluate/head_device.hpp"
-#include "measures/scored_norms.hpp"
+#include "measures/exact_rows.hpp"
 
 namespace kvreplay {
 

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "core/attend.hpp"
-#include "evaluate/workspace.hpp"
+#include "evaluate/evaluator.hpp"
 #include "exact/tile.hpp"
-#include "kernels/panels.hpp"
+#include "kernels/table.hpp"
 
 namespace kvreplay {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "exact/logits.hpp"
+#include "exact/head_stream.hpp"
 #include "kernels/kernels.hpp"
 
 namespace kvreplay {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/attend.hpp"
-#include "evaluate/workspace.hpp"
+#include "evaluate/evaluator.hpp"
 #include "exact/tile.hpp"
 #include "measures/row_result.hpp"
 

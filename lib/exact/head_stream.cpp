@@ -1,15 +1,15 @@
 #include "exact/head_stream.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <span>
 #include <type_traits>
 
+#include <fmt/format.h>
+
 #include "base/errors.hpp"
-#include "exact/output_norms.hpp"
+#include "exact/row_scores.hpp"
 
 namespace kvreplay {
 
@@ -286,5 +286,21 @@ template void set_rope(HeadStream<float>&, const std::optional<Rope>&);
 template void set_rope(HeadStream<double>&, const std::optional<Rope>&);
 template HeadStream<float> load_head(const Tensors&, const HeadRequest&);
 template HeadStream<double> load_head(const Tensors&, const HeadRequest&);
+
+template <class Real>
+std::vector<uint8_t> scored_tokens(const HeadStream<Real>& stream, const QuerySelection& selection) {
+  std::vector<size_t> rows;
+  for (size_t t = size_t(stream.prompt); t < size_t(stream.tokens); ++t)
+    if (stream.query_row[t] >= 0) rows.push_back(t);
+  using Kind = QuerySelection::Kind;
+  const size_t count = size_t(selection.count), step = selection.kind == Kind::stride ? count : 1;
+  const size_t first = selection.kind == Kind::last && rows.size() > count ? rows.size() - count : 0;
+  std::vector<uint8_t> scored(size_t(stream.tokens), 0);
+  for (size_t i = first; i < rows.size(); i += step) scored[rows[i]] = 1;
+  return scored;
+}
+
+template std::vector<uint8_t> scored_tokens(const HeadStream<float>&, const QuerySelection&);
+template std::vector<uint8_t> scored_tokens(const HeadStream<double>&, const QuerySelection&);
 
 }  // namespace kvreplay

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -112,5 +113,26 @@ void read_query_rows(const Tensors& trace, const HeadRequest& request, int32_t f
 // Throws TraceError if the trace cannot be read, or lacks the rotary metadata that `rotation` needs.
 template <class Real>
 HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request);
+
+// From query-key products to exponents.
+
+// Turns n products into logits except for a factor, which it returns: the exponential applies the factor at no cost.
+template <class Real>
+Real leave_scale(const LogitRule<Real>& rule, Real* products, int32_t n) {
+  const Real scale = rule.factor * rule.scale;
+  if (!(rule.softcap > 0) && scale > 0) return scale;
+  for (int32_t i = 0; i < n; ++i) products[i] = rule(products[i]);
+  return 1;
+}
+
+// Which decode rows are scored: every row, the last `count`, or every `count`-th from the first.
+struct QuerySelection {
+  enum class Kind { all, last, stride } kind = Kind::all;
+  int64_t count = 0;
+};
+
+// [tokens] 1 for a scored row. Only rows after the prompt that the trace has a query for can be scored.
+template <class Real>
+std::vector<uint8_t> scored_tokens(const HeadStream<Real>& stream, const QuerySelection& selection);
 
 }  // namespace kvreplay

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "exact/logits.hpp"
+#include "exact/head_stream.hpp"
 #include "exact/row_scores.hpp"
 #include "kernels/kernels.hpp"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/cache.hpp"
-#include "core/row_counts.hpp"
+#include "core/row_format.hpp"
 #include "formats/coded_tokens.hpp"
 #include "formats/gear_block.hpp"
 

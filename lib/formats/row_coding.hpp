@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/philox.hpp"
-#include "core/row_uniforms.hpp"
+#include "core/row_format.hpp"
 #include "formats/registry.hpp"
 #include "formats/row_coder.hpp"
 

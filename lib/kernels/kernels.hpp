@@ -2,8 +2,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/panels.hpp"
-#include "kernels/shapes.hpp"
+#include "kernels/table.hpp"
 
 // Dense arithmetic on tiles: the only part of the engine that depends on instruction sets. Single-threaded on purpose
 // (threads run over kv heads). All matrices are row-major. The numbers that a call writes to a row depend only on that

@@ -1,5 +1,5 @@
 #pragma once
-#include "kernels/shapes.hpp"
+#include "kernels/table.hpp"
 #include "kernels/vectors.hpp"
 
 // Exponentials and logarithms of rows; see vector_kernels.hpp.

@@ -1,5 +1,5 @@
 #pragma once
-#include "kernels/shapes.hpp"
+#include "kernels/table.hpp"
 #include "kernels/vectors.hpp"
 
 // Matrix products; see vector_kernels.hpp.

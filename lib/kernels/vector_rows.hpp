@@ -1,5 +1,5 @@
 #pragma once
-#include "kernels/shapes.hpp"
+#include "kernels/table.hpp"
 #include "kernels/vectors.hpp"
 
 // Sums, gathers, comparisons and searches in rows of numbers; see vector_kernels.hpp.

@@ -1,5 +1,4 @@
 #pragma once
-#include "core/head_budgets.hpp"
 #include "core/selecting.hpp"
 #include "core/share.hpp"
 #include "core/vectors.hpp"

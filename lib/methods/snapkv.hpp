@@ -9,7 +9,7 @@ namespace kvreplay {
 //  3. Keep the top B-w of the pooled scores and the w window tokens; later tokens are kept. If B <= w, keep the last B
 //     prompt tokens.
 // `score` obc_value, obc_key or obc_joint: replaces x by the error of the row's output without the token
-// (output_scores.hpp). Max pooling makes exact ties at the boundary in most heads: the lower index stays (C8).
+// (core/token.hpp). Max pooling makes exact ties at the boundary in most heads: the lower index stays (C8).
 struct SnapKv : Selecting<> {
   static constexpr MethodInfo info{
       .name = "snapkv",

@@ -11,7 +11,7 @@ namespace kvreplay {
 //  3. End of the prompt: score = row P-1, keep the top B at once.
 // `variant: layer` (kvpress): the mean over all heads of the layer decides for the whole layer, and the newest token
 // always stays. `score` obc_value, obc_key or obc_joint: replaces p_t by the error of the row's output without the
-// token (output_scores.hpp).
+// token (core/token.hpp).
 struct Tova : Selecting<> {
   static constexpr MethodInfo info{
       .name = "tova",

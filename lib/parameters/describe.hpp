@@ -94,7 +94,7 @@ class Describe {
     static_assert(sizeof(E) == sizeof(int32_t));
     to_.add(Kind::choice, {name, at(m_.*member), help, derived}, {0, 0}, {words.begin(), words.end()});
   }
-  // A scorer inside the method (core/wrapped.hpp).
+  // A scorer inside the method (core/selecting.hpp).
   template <class S>
   void scorer(const char* name, S M::*member, const char* help) {
     const S& own = m_.*member;

@@ -1,13 +1,15 @@
 #include "plan/plan.hpp"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <set>
 #include <stdexcept>
+#include <tuple>
 #include <unordered_map>
+
+#include <fmt/core.h>
 
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
@@ -16,6 +18,7 @@
 #include "config/list_checks.hpp"
 
 namespace kvreplay {
+
 namespace {
 
 constexpr size_t kKeyDigits = 16;
@@ -224,6 +227,28 @@ std::vector<Cell> plan_cells(const RunConfig& config, const std::vector<TraceInf
   const std::vector<SelectedLayer> selection = select(checked, traces, problems);
   if (!problems.empty()) throw ConfigError(join(problems, "\n"));
   return plan_of(config, traces, selection);
+}
+
+namespace {
+
+using Family = std::tuple<Place, size_t, std::optional<uint32_t>>;
+
+// kv heads that decide together are one family.
+Family family_of(const Cell& cell) {
+  Place place = cell.place;
+  if (cell.options().gqa_level == GqaLevel::layer) place.kv_head = Place::kWholeLayer;
+  return {std::move(place), cell.variant->instance, cell.seed};
+}
+
+}  // namespace
+
+std::vector<Cell> with_families(const std::vector<Cell>& todo, const std::vector<Cell>& plan) {
+  std::set<Family> wanted;
+  for (const Cell& cell : todo) wanted.insert(family_of(cell));
+  std::vector<Cell> cells;
+  for (const Cell& cell : plan)
+    if (wanted.count(family_of(cell)) != 0) cells.push_back(cell);
+  return cells;
 }
 
 }  // namespace kvreplay

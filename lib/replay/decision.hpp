@@ -7,7 +7,6 @@
 #include "evaluate/choice.hpp"
 #include "evaluate/device_evaluator.hpp"
 #include "measures/accumulator.hpp"
-#include "replay/row_codings.hpp"
 #include "replay/runner.hpp"
 #include "trace/kept_lists.hpp"
 

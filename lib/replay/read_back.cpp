@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "caches/cache_memory.hpp"
+#include "caches/cache_state.hpp"
 #include "core/replay_error.hpp"
 #include "formats/formatter.hpp"
-#include "replay/row_codings.hpp"
+#include "replay/runner.hpp"
 
 namespace kvreplay {
 namespace {

@@ -1,11 +1,17 @@
 #pragma once
 #include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
 #include <vector>
 
+#include "catalog/cell.hpp"
 #include "evaluate/head_device.hpp"
-#include "exact/query_selection.hpp"
+#include "exact/head_stream.hpp"
 #include "exact/tile.hpp"
-#include "measures/cell_result.hpp"
+#include "formats/coded_tokens.hpp"
+#include "measures/accumulator.hpp"
 #include "measures/needles.hpp"
 #include "trace/tensors.hpp"
 
@@ -48,5 +54,26 @@ void run_cells(const std::vector<Cell>& cells, const RunOptions& options);
 // Returns the cells with their shares set where a budget is shared. Throws if a share cannot be found, unless
 // continue_on_head_failure is set.
 std::vector<Cell> with_budgets(std::vector<Cell> cells, const RunOptions& options);
+
+// The part of a head stream that row formats read. Objects made from it refer to it.
+template <class Real>
+RowCoding::Stream coding_stream(const HeadStream<Real>& stream);
+
+// What row formats need from one head stream, made once for all caches that use the format.
+template <class Real>
+class RowCodings {
+ public:
+  // Both are null for rows as the trace has them. format: the row format of the layer. Throws ConfigError if the cell's
+  // file of uniforms cannot be read.
+  struct Shared {
+    std::shared_ptr<const RowCoding> coding;
+    std::shared_ptr<CodedTokens<Real>> tokens;  // null: rows are not coded one by one
+  };
+  // shares: whether caches may share the rows that are read back.
+  Shared of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream, bool shares);
+
+ private:
+  std::map<std::tuple<std::string, uint32_t, std::string>, Shared> made_;
+};
 
 }  // namespace kvreplay

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "catalog/cell.hpp"
-#include "measures/cell_result.hpp"
+#include "measures/accumulator.hpp"
 
 // Arrays of cells. A process appends the arrays of its cells to one file OUT/cells/<name>.arrays: for each cell the
 // bytes of a small HDF5 file with a group for each kind. They are gathered into curves.h5, kept.h5, outputs.h5 and

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/json_text.hpp"
-#include "measures/cell_result.hpp"
+#include "measures/accumulator.hpp"
 
 // The columns of results.csv: facts about a cell and its outcome, and its metrics (measures/metrics.hpp).
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -10,11 +11,19 @@
 
 #include "results/columns.hpp"
 
+// Lines of JSON with a checksum of their own content: {"sum":"<16 hex digits>",<members>}. A truncated or altered line
+// fails the check and is ignored.
+
+namespace kvreplay {
+
+// `members`: a JSON object's text without its braces, on one line.
+std::string sealed_line(std::string_view members);
+// The members of a line whose checksum is right; nothing otherwise.
+std::optional<std::string_view> unsealed(std::string_view line);
+
 // Reads what processes have published: OUT/shards/*.jsonl with a line for each cell, and OUT/attempts/*.jsonl with a
 // line for each failed cell and each unit of work that was started. Rows stay on disk, because a sweep's table may
 // exceed memory.
-
-namespace kvreplay {
 
 using Fields = std::vector<std::string>;  // one row of results.csv, without quotes
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "exact/head_stream.hpp"
-#include "survey/heavy_tail.hpp"
+#include "survey/spectrum.hpp"
 
 // The shape of the exact attention of one kv head's group: sparsity, sink, accumulated scores (docs/measures.md).
 // Includes soft cap, sliding window and sink logits. If the trace holds only some query rows, "rows" means those.

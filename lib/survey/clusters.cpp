@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "kernels/kernels.hpp"
-#include "survey/points.hpp"
+#include "survey/point_view.hpp"
 
 namespace kvreplay {
 namespace {

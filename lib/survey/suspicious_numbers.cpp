@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "survey/recorded_row.hpp"
+#include "survey/recorded_output.hpp"
 #include "survey/rotary_phase.hpp"
 #include "trace/layer_path.hpp"
 #include "trace/suspicious_facts.hpp"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "survey/turned_row.hpp"
+#include "survey/recorded_output.hpp"
 
 namespace kvreplay {
 namespace {

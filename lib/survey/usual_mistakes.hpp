@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "survey/recorded_row.hpp"
+#include "survey/recorded_output.hpp"
 #include "trace/trace.hpp"
 
 // Common mistakes in writing a trace, tried one after another on rows whose recorded output disagrees.

@@ -16,7 +16,7 @@
 #include "plan/estimate.hpp"
 #include "plan/plan.hpp"
 #include "results/output_files.hpp"
-#include "results/sealed_lines.hpp"
+#include "results/shards.hpp"
 
 namespace kvreplay {
 namespace {

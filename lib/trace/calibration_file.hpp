@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/query_statistics.hpp"
+#include "core/calibration.hpp"
 #include "trace/trace_info.hpp"
 
 // Statistics of queries, as calibration files hold them (docs/formats.md).

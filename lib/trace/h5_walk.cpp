@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/utf8.hpp"
+#include "base/text.hpp"
 
 namespace kvreplay::h5 {
 namespace fs = std::filesystem;

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/utf8.hpp"
+#include "base/text.hpp"
 #include "trace/lookahead_metadata.hpp"
 #include "trace/repeat_metadata.hpp"
 #include "trace/shape_checks.hpp"

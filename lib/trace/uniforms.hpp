@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/row_uniforms.hpp"
+#include "core/row_format.hpp"
 
 namespace kvreplay {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/philox.hpp"
-#include "exact/output_norms.hpp"
+#include "exact/row_scores.hpp"
 #include "list_files.hpp"
 
 namespace kvreplay::test {

@@ -1,4 +1,4 @@
-#include "device/kernels/row_coding.hpp"
+#include "device/kernels/policy_run.hpp"
 #include "emulator/emulated_block.hpp"
 
 // Codes the rows of a cache with a block on the CPU, for every method.

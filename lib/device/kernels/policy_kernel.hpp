@@ -1,8 +1,8 @@
 #pragma once
 #include <stdexcept>
 
-#include "catalog/device_programs.hpp"
-#include "core/policy_calls.hpp"
+#include "catalog/policy_table.hpp"
+#include "core/policy.hpp"
 #include "device/kernels/policy_rows.hpp"
 #include "device/kernels/policy_run.hpp"
 

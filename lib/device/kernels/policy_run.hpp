@@ -1,8 +1,9 @@
 #pragma once
 #include <cmath>
 
+#include "device/kernels/block_team.hpp"
 #include "device/kernels/policy_task.hpp"
-#include "device/kernels/row_coding.hpp"
+#include "formats/row_coder.hpp"
 
 namespace kvreplay {
 
@@ -229,5 +230,12 @@ class PolicyRun {
 
   uint32_t queries_at_, partial_at_;  // offsets in shared memory
 };
+
+// Codes the due rows of a cache. Never inlined: there are many policies, and coders are long.
+template <Block B>
+KVR_CALLED KVR_DEVICE RowCoder::Coded code_rows_of_block(const BlockTeam<B>& team, const RowCoder& coder,
+                                                         BasicCache<float>& cache, int32_t exempt, double* scratch) {
+  return coder.code_new(team, cache, exempt, scratch);
+}
 
 }  // namespace kvreplay

@@ -19,7 +19,7 @@ namespace kvreplay {
 //   observed   as in later libraries: one cut, by the mean over the rows that saw a token; no recents.
 //   kvfactory  one cut, the last 32 and the top B-32.
 // `score` obc_value, obc_key or obc_joint: replaces x and p_t by the error of a row's output without the token
-// (output_scores.hpp).
+// (core/token.hpp).
 // Variants that only mask (h2o_masks.hpp): hf_mask, local_mask, and the oracle oracle_global.
 struct H2o : H2oVariants {
   static constexpr MethodInfo info{

@@ -4,8 +4,8 @@
 #include <span>
 
 #include "core/cache.hpp"
-#include "core/exponential.hpp"
 #include "core/linear.hpp"
+#include "core/softmax.hpp"
 #include "core/wide.hpp"
 
 // Walks that choose signs so that a signed sum W of vectors u_i stays small. The vectors may be explicit (W is stored),

@@ -1,4 +1,4 @@
-#include "caches/resident_lists.hpp"
+#include "caches/ledger.hpp"
 
 #include "stub_methods.hpp"
 #include "support.hpp"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "caches/cache_memory.hpp"
+#include "caches/cache_state.hpp"
 #include "core/attend.hpp"
 #include "core/select.hpp"
 #include "support.hpp"

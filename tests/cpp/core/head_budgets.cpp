@@ -1,4 +1,4 @@
-#include "core/head_budgets.hpp"
+#include "core/share.hpp"
 
 #include <catch2/catch.hpp>
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "core/exponential.hpp"
+#include "core/softmax.hpp"
 #include "core/team.hpp"
 #include "gaussian.hpp"
 #include "kernels/kernels.hpp"

@@ -1,4 +1,4 @@
-#include "caches/cache_memory.hpp"
+#include "caches/cache_state.hpp"
 #include "core/step.hpp"
 #include "evaluate/row_products.hpp"
 #include "methods/h2o/h2o.hpp"

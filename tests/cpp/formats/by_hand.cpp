@@ -1,7 +1,7 @@
 #include <bit>
 #include <numeric>
 
-#include "caches/cache_memory.hpp"
+#include "caches/cache_state.hpp"
 #include "core/quantise.hpp"
 #include "formats/formatter.hpp"
 #include "support.hpp"

@@ -2,7 +2,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "allocation/budget_file.hpp"
+#include "allocation/allocator_files.hpp"
 #include "config/stub.hpp"
 #include "core/share.hpp"
 #include "hand_streams.hpp"

@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "config/merge.hpp"
+#include "config/wrapping.hpp"
 #include "hand_streams.hpp"
 #include "property_exceptions.hpp"
 

@@ -1,5 +1,5 @@
-#include "core/budget_curves.hpp"
-#include "exact/output_norms.hpp"
+#include "core/share.hpp"
+#include "exact/row_scores.hpp"
 #include "hand_streams.hpp"
 
 // Selections that look at a token's contribution to the output: by hand, and their properties.

@@ -1,4 +1,4 @@
-#include "caches/cache_memory.hpp"
+#include "caches/cache_state.hpp"
 #include "hand_streams.hpp"
 #include "methods/magicpig.hpp"
 #include "methods/rocketkv.hpp"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <set>
 
-#include "caches/cache_memory.hpp"
+#include "caches/cache_state.hpp"
 #include "exact/oracle_needs.hpp"
 #include "methods/subgen_stream.hpp"
 #include "support.hpp"

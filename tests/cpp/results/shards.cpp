@@ -1,7 +1,7 @@
+#include "results/shards.hpp"
 #include "base/errors.hpp"
 #include "results/fixture.hpp"
 #include "results/repeats.hpp"
-#include "results/sealed_lines.hpp"
 
 // Lines that workers write, and how they are read.
 

@@ -6,7 +6,6 @@
 #include "exact/oracle_needs.hpp"
 #include "support.hpp"
 #include "survey/clusters.hpp"
-#include "survey/line_fit.hpp"
 #include "survey/point_view.hpp"
 #include "survey/spectrum.hpp"
 #include "trace/h5_file.hpp"

@@ -4,7 +4,6 @@
 #include "results/fixture.hpp"
 #include "sweep/shard.hpp"
 #include "sweep/slurm_script.hpp"
-#include "sweep/status.hpp"
 
 using namespace kvreplay;
 

@@ -3,8 +3,6 @@
 
 #include "exact/oracle_needs.hpp"
 #include "theory/balancekv.hpp"
-#include "theory/h2o.hpp"
-#include "theory/kernel_halving.hpp"
 #include "theory/sizes.hpp"
 #include "theory/subgen.hpp"
 #include "theory/walk.hpp"

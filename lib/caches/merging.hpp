@@ -4,8 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "caches/wrapped_scores.hpp"
 #include "core/cache.hpp"
-#include "core/merge.hpp"
+#include "core/common_options.hpp"
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
 
@@ -61,5 +62,21 @@ struct Merging {
 // Merges rows that a cut evicted into the cache, which holds the rows that the cut kept. evicted: ascending by token.
 template <class Real>
 void merge_evicted(const std::vector<EvictedRow>& evicted, Merging& state, BasicCache<Real>& cache);
+
+// The step hooks of a policy whose evicted rows are merged into others, whatever rule evicts them.
+template <class Real>
+struct MergedCalls : WrappedCalls<Real> {
+  using Base = WrappedCalls<Real>;
+  Merging* merging;  // null: evicted rows are not merged
+
+  bool observes() const { return (merging != nullptr && merging->observes()) || Base::observes(); }
+  void evict(const SerialTeam& team, BasicCache<Real>& cache) const;
+  void observe(const SerialTeam& team, BasicCache<Real>& cache, std::span<const double> p) const;
+  void observe(const SerialTeam& team, BasicCache<Real>& cache, const HeadProbabilities& p) const;
+
+ private:
+  template <class P>
+  void receive(const BasicCache<Real>& cache, P probability) const;
+};
 
 }  // namespace kvreplay

@@ -2,8 +2,14 @@
 #include <optional>
 
 #include "config/common_options.hpp"
+#include "config/problems.hpp"
+#include "config/values.hpp"
+#include "core/common_options.hpp"
 
 namespace kvreplay {
+
+// Reads wrapper: none, critical, or {name: caote, level: kv} with the wrapper's parameters.
+std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item);
 
 // Reads merge: none, cam, d2o, pivot, weighted_v or gaussian, or a map with the rule's parameters.
 std::optional<Merge> read_merge(Problems& problems, const Node& item);

@@ -2,25 +2,29 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kvanalysis.data.labels import add_labels
 from kvanalysis.data.load import load
 from kvanalysis.data.shares import with_common_budgets
 from kvbase.errors import ConfigError
 
-from .run import Run
-
 if TYPE_CHECKING:
     import pandas as pd
 
-    Results: TypeAlias = "Run | pd.DataFrame | str | Path | list[str | Path]"
+    class HasFrame(Protocol):
+        """A Run. run.py uses this module, so its class is not imported."""
+
+        @property
+        def frame(self) -> pd.DataFrame: ...
+
+    Results: TypeAlias = "HasFrame | pd.DataFrame | str | Path | list[str | Path]"
 
 
 def rows_of(results: "Results") -> "pd.DataFrame":
     """The results as the analysis' table. Raises ConfigError if `results` is of another type, ResultsError
     if a folder cannot be read."""
-    if isinstance(results, Run):
+    if hasattr(type(results), "frame"):
         return with_common_budgets(results.frame)
     if isinstance(results, str | Path | list):
         return with_common_budgets(load(results))

@@ -1,14 +1,10 @@
 """The ranking of an answer as a table for a terminal or a page."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..stats.format import ABSENT, interval, percent, significant
 from .measures import NATS
-
-if TYPE_CHECKING:
-    from .compare import Answer
+from .ranked import Ranked
 
 LEAST_P = 1e-3  # smaller probabilities rest on the tails of a distribution that nobody knows so well
 SHARE = "% of full"  # the column at the peak; other sizes have names of their own
@@ -27,7 +23,7 @@ HEADER = (
 )
 
 
-def cells(answer: "Answer"):
+def cells(answer: Ranked):
     """(header, rows) of the ranking, as `stats.format.aligned` expects them."""
     rows = []
     for row in answer.ranking.itertuples():
@@ -61,7 +57,7 @@ def _probability(p: float) -> str:
     return f"<{LEAST_P:g}" if p < LEAST_P else significant(p)
 
 
-def _cells_by_nats(answer: "Answer", header, rows):
+def _cells_by_nats(answer: Ranked, header, rows):
     """The ranking by nats: the count of layers means nothing here, the measure of heads replaces it."""
     at = header.index("in layers")
     names = {
@@ -74,7 +70,7 @@ def _cells_by_nats(answer: "Answer", header, rows):
     ]
 
 
-def _layers(row, answer: "Answer"):
+def _layers(row, answer: Ranked):
     """The number of layers in which a method's error is larger than the first's."""
     if np.isnan(row.error) or row.Index == 0:
         return ABSENT, None

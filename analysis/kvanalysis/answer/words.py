@@ -1,7 +1,5 @@
 """An answer in words: a sentence to quote, and its limits."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from kvbase.selections import layer_words
 from scipy.special import stdtrit
@@ -11,11 +9,9 @@ from ..stats.format import aligned, interval, significant
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 from ..stats.words import count
 from .measures import DEFAULT, MAIN, NATS
+from .ranked import Ranked
 from .sizes import PEAK, PROMPT
 from .table import cells
-
-if TYPE_CHECKING:
-    from .compare import Answer
 
 NAMED = 3  # a sentence lists at most so many labels, and counts the rest
 NO_WINNER = "no clear winner"
@@ -44,20 +40,20 @@ TWICE = 2  # an error larger by this factor and yet not significantly larger nee
 MOST_LAYERS = 200  # a larger number of layers is no useful advice
 
 
-def sentence(answer: "Answer") -> str:
+def sentence(answer: Ranked) -> str:
     """The best method, or all that may be the best, and the evidence: text to quote."""
     evidence = [f"{capital(line)}." for line in basis(answer)] if len(answer.compared) else []
     return " ".join([statement(answer), *evidence, *_nats(answer)])
 
 
-def statement(answer: "Answer") -> str:
+def statement(answer: Ranked) -> str:
     """One sentence: which methods may have the lowest error or loss at the share."""
     found = verdict(answer)
     there_is = "there is " if found.startswith(NO_WINNER) else ""
     return f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found}."
 
 
-def basis(answer: "Answer") -> list[str]:
+def basis(answer: Ranked) -> list[str]:
     """The measure with its evidence, and the test of significance."""
     named = "" if answer.measure == NATS else "error: "
     return [f"{named}{scope(answer)}", f"{TEST} ({TESTS[answer.measure == NATS]})"]
@@ -67,7 +63,7 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _nats(answer: "Answer") -> list[str]:
+def _nats(answer: Ranked) -> list[str]:
     """The loss predicted for the first method, and the method with the lowest predicted loss."""
     rows = answer.compared[answer.compared["nats"].notna()]
     if rows.empty or answer.measure == NATS:
@@ -84,7 +80,7 @@ def _nats_of(row) -> str:
     return nats if np.isnan(row["nats_low"]) else f"{nats} [{interval(row['nats_low'], row['nats_high'])}]"
 
 
-def headline(answer: "Answer") -> str:
+def headline(answer: Ranked) -> str:
     """The verdict in a few words, with which its sentence begins: the best method if all others are
     significantly worse, else how many may be the best."""
     rows = answer.compared
@@ -96,7 +92,7 @@ def headline(answer: "Answer") -> str:
     return NO_WINNER if near == len(rows) - 1 else f"{near + 1} of {len(rows)} methods may be the best"
 
 
-def verdict(answer: "Answer") -> str:
+def verdict(answer: Ranked) -> str:
     """The part of the sentence that differs from share to share."""
     rows, found = answer.compared, headline(answer)
     if rows.empty:
@@ -115,15 +111,15 @@ def verdict(answer: "Answer") -> str:
     return f"{found}: {best}; significantly worse: {_listed(worse['name'])}"
 
 
-def _quantity(answer: "Answer") -> str:
+def _quantity(answer: Ranked) -> str:
     return "predicted loss" if answer.measure == NATS else "error"
 
 
-def _value(answer: "Answer", row) -> str:
+def _value(answer: Ranked, row) -> str:
     return _nats_of(row) if answer.measure == NATS else significant(row["error"])
 
 
-def _lead(answer: "Answer", others) -> str:
+def _lead(answer: Ranked, others) -> str:
     """How far the next method is behind, where all others are significantly worse."""
     second = others.iloc[0]
     every = {1: "it is", 2: "both others are"}.get(len(others), f"all {len(others)} others are")
@@ -140,24 +136,24 @@ def _none_of(others) -> str:
     return f"{others['name'].iloc[0]} is not" if len(others) == 1 else f"none of the {len(others)} others is"
 
 
-def _missing(answer: "Answer") -> str:
+def _missing(answer: Ranked) -> str:
     """The evidence that would make the second method significantly worse."""
     needed = _needed_layers(answer)
     second = answer.compared["name"].iloc[1]
     return f"; with {needed} like these, {second} would be significantly worse" if needed else ""
 
 
-def scope(answer: "Answer") -> str:
+def scope(answer: Ranked) -> str:
     """The measure, and the heads, layers, texts and model behind it."""
     return f"{answer.measure_words} over {_evidence(answer)}"
 
 
-def _evidence(answer: "Answer") -> str:
+def _evidence(answer: Ranked) -> str:
     texts = f", {count(answer.n_texts, 'text')}, {answer.model.split('/')[-1] or 'unnamed model'}"
     return f"{count(answer.n_units, 'kv head')} of {count(len(answer.layers), 'layer')}{texts}"
 
 
-def _blocks(answer: "Answer") -> str:
+def _blocks(answer: Ranked) -> str:
     """The number of independent blocks in words: layers, counted for each text."""
     of_texts = f" of {answer.n_texts} texts" if answer.n_texts > 1 else ""
     return count(answer.n_blocks, "layer") + of_texts
@@ -171,7 +167,7 @@ def _listed(labels, most: int = NAMED) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
-def caveats(answer: "Answer") -> list[str]:
+def caveats(answer: Ranked) -> list[str]:
     """Limits to know before quoting the sentence, one sentence each."""
     rows = answer.compared
     of_test = _prediction_caveats if answer.measure == NATS else _layer_test_caveats
@@ -186,7 +182,7 @@ def caveats(answer: "Answer") -> list[str]:
     ]
 
 
-def _layer_test_caveats(answer: "Answer", rows) -> list[str]:
+def _layer_test_caveats(answer: Ranked, rows) -> list[str]:
     """Limits of a test over layers."""
     return [
         *_few_layers_caveat(answer, rows),
@@ -195,13 +191,13 @@ def _layer_test_caveats(answer: "Answer", rows) -> list[str]:
     ]
 
 
-def _prediction_caveats(answer: "Answer", rows) -> list[str]:
+def _prediction_caveats(answer: Ranked, rows) -> list[str]:
     """Limits of predicted nats."""
     layers = count(len(answer.layers), "layer")
     return [f"The loss is that of errors in {layers}: if the model has more, it is a lower bound."]
 
 
-def _nats_caveat(answer: "Answer", rows) -> list[str]:
+def _nats_caveat(answer: Ranked, rows) -> list[str]:
     """Why predicted nats are shown and do not rank."""
     if answer.measure == NATS or rows.empty or rows["nats"].isna().any() or rows["nats_low"].notna().all():
         return []
@@ -211,13 +207,13 @@ def _nats_caveat(answer: "Answer", rows) -> list[str]:
     ]
 
 
-def _text_caveat(answer: "Answer") -> list[str]:
+def _text_caveat(answer: Ranked) -> list[str]:
     if answer.n_texts == 0:
         return []
     return [f"Layers of {count(answer.n_texts, 'text')} are no evidence about other texts or models."]
 
 
-def _few_layers_caveat(answer: "Answer", rows) -> list[str]:
+def _few_layers_caveat(answer: Ranked, rows) -> list[str]:
     if answer.n_blocks >= FEWEST_BLOCKS or len(rows) < 2:
         return []
     return [
@@ -226,7 +222,7 @@ def _few_layers_caveat(answer: "Answer", rows) -> list[str]:
     ]
 
 
-def _contrary_layer_caveats(answer: "Answer", rows) -> list[str]:
+def _contrary_layer_caveats(answer: Ranked, rows) -> list[str]:
     """Methods whose mean and whose layers say different things."""
     if answer.n_blocks < FEWEST_BLOCKS or len(rows) < 2:
         return []
@@ -250,7 +246,7 @@ def _contrary_layer_caveats(answer: "Answer", rows) -> list[str]:
     return texts
 
 
-def _needed_layers_caveat(answer: "Answer", rows) -> list[str]:
+def _needed_layers_caveat(answer: Ranked, rows) -> list[str]:
     """How many layers like these would make the next method significantly worse, where others are."""
     needed = _needed_layers(answer) if len(rows) > 1 and rows["decided"].any() else None
     if not needed:
@@ -258,7 +254,7 @@ def _needed_layers_caveat(answer: "Answer", rows) -> list[str]:
     return [f"If other layers differ as much, {needed} would make {_names(rows)} differ significantly."]
 
 
-def _needed_layers(answer: "Answer") -> str | None:
+def _needed_layers(answer: Ranked) -> str | None:
     """Layers like these that would make the second method significantly worse; None if it is, or if it has
     the lower error in the typical layer."""
     rows = answer.compared
@@ -286,7 +282,7 @@ def _interpolated(rows) -> list[str]:
     ]
 
 
-def left_out(answer: "Answer", most: int | None = None) -> list[str]:
+def left_out(answer: Ranked, most: int | None = None) -> list[str]:
     """A sentence on methods that cannot be compared, each reason once; only their number if there are more
     than `most` reasons."""
     out = answer.ranking[answer.ranking["error"].isna()]
@@ -298,17 +294,17 @@ def left_out(answer: "Answer", most: int | None = None) -> list[str]:
     return [f"Not compared: {'; '.join(reasons)}."]
 
 
-def _phase_caveat(answer: "Answer", rows) -> list[str]:
+def _phase_caveat(answer: Ranked, rows) -> list[str]:
     if answer.size.name not in PHASES or not {STREAM, ONESHOT} <= set(rows["family"]):
         return []
     return [PHASES[answer.size.name]]
 
 
-def _agreement_caveat(answer: "Answer") -> list[str]:
+def _agreement_caveat(answer: Ranked) -> list[str]:
     return [ORDERS[answer.measure]] if answer.measure in ORDERS and len(answer.compared) > 1 else []
 
 
-def text(answers: "list[Answer]") -> str:
+def text(answers: list[Ranked]) -> str:
     """Whole answers for a terminal: for each the sentence, the table and its limits; at the end, once, what
     holds for all."""
     limits = [[*_closing(answer), *caveats(answer)] for answer in answers]
@@ -325,7 +321,7 @@ def _bullets(chosen: set[str], lines: list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines if line in chosen)
 
 
-def _closing(answer: "Answer") -> list[str]:
+def _closing(answer: Ranked) -> list[str]:
     """The evidence, and what the columns hold."""
     layers = f"Layers {layer_words(answer.layers)}."
     if len(answer.compared) < 2:

@@ -169,8 +169,8 @@ void Refusal::add(const Refusal& another) {
 std::string Refusal::text(const Wording& words) const {
   const std::vector<std::string> names = subjects_of(methods);
   std::string sentence = rule;
-  const bool inside = rule.find("{methods}") != std::string::npos;
-  if (inside) choose_number(sentence, names.size() > 1), replace_all(sentence, "{methods}", words_text(names));
+  const bool inside = rule.find(kMethods) != std::string::npos;
+  if (inside) choose_number(sentence, names.size() > 1), replace_all(sentence, kMethods, words_text(names));
   else if (!names.empty() && verb.empty()) sentence = words_text(names) + ": " + rule;
   else if (!names.empty())
     sentence = fmt::format("{} {} {}", words_text(names), names.size() > 1 ? verb : third_person(verb), rule);

@@ -73,6 +73,7 @@ struct Places {
 // A mistake as data. Mistakes with one rule and one remedy are one mistake with several methods, values and places.
 // A sentence comes of it: "h2o and snapkv need every query, but t.h5 holds 50 of 200 (layers 0-29): record it again".
 struct Refusal {
+  static constexpr const char* kMethods = "{methods}";
   std::vector<NamedMethod> methods = {};  // subject; empty: the rule is the whole sentence
   std::string verb = {};                  // what the methods do: "need"; empty: the sentence is "h2o: rule"
   // {value}: "a or b"; {values}: "a and b"; {count}, {least}: of `counts`; {methods}: the methods, which are then no

@@ -10,8 +10,6 @@
 namespace kvreplay {
 namespace {
 
-constexpr const char* kMethods = "{methods}";
-
 template <class E>
 std::vector<std::string> words_of(std::initializer_list<E> values) {
   std::vector<std::string> words;
@@ -40,7 +38,7 @@ bool follows_score_rule(const MethodInstance& m) {
 // Why the wrapper does not fit the method; "" if it fits.
 std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
-  const std::string name = kMethods;
+  const std::string name = Refusal::kMethods;
   if (options.wrapper.is_none()) return "";
   if (m.method().host.voters == nullptr)
     return fmt::format(
@@ -73,7 +71,7 @@ std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
 // Why the method cannot share its budget as asked; "" if it can.
 std::string invalid_share(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
-  const std::string name = kMethods, rule = word(options.allocator);
+  const std::string name = Refusal::kMethods, rule = word(options.allocator);
   const bool given = options.allocator != Allocator::uniform, own = m.values.traits().shared_over != SharedOver::none;
   const bool over_layers = own ? m.values.traits().shared_over == SharedOver::head
                                : options.allocator == Allocator::pyramid || options.allocator == Allocator::windows;
@@ -164,7 +162,7 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
 
 std::string combination_problem(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
-  const std::string name = kMethods;
+  const std::string name = Refusal::kMethods;
   if (options.gqa_level == GqaLevel::layer && !(m.method().looks_at_queries && m.method().info.layer_level))
     return fmt::format("{} <decides|decide> by keys and values, which a layer's kv heads do not share: leave out {}",
                        name, words.option("gqa.level", "layer"));

@@ -124,7 +124,7 @@ std::optional<Merge> read_merge(Problems& problems, const Node& item) {
 
 std::string merge_problem(const MethodInstance& m, const Wording& words) {
   const Merge& merge = m.options.merge;
-  const std::string name = "{methods}";
+  const std::string name = Refusal::kMethods;
   if (merge.is_none()) return "";
   if (!m.method().hooks.has(Hook::evict) || m.values.traits().holds_all || m.values.traits().chooses)
     return fmt::format("merge uses the tokens that a method evicts, and {} <keeps|keep> every token: leave it out",

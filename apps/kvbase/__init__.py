@@ -1,3 +1,10 @@
-"""What all packages of kvreplay stand on: errors, progress, the engine's program, the frame of commands."""
+"""What all packages of kvreplay stand on: errors, progress, the engine, the frame of commands.
+
+`kvbase._engine` is the engine as an extension module.
+"""
 
 __version__ = "0.1.0"
+
+# In a checkout the extension module lies where cmake builds it.
+if __path__[0].endswith("/apps/kvbase"):
+    __path__.append(__path__[0].removesuffix("apps/kvbase") + "build/release/python/kvbase")

@@ -16,10 +16,6 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-# In a checkout the extension module lies where cmake builds it.
-if __path__[0].endswith("/apps/kvreplay"):
-    __path__.append(__path__[0].removesuffix("apps/kvreplay") + "build/release/python/kvreplay")
-
 # {name: module that defines it}
 _HOMES = {
     **dict.fromkeys(("replay",), "replaying"),

@@ -4,9 +4,9 @@ import json
 from importlib.metadata import entry_points
 from typing import Any
 
+from kvbase.engine import _engine
 from kvbase.errors import ConfigError
 
-from . import _engine
 from .configuration import ENTRY_POINTS, installed_method
 from .own_methods import hosted
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kvbase.engine import _engine
 from kvbase.errors import ConfigError, TraceError
 from kvtrace.rope import rope_facts
 
-from . import _engine
 from .arrays import as_floats
 from .configuration import plain
 

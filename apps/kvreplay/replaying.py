@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvbase.engine import _engine
 from kvbase.errors import KvreplayWarning
 from kvbase.progress import Bar
 
-from . import _engine
 from .arguments import suggest_arguments
 from .configuration import (
     budget_of,

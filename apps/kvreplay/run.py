@@ -7,9 +7,9 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from kvbase.engine import _engine
 from kvbase.errors import KvreplayError
 
-from . import _engine
 from .own_methods import hosted
 from .projections import Projections, named_projections
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from kvbase.errors import TraceError
+from kvtrace.dtypes import bf16_widen
 
 FLOATS = {np.dtype("f4"): "float32", np.dtype("f2"): "float16"}
 
@@ -64,7 +65,7 @@ def as_floats(given: Any, where: str) -> np.ndarray:
     except Exception as error:  # the object's conversion may raise any type of error
         raise TraceError(f"{where} is not an array of numbers: {error}") from error
     if _dtype_name(given) == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
+        return bf16_widen(array)
     if array.dtype.kind != "f":
         raise TraceError(f"{where} holds {array.dtype}; give floating-point numbers")
     return array.astype(np.float32, copy=False)

@@ -14,7 +14,7 @@ struct PythonArrays {
   TraceArrays trace;
   std::vector<nanobind::object> owners;  // must be released with the interpreter's lock held
 };
-// Reads None, or a dict as apps/kvreplay/trace_io/rope.py makes it.
+// Reads None, or a dict as traces/kvtrace/rope.py gives it.
 std::optional<Rope> rope_of(nanobind::handle given);
 
 // Throws TraceError if shapes do not fit together.

@@ -10,6 +10,7 @@
 #include "apps/module/raised.hpp"
 #include "apps/module/read_back.hpp"
 #include "apps/module/replay_job.hpp"
+#include "apps/module/trace_view.hpp"
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
 #include "base/version.hpp"
@@ -17,7 +18,7 @@
 #include "results/columns.hpp"
 #include "survey/suspicious_numbers.hpp"
 
-// kvreplay._engine: the functions that apps/kvreplay calls. They are not a public interface.
+// kvbase._engine: what the Python packages call. They are not a public interface.
 
 namespace nb = nanobind;
 
@@ -76,6 +77,7 @@ NB_MODULE(_engine, module) {
   using namespace kvreplay::python;
   nb::register_exception_translator(raise);
   define_views(module);
+  define_traces(module);
   module.attr("version") = version();
   module.def("replay",
              [](std::string config, nb::object input, nb::list methods, nb::object on_plan, nb::object on_cell) {

@@ -9,12 +9,13 @@
 namespace kvreplay {
 namespace {
 
-void add_arrays(Sha256& sum, const h5::Node& group, std::initializer_list<const char*> names) {
+using Digest = std::function<std::string(const h5::Array&)>;
+
+void add_arrays(Sha256& sum, const h5::Node& group, std::initializer_list<const char*> names, const Digest& digest) {
   for (const char* name : names)
     if (h5::has_child(group, name)) {
       const h5::Array array = h5::open_array(group, name);
-      sum.update(
-          fmt::format("{} {} {} {}\n", name, array.element_bytes, h5::describe(array.shape), array_sha256(array)));
+      sum.update(fmt::format("{} {} {} {}\n", name, array.element_bytes, h5::describe(array.shape), digest(array)));
     }
 }
 
@@ -33,22 +34,23 @@ std::string array_sha256(const h5::Array& array) {
   return sum.hex();
 }
 
-std::string content_id(const h5::Node& root, const TraceInfo& info) {
+std::string content_id(const h5::Node& root, const TraceInfo& info, const Digest& digest) {
   Sha256 sum;
   sum.update(fmt::format("{} {}\n", info.model, info.n_layers));
   for (const PromptInfo& prompt : info.prompts) {
     sum.update(fmt::format("{} {}\n", prompt.id, prompt.n_prompt));
-    add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id), {"position_ids", "token_class", "tokens"});
+    add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id), {"position_ids", "token_class", "tokens"}, digest);
     if (prompt.repeat.chunks() > 0)
-      add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/repeat"), {"ctx", "rows", "tokens"});
+      add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/repeat"), {"ctx", "rows", "tokens"}, digest);
     if (prompt.lookahead.rows > 0)
-      add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/lookahead"), {"tokens"});
+      add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/lookahead"), {"tokens"}, digest);
     for (const LayerInfo& layer : prompt.layers) {
       sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));
       add_arrays(sum, h5::open_path(root, layer_path(prompt.id, layer.layer)),
                  {"g", "g_rows", "k", "lookahead_q", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q",
-                  "sinks", "v"});
+                  "sinks", "v"},
+                 digest);
     }
   }
   return sum.hex();

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <string>
 
 #include "trace/h5_array.hpp"
@@ -10,7 +11,8 @@ namespace kvreplay {
 std::string array_sha256(const h5::Array& array);
 
 // The trace_id of a file that records none: a SHA-256 over every stored number and all metadata that a replay reads.
-// File names do not enter.
-std::string content_id(const h5::Node& root, const TraceInfo& info);
+// File names do not enter. digest: array_sha256, or what stands for it.
+std::string content_id(const h5::Node& root, const TraceInfo& info,
+                       const std::function<std::string(const h5::Array&)>& digest);
 
 }  // namespace kvreplay

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/utf8.hpp"
+
 namespace kvreplay::h5 {
 namespace fs = std::filesystem;
 namespace {
@@ -203,6 +205,27 @@ std::vector<int64_t> read_integers(const Array& array) {
   std::vector<int64_t> values(static_cast<size_t>(array.elements()));
   read_box(array, H5T_NATIVE_INT64, std::vector<int64_t>(array.shape.size(), 0), array.shape, values.data());
   return values;
+}
+
+std::vector<std::string> read_texts(const Array& array) {
+  if (H5Tget_class(array.type.get()) != H5T_STRING) fail(array.node, "does not hold strings");
+  const std::vector<int64_t> begin(array.shape.size(), 0);
+  std::vector<std::string> texts(static_cast<size_t>(array.elements()));
+  if (H5Tis_variable_str(array.type.get()) > 0) {
+    std::vector<char*> found(texts.size(), nullptr);
+    read_box(array, array.type.get(), begin, array.shape, found.data());
+    for (size_t i = 0; i < texts.size(); ++i) {
+      texts[i] = found[i] == nullptr ? "" : found[i];
+      H5free_memory(found[i]);
+    }
+  } else {
+    const auto width = static_cast<size_t>(array.element_bytes);
+    std::string all(texts.size() * width, '\0');
+    read_box(array, array.type.get(), begin, array.shape, all.data());
+    for (size_t i = 0; i < texts.size(); ++i) texts[i] = all.substr(i * width, width).c_str();
+  }
+  if (!std::all_of(texts.begin(), texts.end(), is_utf8)) fail(array.node, "holds what is not UTF-8 text");
+  return texts;
 }
 
 }  // namespace kvreplay::h5

@@ -26,7 +26,8 @@ Array open_array(const Node& parent, const std::string& path);
 // Reads the box [start, start + count) into `into`, converted to `memory_type`.
 void read_box(const Array& array, hid_t memory_type, const std::vector<int64_t>& start,
               const std::vector<int64_t>& count, void* into);
-std::vector<int64_t> read_integers(const Array& array);  // throws if the stored numbers are not integers
+std::vector<int64_t> read_integers(const Array& array);   // throws if the stored numbers are not integers
+std::vector<std::string> read_texts(const Array& array);  // throws unless UTF-8 strings are stored
 
 std::string describe(const std::vector<int64_t>& shape);  // "[9, 1024, 64]"
 

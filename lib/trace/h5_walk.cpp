@@ -178,6 +178,11 @@ bool has_child(const Node& parent, const std::string& name) {
   return found > 0;
 }
 
+bool is_inside(const Node& parent, const std::string& name) {
+  H5L_info_t info;
+  return H5Lget_info(parent.id.get(), name.c_str(), &info, H5P_DEFAULT) >= 0 && info.type == H5L_TYPE_HARD;
+}
+
 Node open_child(const Node& parent, const std::string& name) {
   return follow(parent, name, join(parent.name, name), 0);
 }

@@ -35,6 +35,7 @@ struct Node {
 
 Node open_root(const std::filesystem::path& file);
 bool has_child(const Node& parent, const std::string& name);
+bool is_inside(const Node& parent, const std::string& name);   // not behind a link
 Node open_child(const Node& parent, const std::string& name);  // follows links
 Node open_path(const Node& parent, const std::string& path);   // "a/b/c"
 std::vector<std::string> members(const Node& group);           // sorted

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <utility>
 
 #include "core/bf16.hpp"
 #include "trace/halves.hpp"
@@ -132,6 +133,24 @@ void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, 
 void read_sample(const Tensor& tensor, int64_t sample, int64_t head, std::span<float> into) {
   assert(sample >= 0 && sample < tensor.array.shape[0] && head >= 0 && head < tensor.heads());
   read_block(tensor, {sample, head}, 0, tensor.rows(), into, "row");
+}
+
+void read_stored(const Tensor& tensor, std::span<std::byte> into) {
+  const h5::Array& array = tensor.array;
+  assert(static_cast<int64_t>(into.size()) == array.elements() * array.element_bytes);
+  const bool halves = tensor.dtype != DType::float32;
+  h5::read_box(array, halves ? array.type.get() : H5T_NATIVE_FLOAT, std::vector<int64_t>(array.shape.size(), 0),
+               array.shape, into.data());
+  if (!halves || !tensor.swapped) return;
+  for (size_t i = 0; i < into.size(); i += 2) std::swap(into[i], into[i + 1]);
+}
+
+std::optional<int64_t> offset_of(const Tensor& tensor) {
+  const h5::Array& array = tensor.array;
+  if (!array.chunk.empty() || tensor.swapped || array.elements() == 0) return std::nullopt;
+  const haddr_t offset = H5Dget_offset(array.node.id.get());
+  if (offset == HADDR_UNDEF || offset % static_cast<haddr_t>(array.element_bytes) != 0) return std::nullopt;
+  return static_cast<int64_t>(offset);
 }
 
 void for_each_piece(const h5::Array& array, const std::function<void(std::span<const std::byte>)>& use) {

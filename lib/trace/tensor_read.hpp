@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -36,6 +37,12 @@ inline Tensor open_gradient(const h5::Node& layer, const std::string& source_dty
 void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into, const char* row);
 // Likewise, all rows of one head of one sample, for a tensor [samples, heads, rows, width].
 void read_sample(const Tensor& tensor, int64_t sample, int64_t head, std::span<float> into);
+
+// Reads all numbers as they are stored, in this machine's byte order; nothing is checked.
+void read_stored(const Tensor& tensor, std::span<std::byte> into);
+// Bytes from the file's begin to the numbers, if they lie there as in memory: in one piece, unfiltered, aligned, in
+// this machine's byte order.
+std::optional<int64_t> offset_of(const Tensor& tensor);
 
 // Passes the stored bytes of the whole dataset to `use`, in C order, in pieces of bounded size.
 void for_each_piece(const h5::Array& array, const std::function<void(std::span<const std::byte>)>& use);

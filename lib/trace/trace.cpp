@@ -1,12 +1,17 @@
 #include "trace/trace.hpp"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <cstdlib>
+#include <functional>
 #include <map>
 #include <numeric>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -33,7 +38,54 @@ auto reading(const Work& work) {
   }
 }
 
-void check_name(const fs::path& path) {
+// Runs `work` in a child process; throws what it threw there.
+void try_in_child(const fs::path& path, const std::function<void()>& work) {
+  const SandboxedRead seen = read_sandboxed(work);
+  if (!seen.crash.empty())
+    throw h5::Problem(
+        fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), seen.crash));
+  if (!seen.error.empty()) throw h5::Problem(seen.error);
+}
+
+// Parts of files that a child process has read: a version of a file, and a prompt in it or "" for its names.
+using Part = std::tuple<dev_t, ino_t, off_t, time_t, long, std::string>;
+std::set<Part>& tried_parts() {  // under the lock
+  static std::set<Part> parts;
+  return parts;
+}
+Part part_of(const fs::path& path, const std::string& prompt) {
+  struct stat found {};
+  ::stat(path.c_str(), &found);  // opening it says why this fails
+  return {found.st_dev, found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec, prompt};
+}
+
+PromptInfo read_one_layer(const h5::Node& root, const std::string& prompt, int32_t layer) {
+  PromptInfo info =
+      read_prompt(root, h5::open_path(root, "prompts/" + prompt), prompt, {std::nullopt, std::vector{layer}});
+  if (info.layers.empty()) h5::fail(root.file.string(), fmt::format("prompt {} holds no layer {}", prompt, layer));
+  return info;
+}
+
+// The prompt's layers that lie in this file, ascending.
+std::vector<int32_t> layers_inside(const h5::Node& root, const std::string& prompt) {
+  const h5::Node layers = h5::open_path(root, "prompts/" + prompt + "/layers");
+  std::vector<int32_t> inside;
+  for (const std::string& name : h5::members(layers))
+    if (h5::is_inside(layers, name)) inside.push_back(std::atoi(name.c_str()));
+  return inside;
+}
+
+// Reads all layers inside the file; what is wrong with one is for its reader.
+void try_layers_inside(const h5::Node& root, const std::string& prompt) {
+  for (const int32_t layer : layers_inside(root, prompt)) try {
+      read_one_layer(root, prompt, layer);
+    } catch (const h5::Problem&) {
+    }
+}
+
+}  // namespace
+
+void check_trace_name(const fs::path& path) {
   std::error_code error;
   if (path.extension() == ".part")
     throw TraceError(path.string() +
@@ -43,7 +95,46 @@ void check_name(const fs::path& path) {
                      ".part. Finish it with kvreplay record --resume");
 }
 
-}  // namespace
+TraceInfo read_names(const fs::path& path) {
+  check_trace_name(path);
+  const auto read = [&](const h5::Node& root) {
+    return read_info(root, path, {std::vector<std::string>{}, std::nullopt});
+  };
+  return reading([&] {
+    const bool tried = tried_parts().contains(part_of(path, ""));
+    if (!tried)
+      try_in_child(path, [&] {
+        const h5::Node root = h5::open_root(path);
+        try_layers_inside(root, read(root).prompts.front().id);
+      });
+    TraceInfo info = read(h5::open_root(path));
+    if (!tried) tried_parts().insert({part_of(path, ""), part_of(path, info.prompts.front().id)});
+    return info;
+  });
+}
+
+PromptInfo read_prompt_info(const fs::path& path, const std::string& prompt, int32_t layer) {
+  return reading([&] {
+    const Part part = part_of(path, prompt);
+    const auto inside = [&] { return std::ranges::binary_search(layers_inside(h5::open_root(path), prompt), layer); };
+    if (!tried_parts().contains(part) || !inside())
+      try_in_child(path, [&] {
+        const h5::Node root = h5::open_root(path);
+        read_one_layer(root, prompt, layer);
+        try_layers_inside(root, prompt);
+      });
+    tried_parts().insert(part);
+    return read_one_layer(h5::open_root(path), prompt, layer);
+  });
+}
+
+std::string written_trace_id(const fs::path& path) {
+  return reading([&] {
+    const h5::Node root = h5::open_root(path);
+    return content_id(root, read_info(root, path, {}),
+                      [](const h5::Array& array) { return h5::text(array.node, "sha256").value_or(""); });
+  });
+}
 
 struct Trace::State {
   h5::Node root;
@@ -88,18 +179,19 @@ std::vector<float> Trace::State::floats(const std::string& path, int64_t count, 
   return values;
 }
 
+Trace::Trace(TraceInfo info) : state_(std::make_unique<State>()) {
+  state_->info = std::move(info);
+  reading([&] { state_->root = h5::open_root(state_->info.path); });
+}
+
 Trace::Trace(const fs::path& path, const TraceScope& scope) : state_(std::make_unique<State>()) {
-  check_name(path);
+  check_trace_name(path);
   reading([&] {
-    const SandboxedRead seen = read_sandboxed([&] { read_info(h5::open_root(path), path, scope); });
-    if (!seen.crash.empty())
-      throw h5::Problem(
-          fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), seen.crash));
-    if (!seen.error.empty()) throw h5::Problem(seen.error);
+    try_in_child(path, [&] { read_info(h5::open_root(path), path, scope); });
     state_->root = h5::open_root(path);
     state_->info = read_info(state_->root, path, scope);
     if (state_->info.trace_id.empty())  // the id covers the whole trace, not just the scope
-      state_->info.trace_id = content_id(state_->root, read_info(state_->root, path, {}));
+      state_->info.trace_id = content_id(state_->root, read_info(state_->root, path, {}), array_sha256);
   });
 }
 
@@ -141,10 +233,49 @@ void Trace::read_out(const std::string& prompt, int32_t layer_number, int32_t q_
   reading([&] { read_rows(state_->tensor(prompt, info, "out"), q_head, 0, rows, into, "query"); });
 }
 
+StoredTensor Trace::stored(const std::string& prompt, int32_t layer_number, const std::string& name) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  return reading([&] {
+    const Tensor& tensor = state_->tensor(prompt, info, name);
+    return StoredTensor{tensor.dtype, tensor.array.shape, tensor.array.node.file, offset_of(tensor)};
+  });
+}
+
+void Trace::read_stored(const std::string& prompt, int32_t layer_number, const std::string& name,
+                        std::span<std::byte> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  reading([&] { kvreplay::read_stored(state_->tensor(prompt, info, name), into); });
+}
+
+void Trace::read_floats(const std::string& prompt, int32_t layer_number, const std::string& name,
+                        std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  const char* row = name == "q" || name == "out" ? "query" : "token";
+  const std::vector<int64_t> shape = stored(prompt, layer_number, name).shape;
+  const auto head_numbers = static_cast<size_t>(shape[1] * shape[2]);
+  for (int64_t head = 0; head < shape[0]; ++head)  // other readers of HDF5 come between two heads
+    reading([&] {
+      read_rows(state_->tensor(prompt, info, name), head, 0, shape[1],
+                into.subspan(static_cast<size_t>(head) * head_numbers, head_numbers), row);
+    });
+}
+
 std::vector<int32_t> Trace::token_ids(const std::string& prompt_id) const {
   const PromptInfo& info = prompt(prompt_id);
   if (!info.has_tokens) return {};
   return reading([&] { return state_->integers("prompts/" + prompt_id + "/tokens", INT32_MIN, INT32_MAX); });
+}
+
+std::optional<std::vector<std::string>> Trace::token_texts(const std::string& prompt_id) const {
+  const PromptInfo& info = prompt(prompt_id);
+  return reading([&]() -> std::optional<std::vector<std::string>> {
+    const h5::Node node = h5::open_path(state_->root, "prompts/" + prompt_id);
+    if (!h5::has_child(node, "token_text")) return std::nullopt;
+    const h5::Array array = h5::open_array(node, "token_text");
+    if (array.shape != std::vector{info.tokens})
+      h5::fail(array.node, fmt::format("holds {} texts for {} tokens", array.elements(), info.tokens));
+    return h5::read_texts(array);
+  });
 }
 
 std::vector<uint8_t> Trace::token_classes(const std::string& prompt_id) const {

@@ -259,27 +259,6 @@ void read_layers(const h5::Node& root, const h5::Node& node, const TraceScope& s
   if (prompt.layer_numbers.empty()) fail(layers.where(), "holds no layers");
 }
 
-PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id, const TraceScope& scope) {
-  PromptInfo prompt;
-  prompt.id = id;
-  if (!node.is_group()) fail(node.where(), "is not a group");
-  read_layers(root, node, scope, prompt);
-  if (prompt.layers.empty()) return prompt;  // out of scope
-  prompt.tokens = prompt.layers.front().tokens;
-  prompt.n_prompt = h5::integer(node, "n_prompt", 1, prompt.tokens).value_or(prompt.tokens);
-  prompt.n_generated = h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
-  prompt.question_from = h5::integer(node, "question_from", 1, prompt.tokens - 1);
-  prompt.source = h5::text(node, "source").value_or("");
-  prompt.has_tokens = h5::has_child(node, "tokens");
-  if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);
-  prompt.has_classes = h5::has_child(node, "token_class");
-  if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
-  if (h5::has_child(node, "position_ids")) expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
-  prompt.repeat = read_repeat(node, prompt);
-  prompt.lookahead = read_lookahead(node, prompt);
-  return prompt;
-}
-
 // ---- the file
 
 void check_schema(const h5::Node& root) {
@@ -335,6 +314,27 @@ std::optional<Rope> parse_rope(const std::string& text, const std::string& where
   rope.rotary_dims = parse_rotary_dims(object, head_dim, rotary_dims, where);
   rope.inv_freq = parse_frequencies(object, rope, where);
   return rope;
+}
+
+PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id, const TraceScope& scope) {
+  PromptInfo prompt;
+  prompt.id = id;
+  if (!node.is_group()) fail(node.where(), "is not a group");
+  read_layers(root, node, scope, prompt);
+  if (prompt.layers.empty()) return prompt;  // out of scope
+  prompt.tokens = prompt.layers.front().tokens;
+  prompt.n_prompt = h5::integer(node, "n_prompt", 1, prompt.tokens).value_or(prompt.tokens);
+  prompt.n_generated = h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
+  prompt.question_from = h5::integer(node, "question_from", 1, prompt.tokens - 1);
+  prompt.source = h5::text(node, "source").value_or("");
+  prompt.has_tokens = h5::has_child(node, "tokens");
+  if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);
+  prompt.has_classes = h5::has_child(node, "token_class");
+  if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
+  if (h5::has_child(node, "position_ids")) expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
+  prompt.repeat = read_repeat(node, prompt);
+  prompt.lookahead = read_lookahead(node, prompt);
+  return prompt;
 }
 
 TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, const TraceScope& scope) {

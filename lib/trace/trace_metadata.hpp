@@ -12,6 +12,8 @@ namespace kvreplay {
 
 // Reads everything in scope except the tensors' numbers. trace_id stays empty if the file has none.
 TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, const TraceScope& scope);
+// The prompt at `node` and those of its layers that are in scope.
+PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id, const TraceScope& scope);
 
 // `where` names the attribute in messages; rotary_dims: the layer's attribute, if there is one. Returns nullopt if the
 // text says that there is no rotary embedding.

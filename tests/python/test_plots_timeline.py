@@ -31,6 +31,7 @@ def test_probabilities_by_hand_with_soft_cap_window_and_sink():
 def write_trace(path, queries=4, **attributes):
     """Four tokens with keys of length 1, two query heads on one kv head, layer 3; texts of the tokens."""
     with h5py.File(path, "w") as file:
+        file.attrs["kvreplay_schema"] = 1
         prompt = file.create_group("prompts/p0")
         prompt["position_ids"] = np.arange(4, dtype=np.int32)
         prompt.create_dataset("token_text", data=["The", " cat", "\n", "$5"], dtype=h5py.string_dtype())
@@ -39,6 +40,7 @@ def write_trace(path, queries=4, **attributes):
         layer["q"] = np.stack([np.zeros((queries, 1)), np.full((queries, 1), 2 * LOG2)]).astype(np.float32)
         layer["k"] = np.array([[[0], [1], [0], [0]]], dtype=np.float32)
         layer["v"] = np.ones((1, 4, 1), dtype=np.float32)
+        layer["q_pos"] = np.arange(queries)
     return path
 
 

@@ -239,7 +239,7 @@ PACKAGES = {
     "kvtrace": {"kvbase"},
     "kvrecord": {"kvbase", "kvtrace"},
     "kvconfirm": {"kvbase", "kvtrace", "kvrecord"},
-    "kvanalysis": {"kvbase"},
+    "kvanalysis": {"kvbase", "kvtrace"},
     "kvreplay": {"kvbase", "kvtrace", "kvrecord", "kvconfirm", "kvanalysis"},
     "kvdump": {"kvbase", "kvrecord"},
 }

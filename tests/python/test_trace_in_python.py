@@ -30,8 +30,8 @@ TOKENS, Q_HEADS, KV_HEADS, DIM = 48, 4, 2, 8
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ROPE = {"type": "default", "theta": 1e4, "layout": "half_split"}
 NAMED_MUTATIONS = 85  # the named damages precede the random ones
-# Damage that only `validate --deep` detects, and further passes, which only the engine reads.
-OF_ENGINE = ("sha256", "whose name is damaged", "kvreplay record --repeat", "kvreplay record --lookahead")
+# Damage that only `validate --deep` detects.
+OF_ENGINE = ("sha256", "whose name is damaged")
 
 
 def drawn(tokens=TOKENS, dtype=np.float32, seed=0, v_dim=DIM, dim=DIM):
@@ -119,7 +119,11 @@ def test_a_layer_of_the_sample_loads_twice_as_fast_as_by_hdf5s_conversion():
                 into = np.empty(dataset.shape, np.float32)
                 dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, into)
 
-    ours = min(seconds(lambda: [getattr(Trace(SAMPLE).layer(7), name) for name in "qkv"]) for _ in range(5))
+    def read_by_the_engine():
+        layer = Trace(SAMPLE).layer(7)
+        assert all(getattr(layer, name) is not None for name in "qkv")
+
+    ours = min(seconds(read_by_the_engine) for _ in range(5))
     assert ours < min(seconds(converted_by_hdf5) for _ in range(2)) / 2
 
 
@@ -323,6 +327,40 @@ def test_a_rope_that_cannot_be_is_refused_in_the_engines_words(rope, tmp_path):
     assert str(error.value) in kvreplay("inspect", path).stderr
 
 
+def test_gradients_count_for_the_identity_as_in_the_engine(tmp_path):
+    path = five_lines(tmp_path / "t.h5")
+    plain = Trace(path).trace_id
+    with h5py.File(path, "r+") as file:
+        file[LAYER]["g"] = np.ones((1, Q_HEADS, 2, DIM), np.float32)
+        file[LAYER]["g_rows"] = [3, 9]
+    assert check_facts_like_engine(path)["trace_id"] != plain
+
+
+@pytest.mark.parametrize("width", [None, 6])
+def test_texts_of_any_width_are_read_and_bytes_that_are_no_text_refused(width, tmp_path):
+    path = five_lines(tmp_path / "t.h5")
+    texts = ["é", "longer", "", *["x"] * (TOKENS - 3)]
+    as_bytes = [text.encode() for text in texts]
+    with h5py.File(path, "r+") as file:
+        stored = h5py.string_dtype("utf-8", width)
+        file["prompts/p0"].create_dataset("token_text", data=as_bytes, dtype=stored)
+    assert Trace(path).prompt().token_text == texts
+    with h5py.File(path, "r+") as file:
+        file["prompts/p0/token_text"][1] = b"\xff"
+    with pytest.raises(TraceError, match="p0/token_text: holds what is not UTF-8 text"):
+        Trace(path).prompt().token_text  # noqa: B018
+
+
+def test_a_layer_is_read_beside_a_damaged_one(tmp_path):
+    path = five_lines(tmp_path / "t.h5")
+    with h5py.File(path, "r+") as file:
+        file.copy(LAYER, file, "prompts/p0/layers/001")
+        del file["prompts/p0/layers/001/v"]
+    assert np.array_equal(Trace(path).layer(0).k, drawn()[1])
+    with pytest.raises(TraceError, match=r"layers/001/v: is missing"):
+        Trace(path).layer(1)
+
+
 def test_repeated_rotary_dims_must_agree(tmp_path):
     rope = json.dumps({"theta": 1e4, "rotary_dims": 4})
     path = five_lines(tmp_path / "t.h5", rope_json=rope, rotary_dims=6)
@@ -454,6 +492,17 @@ def test_nothing_stays_open_but_within_a_with_block(tmp_path):
     assert str(path) not in open_files()
 
 
+def test_an_open_trace_is_read_in_a_forked_process(tmp_path):
+    with open_trace(five_lines(tmp_path / "t.h5")) as trace:
+        layer = trace.layer(0)
+        assert np.array_equal(layer.q, drawn()[0])
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(layer.k, drawn()[1]) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert np.array_equal(layer.v, drawn()[2])
+
+
 def test_traces_and_layers_are_pickled_by_their_path(tmp_path):
     path = five_lines(tmp_path / "t.h5")
     layer = Trace(path).layer(0)
@@ -575,9 +624,8 @@ def test_missing_parts_are_named_with_the_available_ones(ask, words, tmp_path):
     assert isinstance(error.value, KvreplayError)
 
 
-# Rooms of the package, and packages below it, that each room may import; the importer builds on the trace.
+# The rooms and packages that a room of the package may import; the importer builds on the trace.
 ROOMS = {
-    "trace": {"trace", "kvtrace", "kvbase"},
     "importing": {"importing", "trace", "kvtrace", "kvbase"},
 }
 

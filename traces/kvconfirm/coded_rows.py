@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import h5py
 import numpy as np
 import torch
-from kvbase.errors import ConfigError, KvreplayError, TraceError
+from kvbase.errors import KvreplayError, TraceError
 from kvbase.files import reason
 
 from .row_weights import LayerRows
@@ -109,20 +109,6 @@ class FormatTrial:
         except KvreplayError as error:
             return TraceError(f"{instance.name}: {error}")
         return None
-
-
-def require_engine(instances, engine):
-    """ConfigError if an instance needs quantised rows and the engine's Python module is missing."""
-    coded = [i for i in instances if is_coded(i.parameters())]
-    if not coded:
-        return
-    try:
-        engine.read_back  # noqa: B018 - loads the engine
-    except ImportError as error:
-        raise ConfigError(
-            f"{coded[0].name}: its rows are quantised, which needs the engine as a Python module: {error}: "
-            "pip install kvreplay, in a checkout build with -DKVREPLAY_PYTHON=ON, or choose other --methods"
-        ) from error
 
 
 @dataclass

@@ -11,7 +11,7 @@ from kvbase.selections import layers_in
 from kvrecord.model import load_config, load_model, resolve
 
 from .checks import check_layers, check_prompts, check_shape, instances_of_trace
-from .coded_rows import FormatTrial, require_engine
+from .coded_rows import FormatTrial
 from .draws import codes_rows
 from .kept_lists import KeptFile
 from .model_run import SwitchedAttention
@@ -80,7 +80,6 @@ class Confirmation:
         """TraceError if no instance has usable lists and a usable row format. If only some lack them, a
         message says so before the model runs, and only these fail."""
         wrong = []
-        require_engine(self.instances, self.coder)
         trial = FormatTrial(trace, layers, self.coder)
         with KeptFile(self.results.folder / "kept.h5") as kept:
             for instance in self.instances:

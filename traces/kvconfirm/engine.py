@@ -12,8 +12,7 @@ import h5py
 import numpy as np
 import torch
 from kvbase.errors import TraceError
-from kvrecord.sinks import layer_group
-from kvtrace.writer import MODEL_ATTRIBUTES, TraceFile
+from kvtrace.write import FACTS, LayerArrays, PromptArrays, write_trace
 
 
 def check_method(instance):
@@ -70,23 +69,21 @@ class OwnRows:
         as_own = (x.to(call.q.dtype) for x in rows)
         return [self.disturb(call.layer, name, x).float() for name, x in zip("qkv", as_own, strict=True)]
 
-    def _write_layer(self, path, layer, rows):
+    def _write_layer(self, path, number, rows):
         i = self.instance
-        file = TraceFile(path)
+        layer = self.trace.layer(i.prompt, number)
+        none = layer.rope is None and layer.rope_recorded
+        facts = {name: getattr(layer, name) for name in FACTS} | {"source_dtype": "float32"}
+        given = LayerArrays(*rows, **facts, rope="none" if none else layer.rope, sinks=layer.sinks)
         tokens, positions = self.trace.prompt(i.prompt, i.n_tokens)
-        _write_prompt(file, i.prompt, layer, (tokens, positions), rows)
         # Random numbers depend on the prompt's index in the trace: earlier prompts get one token each.
-        for other in (name for name in self.trace.prompts() if name < i.prompt):
-            one_row = [numbers[:, :1] for numbers in rows]
-            _write_prompt(file, other, layer, (tokens[:1], positions[:1]), one_row)
-        recorded = self.trace.layer(i.prompt, layer)
-        group = layer_group(i.prompt, layer)
-        if "sinks" in recorded:
-            file.add(f"{group}/sinks", recorded["sinks"][...].astype(np.float32), "f32")
-        file.set_attributes(group, {**recorded.attrs, "source_dtype": "float32"})
-        file.set_attributes(f"/prompts/{i.prompt}", {"n_prompt": i.n_prefill})
-        root = self.trace.root_attributes()
-        file.publish({name: root[name] for name in MODEL_ATTRIBUTES if name in root})
+        one_row = {number: tuple(numbers[:, :1] for numbers in rows)}
+        prompts = {other: PromptArrays(one_row) for other in self.trace.prompts() if other < i.prompt}
+        prompts[i.prompt] = PromptArrays(
+            {number: given}, n_prompt=i.n_prefill, token_ids=tokens, position_ids=positions
+        )
+        model = {"model": self.trace.model, "n_layers": self.trace.shape()["n_layers"]}
+        write_trace(path, prompts, model, None)
         return path
 
     def _replay(self, folder, trace, rows):
@@ -114,16 +111,6 @@ class OwnRows:
         if i.seed:
             whole["seeds"] = {"first": int(i.seed), "count": 1}
         return whole
-
-
-def _write_prompt(file, prompt, layer, ids, rows):
-    """ids: tokens, positions [T]; rows: q, k, v [heads, T, .]."""
-    for name, numbers in zip(("tokens", "position_ids"), ids, strict=True):
-        file.add(f"/prompts/{prompt}/{name}", numbers.astype(np.int32))
-    group = layer_group(prompt, layer)
-    for name, numbers in zip("qkv", rows, strict=True):
-        file.add(f"{group}/{name}", numbers, "f32")
-    file.set_attributes(group, {"scaling": 1.0})
 
 
 def _outputs(folder, rows):

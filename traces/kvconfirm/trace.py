@@ -7,122 +7,105 @@ import h5py
 import numpy as np
 import torch
 from kvbase.errors import ConfigError, TraceError
-from kvbase.files import no_such_file, reason
-from kvrecord.sinks import layer_group
-from kvtrace.dtypes import read_floats, stored_dtype
+from kvbase.files import no_such_file
+from kvtrace.dtypes import STORED
+from kvtrace.trace import Trace as TraceView
 
 from .rotation import Rotary
 
 SHAPE = ("n_layers", "n_q_heads", "n_kv_heads", "head_dim", "v_head_dim")
+SHORT_NAMES = {name: short for short, (name, *_) in STORED.items()}
 
 
 class Trace:
-    """An open trace of the recorder: one file, or an index.h5 of links. TraceError if it cannot be used."""
+    """A trace of the recorder: one file, or an index.h5 of links. TraceError if it cannot be used."""
 
     def __init__(self, path):
-        self.path = Path(path) / "index.h5" if Path(path).is_dir() else Path(path)
-        try:
-            self.file = h5py.File(self.path, "r")
-        except OSError as error:
-            there = self.path.exists()
-            why = f"not a trace that can be read ({reason(error)})" if there else no_such_file(self.path)
-            raise TraceError(f"{self.path}: {why}: give the trace that was replayed with --trace") from error
-        if self.file.attrs.get("complete") != 1 or "prompts" not in self.file:
-            raise TraceError(f"{self.path}: not a complete trace; was the recording interrupted?")
-        self.id = str(self.file.attrs.get("trace_id", ""))
-        self.model = str(self.file.attrs.get("model", ""))
-        self.revision = self.file.attrs.get("revision")
+        if not Path(path).exists():
+            raise TraceError(f"{path}: {no_such_file(path)}: give the trace that was replayed with --trace")
+        self.view = TraceView(path)
+        self.path = self.view.path
+        self.id = self.view.trace_id
+        self.model = self.view.model
+        self._root = self._attributes("/")
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
+    def _attributes(self, group):
+        """Attributes of a group, as plain values: those that the engine does not know."""
+        with h5py.File(self.path, "r") as file:
+            found = dict(file[group].attrs)
+        return {name: x.item() if isinstance(x, np.generic) else x for name, x in found.items()}
 
     def shape(self):
         """{name: number} with the model's sizes. TraceError if the numbers of layers and heads are
         missing."""
-        if missing := [name for name in SHAPE[:3] if name not in self.file.attrs]:
+        if missing := [name for name in SHAPE[:3] if name not in self._root]:
             raise TraceError(
                 f"{self.path}: no attribute {missing[0]}: record the trace again with kvreplay record"
             )
-        return {name: int(self.file.attrs[name]) for name in SHAPE if name in self.file.attrs}
-
-    def root_attributes(self):
-        """All root attributes, as plain values."""
-        return {name: getattr(value, "item", lambda v=value: v)() for name, value in self.file.attrs.items()}
+        return {name: int(self._root[name]) for name in SHAPE if name in self._root}
 
     def prompts(self):
         """Ids of all prompts, sorted."""
-        return sorted(self.file["prompts"])
+        return self.view.prompts
 
     def prompt(self, prompt_id, n_tokens):
         """Token ids and position ids (int64 arrays) of the first `n_tokens` rows of a prompt."""
-        group = self._group(f"prompts/{prompt_id}", f"no prompt {prompt_id}")
-        tokens = group["tokens"][...].astype(np.int64)
-        if len(tokens) < n_tokens:
+        prompt = self.view.prompt(prompt_id)
+        if prompt.token_ids is None:
+            raise TraceError(f"{self.path}: prompt {prompt_id} holds no token ids: record the trace again")
+        if prompt.n_tokens < n_tokens:
             raise TraceError(
-                f"{self.path}: prompt {prompt_id} has {len(tokens)} tokens, the results have {n_tokens}"
+                f"{self.path}: prompt {prompt_id} has {prompt.n_tokens} tokens, the results have {n_tokens}"
             )
-        positions = group["position_ids"][...] if "position_ids" in group else np.arange(len(tokens))
-        return tokens[:n_tokens], positions[:n_tokens].astype(np.int64)
+        return [ids[:n_tokens].astype(np.int64) for ids in (prompt.token_ids, prompt.position_ids)]
 
     def n_tokens(self, prompt_id):
         """Number of tokens of a prompt, including generated ones."""
-        return len(self._group(f"prompts/{prompt_id}", f"no prompt {prompt_id}")["tokens"])
+        return self.view.prompt(prompt_id).n_tokens
 
     def answer_from(self, prompt_id):
         """Index of the first token of a prompt's answer; None if it has none."""
-        found = self._group(f"prompts/{prompt_id}", f"no prompt {prompt_id}").attrs.get("answer_from")
+        found = self._attributes(f"prompts/{prompt_id}").get("answer_from")
         return None if found is None else int(found)
 
     def layers(self, prompt_id):
         """Recorded layers of a prompt, ascending."""
-        return sorted(int(name) for name in self._group(f"prompts/{prompt_id}/layers", "no layers"))
+        return self.view.layers(prompt_id)
 
     def attention_layers(self, n_layers):
         """Layers with attention: the recorded ones if all layers were requested, otherwise 0..n_layers -
         1."""
-        options = json.loads(self.file.attrs.get("dump_json", "{}"))
+        options = json.loads(self._root.get("dump_json", "{}"))
         return self.layers(self.prompts()[0]) if options.get("layers") == "all" else list(range(n_layers))
 
     def keys(self, prompt_id, layer, rows):
         """(k [Hkv, rows, D] float32, name of the stored type) for the first `rows` rows of a layer."""
-        data = self.layer(prompt_id, layer)["k"]
-        return read_floats(data)[:, :rows], stored_dtype(data)
+        found = self.layer(prompt_id, layer)
+        return found.k[:, :rows].astype(np.float32), SHORT_NAMES[found.dtype]
 
     def layer(self, prompt_id, layer):
-        """HDF5 group of a layer."""
-        missing = (
-            f"prompt {prompt_id} has no layer {layer}, and the whole model runs: record the trace again "
-            "without --layers"
-        )
-        return self._group(layer_group(prompt_id, layer), missing)
+        """kvtrace.layer.Layer. TraceError if it was not recorded."""
+        if layer not in self.layers(prompt_id):
+            raise TraceError(
+                f"{self.path}: prompt {prompt_id} has no layer {layer}, and the whole model runs: record the "
+                "trace again without --layers"
+            )
+        return self.view.layer(layer, prompt_id)
 
     def rope(self, prompt_id, layer):
-        """`rope_json` of a layer; None if its keys are not rotated."""
-        attributes = self.layer(prompt_id, layer).attrs
-        text = attributes.get("rope_json", self.file.attrs.get("rope_json"))
-        return None if attributes.get("rope", "post") == "none" or not text else text
+        """Rotary embedding of a layer; None if its keys are not rotated."""
+        return self.layer(prompt_id, layer).rope
 
     def rotary(self, prompt_id, layer):
         """Rotary of a layer; None if its keys are not rotated."""
-        text = self.rope(prompt_id, layer)
-        if text is None:
+        rope = self.rope(prompt_id, layer)
+        if rope is None:
             return None
-        rope = json.loads(text)
-        frequencies = torch.tensor(rope["inv_freq"], dtype=torch.float64)
-        return Rotary(frequencies, rope.get("layout", "half_split")) if len(frequencies) else None
+        return Rotary(torch.tensor(rope["inv_freq"], dtype=torch.float64), rope["layout"])
 
     def window(self, prompt_id, layer):
         """Sliding window of a layer in tokens, 0 for none."""
-        return int(self.layer(prompt_id, layer).attrs.get("sliding_window", 0))
-
-    def _group(self, name, missing):
-        try:
-            return self.file[name]
-        except KeyError as error:
-            raise TraceError(f"{self.path}: {missing}") from error
+        return self.layer(prompt_id, layer).sliding_window
 
 
 def trace_path(given, results):

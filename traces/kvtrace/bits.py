@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from .dtypes import bf16_widen
+
 
 @dataclass(frozen=True)
 class NumberType:
@@ -50,7 +52,7 @@ class Stored:
         """float32 or float16 as stored, bfloat16 widened to float32 without rounding."""
         if self.type is not BFLOAT16:
             return self.array
-        return (self.array.astype(np.uint32) << 16).view(np.float32)
+        return bf16_widen(self.array)
 
     def first_unusable(self) -> tuple[int, ...] | None:
         """Index of the first NaN, infinity or magnitude from 2^40 on; None where there is none."""

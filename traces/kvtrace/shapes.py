@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
-from .walk import fail
+from kvbase.errors import TraceError
 
 MOST_TOKENS = 2**31 - 1  # token indices are int32
 MOST_HEADS = 65535  # a head's random numbers count layer * 65536 + head
@@ -22,6 +23,11 @@ class Shapes:
     n_query_rows: int
     head_dim: int
     v_head_dim: int
+
+
+def fail(where: str, what: str) -> NoReturn:
+    """Raise TraceError."""
+    raise TraceError(f"{where}: {what}")
 
 
 def check_shapes(shapes: Mapping[str, tuple[int, ...]], where: Callable[[str], str]) -> Shapes:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from kvbase import __version__
+from kvbase.engine import _engine
 from kvbase.errors import OutputError
 from kvbase.files import reason
 
@@ -21,13 +22,11 @@ from kvtrace.writer import SCHEMA, TraceFile
 
 from . import rope as rope_json
 from .bits import Stored, stored
-from .content_id import content_id
-from .metadata import check_factor, layer_path, read_file
-from .shapes import MOST_LAYERS, MOST_TOKENS, Shapes, check_shapes
-from .tensors import Array
-from .walk import OpenFiles, fail, is_printable
+from .shapes import MOST_LAYERS, MOST_TOKENS, Shapes, check_shapes, fail
 
 TENSORS = ("q", "k", "v", "out")
+# Factors beyond these bounds overflow or vanish in single precision; no model has them.
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
 # What a layer to be written and one of a trace call by the same name.
 FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "source_dtype")
 
@@ -115,7 +114,7 @@ class _Writing:
 
     def prompt(self, prompt: str, given: PromptArrays) -> None:
         where = f"{self.path}: prompt {prompt}"
-        if not prompt or "/" in prompt or prompt in (".", "..") or not is_printable(prompt):
+        if not prompt or "/" in prompt or prompt in (".", "..") or not _is_printable(prompt):
             fail(where, "an id is a name without slashes and control characters, e.g. p0")
         if not given.layers:
             fail(where, "has no layers")
@@ -180,7 +179,7 @@ class _Writing:
         extras = {"q_pos": _q_pos(given, shapes, where), "sinks": _sinks(given, shapes, where)}
         attributes = self._attributes(given, shapes, where)
         attributes["source_dtype"] = given.source_dtype or tensors["k"].type.name
-        group = layer_path(prompt, number)
+        group = f"prompts/{prompt}/layers/{number:03d}"
         for name, tensor in tensors.items():
             self.file.add(f"{group}/{name}", tensor.array, tensor.type.short)
         for name, values in extras.items():
@@ -220,9 +219,8 @@ class _Writing:
         root = {name: value for name, value in root.items() if value is not None}
         self.file.set_attributes("/", {"kvreplay_schema": SCHEMA, **root})
         self.file.file.flush()
-        node = OpenFiles.of(self.file.file, self.file.part).root
-        identity = content_id(node, read_file(node), digest=_recorded_digest)
-        self.file.publish(root, identity=identity)
+        self.file.check_disk()
+        self.file.publish(root, identity=_engine.written_trace_id(self.file.part))
 
     def drop(self) -> None:
         """Leave nothing behind."""
@@ -230,11 +228,16 @@ class _Writing:
         self.file.part.unlink(missing_ok=True)
 
 
-def _recorded_digest(array: Array) -> str:
-    return array.node.text("sha256")
-
-
 # ---- what was given
+
+
+def _is_printable(text: str) -> bool:
+    """Whether a name may end on a terminal: UTF-8 without control characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return all(ord(character) >= 0x20 and character != "\x7f" for character in text)
 
 
 def as_layer_arrays(given: Any, where: str) -> LayerArrays:
@@ -318,7 +321,9 @@ def _factor(value: Any, where: str, name: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         fail(where, f"{name} is {value!r}, it must be a number")
-    return check_factor(where, name, number)
+    if not SMALLEST_FACTOR <= number <= LARGEST_FACTOR:
+        fail(where, f"{name} is {number:g}, it must be from {SMALLEST_FACTOR:g} to {LARGEST_FACTOR:g}")
+    return number
 
 
 def _integers(values: Any, length: int, low: int, high: int, where: str) -> np.ndarray:
@@ -384,7 +389,7 @@ def _rope_text(given: Any, head_dim: int, where: str) -> str | None:
         fail(where, f"rope holds what JSON does not know ({error})")
     if text is None or text == rope_json.NONE:
         return text
-    found = rope_json.parse_rope(text, f"{where}: rope", head_dim, None)
+    found = rope_json.rope_facts(text, head_dim, f"{where}: rope")
     return text if found is not None else rope_json.NONE
 
 

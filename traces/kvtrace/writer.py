@@ -101,10 +101,11 @@ class TraceFile:
         digest = hashlib.sha256(stored).hexdigest()
         dataset.attrs["sha256"] = digest
         self.digests.append(digest)
-        self._check_disk()
+        self.check_disk()
         return digest
 
-    def _check_disk(self):
+    def check_disk(self):
+        """OutputError if a write to the disk has failed."""
         if self.disk.error is not None:
             raise OutputError(f"{self.part}: cannot write: {reason(self.disk.error)}")
 
@@ -148,7 +149,7 @@ class TraceFile:
         self.file.flush()
         self.file.attrs["complete"] = 1
         self.abandon()
-        self._check_disk()
+        self.check_disk()
         try:
             self.part.replace(self.path)
             fsync_path(self.path.parent)

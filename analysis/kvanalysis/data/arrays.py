@@ -8,8 +8,6 @@ from kvbase.files import why_unreadable
 
 from ..errors import ResultsError
 
-HALF_WIDTH_BITS = 16  # a bfloat16 is the upper half of a float32
-
 
 class Arrays:
     """curves.h5, kept.h5, outputs.h5 or projections.h5 (docs/formats.md): datasets of each cell by its
@@ -50,54 +48,37 @@ class Arrays:
 
 
 class Recorded:
-    """A trace as float64 arrays, for pictures and independent checks of small parts."""
+    """A trace as float64 arrays, for pictures and independent checks of small parts. Raises TraceError."""
 
     def __init__(self, path):
-        self._path = path
+        from kvtrace.trace import Trace  # loads the engine
+
+        self._trace = Trace(path)
 
     def prompts(self):
-        with h5py.File(self._path) as file:
-            return sorted(file["prompts"])
+        return self._trace.prompts
 
     def layers(self, prompt):
-        with h5py.File(self._path) as file:
-            return sorted(int(name) for name in file[f"prompts/{prompt}/layers"])
+        return self._trace.layers(prompt)
 
-    def attribute(self, name, prompt=None, layer=None):
-        """An attribute of the file, of a prompt, or of a layer; None if it is not there."""
-        where = "/" if prompt is None else f"prompts/{prompt}"
-        where += "" if layer is None else f"/layers/{layer:03d}"
-        with h5py.File(self._path) as file:
-            return file[where].attrs.get(name)
+    def attribute(self, name, prompt, layer=None):
+        """A fact of a prompt or of a layer, by the name of kvtrace's Prompt or Layer."""
+        held = self._trace.prompt(prompt)
+        return getattr(held if layer is None else held.layer(layer), name)
 
     def tensor(self, prompt, layer, name):
-        """float64 array of q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv] or another dataset of a layer."""
-        with h5py.File(self._path) as file:
-            return _wide(file[f"prompts/{prompt}/layers/{layer:03d}/{name}"])
-
-    def tokens(self, prompt):
-        """int array [T] of token ids."""
-        with h5py.File(self._path) as file:
-            return file[f"prompts/{prompt}/tokens"][()]
+        """float64 array of q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv] or another array of a layer. KeyError
+        if the layer has none."""
+        array = getattr(self._trace.layer(layer, prompt), name)
+        if array is None:
+            raise KeyError(name)
+        return array.astype(np.float64)
 
     def token_texts(self, prompt):
         """The text of each token, [T] str; "" for each if the trace has none (`kvreplay record
         --with-text`)."""
-        with h5py.File(self._path) as file:
-            group = file[f"prompts/{prompt}"]
-            if "token_text" not in group:
-                return [""] * len(group["position_ids"] if "position_ids" in group else group["tokens"])
-            return list(group["token_text"].asstr(errors="replace")[()])
-
-
-def _wide(dataset):
-    """Two-byte floats that numpy lacks (bfloat16) are read as bits and shifted."""
-    kind = dataset.id.get_type()
-    if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 2 and kind.get_fields()[2] == 8:
-        bits = np.empty(dataset.shape, np.uint16)
-        dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, bits, mtype=kind)
-        return (bits.astype(np.uint32) << HALF_WIDTH_BITS).view(np.float32).astype(np.float64)
-    return dataset[()].astype(np.float64)
+        held = self._trace.prompt(prompt)
+        return held.token_text or [""] * held.n_tokens
 
 
 def holds_first_token(path, keys):

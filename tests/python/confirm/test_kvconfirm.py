@@ -272,8 +272,8 @@ def test_missing_layers_of_results_are_named_with_the_remedy(tiny, tmp_path, cap
 
 def test_a_layer_that_was_not_recorded_says_how_to_record_it(tiny):
     says = "prompt b has no layer 99, and the whole model runs: record the trace again without --layers"
-    with Trace(tiny[2]) as trace, pytest.raises(TraceError, match=says):
-        trace.window("b", 99)
+    with pytest.raises(TraceError, match=says):
+        Trace(tiny[2]).window("b", 99)
 
 
 def test_all_layers_are_those_with_attention_where_the_trace_holds_them_all(tiny, tmp_path):
@@ -283,12 +283,10 @@ def test_all_layers_are_those_with_attention_where_the_trace_holds_them_all(tiny
     with h5py.File(path, "r+") as file:
         for prompt in "ab":
             del file[f"prompts/{prompt}/layers/001"]
-    with Trace(path) as trace:
-        assert trace.attention_layers(3) == [0, 2]
+    assert Trace(path).attention_layers(3) == [0, 2]
     with h5py.File(path, "r+") as file:
         file.attrs["dump_json"] = json.dumps({"layers": [0, 2]})
-    with Trace(path) as trace:
-        assert trace.attention_layers(3) == [0, 1, 2]
+    assert Trace(path).attention_layers(3) == [0, 1, 2]
 
 
 def test_missing_kv_heads_of_results_are_named(tiny, tmp_path, capsys):

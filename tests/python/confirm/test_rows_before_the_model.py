@@ -2,9 +2,7 @@
 
 import csv
 import json
-import sys
 
-import kvreplay as kv
 import pytest
 
 pytest.importorskip("torch")
@@ -12,6 +10,7 @@ pytest.importorskip("transformers")
 
 from confirm_fixture import confirm, copy_of, replay, rows
 from kvconfirm import confirm as confirmation
+from program_beside_python import run_python
 
 pytestmark = pytest.mark.torch
 
@@ -71,13 +70,12 @@ def test_impossible_formats_among_others_are_named_before_the_model_is_loaded(ti
     assert {row["method"]: row["status"] for row in rows(out)} == {"tova": "ok", "h2o": "failed"}
 
 
-def test_a_missing_engine_is_reported_before_the_model_is_loaded(tiny, out, loaded, capsys, monkeypatch):
-    monkeypatch.delattr(kv, "_engine", raising=False)
-    monkeypatch.delitem(sys.modules, "kvreplay.reading_back", raising=False)
-    monkeypatch.setitem(sys.modules, "kvreplay._engine", None)
-    assert confirm(out, tiny[1], "--trace", tiny[2]) == 2
-    said = capsys.readouterr().err
-    assert "its rows are quantised, which needs the engine" in said and "-DKVREPLAY_PYTHON=ON" in said
-    assert loaded == []
-    # Masks need no engine.
-    assert confirm(out, tiny[1], "--trace", tiny[2], "--methods", "tova") == 0
+def test_a_missing_engine_is_reported_before_the_model_is_loaded(tiny, out):
+    code = (
+        "import sys; sys.modules['kvbase._engine'] = None; from kvreplay.program import main; "
+        "sys.exit(main(['confirm', *sys.argv[1:]]))"
+    )
+    done = run_python(code, out, "--model", tiny[1], "--trace", tiny[2], check=False)
+    assert done.returncode == 2
+    assert "the engine as a Python module is missing" in done.stderr
+    assert "-DKVREPLAY_PYTHON=ON" in done.stderr

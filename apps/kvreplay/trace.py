@@ -8,10 +8,9 @@
 docs/formats.md lists the contents of a trace and their defaults.
 """
 
+from kvtrace.layer import Layer
+from kvtrace.prompt import Prompt
+from kvtrace.trace import Trace, open
 from kvtrace.write import LayerArrays, PromptArrays
-
-from .layer import Layer
-from .prompt import Prompt
-from .trace import Trace, open
 
 __all__ = ["Layer", "LayerArrays", "Prompt", "PromptArrays", "Trace", "open"]

@@ -1,19 +1,17 @@
 """A trace file with its prompts and layers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kvbase.engine import _engine
 from kvbase.errors import TraceError
-from kvtrace.content_id import content_id
-from kvtrace.metadata import FileFacts, LayerFacts, read_file, read_layer
-from kvtrace.walk import Node, OpenFiles, fail
-from kvtrace.write import PromptArrays, write_trace
 
 from .layer import Layer, heads_text
 from .prompt import Prompt
+from .shapes import fail
+from .write import PromptArrays, write_trace
 
 
 def open(path: str | Path) -> "Trace":
@@ -45,9 +43,9 @@ class Trace:
     def __init__(self, path: str | Path):
         given = Path(path)
         self.path: Path = given / "index.h5" if (given / "index.h5").is_file() else given
-        _check_name(self.path)
-        self._held: OpenFiles | None = None
-        self._layers: dict[tuple[str, int], LayerFacts] = {}
+        _engine.check_trace_name(self.path)
+        self._held: dict[Any, _engine.Trace] | None = None
+        self._read: dict[tuple[str, int], _engine.PromptFacts] = {}
 
     @classmethod
     def write(
@@ -123,9 +121,13 @@ class Trace:
         return cls(path)
 
     @cached_property
-    def _facts(self) -> FileFacts:
-        with self._root() as root:
-            return read_file(root)
+    def _facts(self) -> _engine.TraceFacts:
+        return _engine.trace_facts(self.path)
+
+    @cached_property
+    def _layers(self) -> dict[str, list[int]]:
+        """{prompt: numbers of its layers}, both ascending."""
+        return {prompt.id: prompt.layers for prompt in self._facts.prompts}
 
     @property
     def model(self) -> str:
@@ -146,65 +148,60 @@ class Trace:
     def trace_id(self) -> str:
         """Hash of the content, as `kvreplay inspect` prints it. If the file does not store it, the whole file
         is read to compute it."""
-        if self._facts.trace_id:
-            return self._facts.trace_id
-        with self._root() as root:
-            return content_id(root, self._facts)
+        return self._facts.trace_id or _engine.trace_id(self.path)
 
     @property
     def prompts(self) -> list[str]:
         """Ids of the prompts, sorted."""
-        return list(self._facts.layers)
+        return list(self._layers)
 
     def layers(self, prompt: str | None = None) -> list[int]:
         """Numbers of a prompt's recorded layers, ascending, counted from 0 as in the model."""
-        return list(self._facts.layers[self._prompt_id(prompt)])
+        return list(self._layers[self._prompt_id(prompt)])
 
     def prompt(self, prompt: str | None = None) -> Prompt:
         """A prompt with its lengths, tokens and positions. TraceError if the trace does not hold it."""
         found = self._prompt_id(prompt)
-        return Prompt(self, found, self.layer(self._facts.layers[found][0], found).n_tokens)
+        return self.layer(self._layers[found][0], found).prompt
 
     def layer(self, number: int, prompt: str | None = None) -> Layer:
         """A layer of a prompt. TraceError, with the recorded layers, if the trace does not hold it."""
         found = self._prompt_id(prompt)
-        if number not in self._facts.layers[found]:
-            held = ", ".join(map(str, self._facts.layers[found]))
+        if number not in self._layers[found]:
+            held = ", ".join(map(str, self._layers[found]))
             fail(str(self.path), f"prompt {found} holds no layer {number}. It holds {held}")
         key = (found, int(number))
-        if key not in self._layers:
-            with self._root() as root:
-                self._layers[key] = read_layer(root, *key)
-        return Layer(self, found, self._layers[key])
+        if key not in self._read:
+            self._read[key] = _engine.prompt_facts(self.path, *key)
+        return Layer(self, self._read[key])
 
     def _prompt_id(self, prompt: str | None) -> str:
-        held = self._facts.layers
+        held = self._layers
         if prompt is None:
             return next(iter(held))
         if prompt not in held:
             fail(str(self.path), f"holds no prompt {prompt}. It holds {', '.join(held)}")
         return prompt
 
-    @contextmanager
-    def _root(self) -> Iterator[Node]:
-        """Root group of the file, open during the block, or longer if the trace is a context manager."""
-        if self._held is not None:
-            yield self._held.root
-            return
-        files = OpenFiles(self.path)
-        try:
-            yield files.root
-        finally:
-            files.close()
+    def _open(self, prompt: "_engine.PromptFacts | None" = None) -> "_engine.Trace":
+        """The open file, for reads of a prompt and of the layer that its facts tell. It closes with its last
+        reference, or at the end of the block if the trace is a context manager."""
+        held = self._held
+        if held is None:
+            return _engine.Trace(self.path, prompt)
+        key = prompt and (prompt.id, prompt.layer.number)
+        if key not in held:
+            held[key] = _engine.Trace(self.path, prompt)
+        return held[key]
 
     def __enter__(self) -> "Trace":
-        self._held = self._held or OpenFiles(self.path)
+        if self._held is None:
+            self._held = {}
+            self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            held.close()
+        self._held = None
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return type(self), (str(self.path),)
@@ -224,17 +221,3 @@ class Trace:
 
 def _is_empty(value: Any) -> bool:
     return isinstance(value, str) and not value
-
-
-def _check_name(path: Path) -> None:
-    part = Path(f"{path}.part")
-    if path.suffix == ".part":
-        fail(
-            str(path),
-            "is an unfinished dump (.part). Finish it with kvreplay record --resume, or dump it again",
-        )
-    if not path.exists() and part.exists():
-        fail(
-            str(path),
-            f"no such file, but there is an unfinished dump {part}. Finish it with kvreplay record --resume",
-        )

@@ -1,22 +1,21 @@
 """One layer of a trace's prompt: arrays and facts."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from kvtrace.bits import Stored
-from kvtrace.metadata import LayerFacts, layer_path, open_layer_tensor
-from kvtrace.tensors import open_array, read_float32, read_integers, read_only
-from kvtrace.walk import Node, fail
 
 from .prompt import Prompt
+from .shapes import fail
 
 if TYPE_CHECKING:
+    from kvbase.engine import _engine
+
     from .trace import Trace
 
 TENSORS = ("q", "k", "v", "out")
+# How numpy holds the engine's types; it has no bfloat16.
+NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
 class Layer:
@@ -29,10 +28,10 @@ class Layer:
     h // group. Arrays are read on first access, cached, and read-only: copy an array to change it.
     """
 
-    def __init__(self, trace: "Trace", prompt: str, facts: LayerFacts):
+    def __init__(self, trace: "Trace", prompt: "_engine.PromptFacts"):
         self.trace = trace
         self._prompt = prompt
-        self._facts = facts
+        self._facts = prompt.layer
 
     @cached_property
     def q(self) -> np.ndarray:
@@ -62,44 +61,29 @@ class Layer:
         holds the array contiguously (no chunks, no compression, native byte order), the result is a
         read-only numpy.memmap instead of a copy.
         """
-        stored = self._stored(name, mapped=True)
-        return stored.array, stored.type.name
-
-    def _floats(self, name: str) -> np.ndarray:
-        stored = self._stored(name)
-        wrong = stored.first_unusable()
-        if wrong is not None:
-            row = "query" if name in ("q", "out") else "token"
-            fail(
-                self._where(name),
-                f"{stored.name_at(wrong)} at head {wrong[0]}, {row} {wrong[1]}, coordinate {wrong[2]}. "
-                "Record the trace again, in a wider dtype if it overflowed",
-            )
-        return read_only(stored.floats())
-
-    def _stored(self, name: str, mapped: bool = False) -> Stored:
         if name not in TENSORS:
             fail(str(self.trace.path), f"a layer has the tensors {', '.join(TENSORS)}, not {name}")
-        with self.trace._root() as root:
-            tensor = open_layer_tensor(root, self._prompt, self.number, name)
-            window = tensor.mapped() if mapped else None
-            stored = window or tensor.read()
-        read_only(stored.array)
-        return stored
+        here = (self._prompt.id, self.number, name)
+        reader = self.trace._open(self._prompt)
+        dtype, shape, place = reader.storage(*here)
+        if place is None:
+            return reader.raw(*here).view(NUMPY_TYPES[dtype]), dtype
+        file, offset = place
+        return np.memmap(file, NUMPY_TYPES[dtype], "r", offset, tuple(shape)), dtype
+
+    def _floats(self, name: str) -> np.ndarray:
+        here = (self._prompt.id, self.number, name)
+        reader = self.trace._open(self._prompt)
+        array = reader.floats(*here)
+        if reader.storage(*here)[0] == "float16":
+            array = array.astype(np.float16)
+            array.flags.writeable = False
+        return array
 
     @cached_property
     def q_pos(self) -> np.ndarray:
         """int32 [Tq]: token of each query row, ascending; 0..Tq-1 if not recorded."""
-        if not self._facts.has_q_pos:
-            return read_only(np.arange(self.n_query_rows, dtype=np.int32))
-        with self._group() as group:
-            array = open_array(group, "q_pos")
-            positions = read_integers(array, 0, self.n_tokens - 1)
-            falls = np.flatnonzero(np.diff(positions) <= 0)
-            if falls.size:
-                at = int(falls[0])
-                fail(array.node.where, f"must ascend, but {positions[at + 1]} follows {positions[at]}")
-        return read_only(positions.astype(np.int32))
+        return self.trace._open(self._prompt).query_positions(self._prompt.id, self.number)
 
     @cached_property
     def sinks(self) -> np.ndarray | None:
@@ -107,21 +91,7 @@ class Layer:
         only; None if the layer has none."""
         if not self._facts.has_sinks:
             return None
-        with self._group() as group:
-            array = open_array(group, "sinks")
-            logits = read_float32(array)
-            wrong = np.flatnonzero(~np.isfinite(logits))
-            if wrong.size:
-                fail(array.node.where, f"holds {logits[wrong[0]]} at head {wrong[0]}")
-        return read_only(logits)
-
-    @contextmanager
-    def _group(self) -> Iterator[Node]:
-        with self.trace._root() as root:
-            yield root.at(layer_path(self._prompt, self.number))
-
-    def _where(self, name: str) -> str:
-        return f"{self.trace.path}: /{layer_path(self._prompt, self.number)}/{name}"
+        return self.trace._open(self._prompt).sink_logits(self._prompt.id, self.number)
 
     @property
     def number(self) -> int:
@@ -131,12 +101,12 @@ class Layer:
     @property
     def n_q_heads(self) -> int:
         """Hq, number of query heads."""
-        return self._facts.shapes.q_heads
+        return self._facts.q_heads
 
     @property
     def n_kv_heads(self) -> int:
         """Hkv, number of kv heads."""
-        return self._facts.shapes.kv_heads
+        return self._facts.kv_heads
 
     @property
     def group(self) -> int:
@@ -146,22 +116,22 @@ class Layer:
     @property
     def n_tokens(self) -> int:
         """T, number of tokens: rows of k and v."""
-        return self._facts.shapes.n_tokens
+        return self._facts.tokens
 
     @property
     def n_query_rows(self) -> int:
         """Tq, rows of q; less than T if queries are strided."""
-        return self._facts.shapes.n_query_rows
+        return self._facts.query_rows
 
     @property
     def head_dim(self) -> int:
         """D, width of a query or key."""
-        return self._facts.shapes.head_dim
+        return self._facts.head_dim
 
     @property
     def v_head_dim(self) -> int:
         """Dv, width of a value."""
-        return self._facts.shapes.v_head_dim
+        return self._facts.v_head_dim
 
     @property
     def dtype(self) -> str:
@@ -197,7 +167,7 @@ class Layer:
     def rope(self) -> dict[str, Any] | None:
         """Rotary embedding of q and k: `type`, `theta`, `inv_freq`, `attention_factor`, `layout`,
         `rotary_dims`. None if there is none or it is not recorded (see `rope_recorded`)."""
-        return None if self._facts.rope is None else dict(self._facts.rope)
+        return self._facts.rope
 
     @property
     def rope_recorded(self) -> bool:
@@ -212,7 +182,7 @@ class Layer:
     @cached_property
     def prompt(self) -> Prompt:
         """The prompt that this layer belongs to."""
-        return Prompt(self.trace, self._prompt, self.n_tokens)
+        return Prompt(self.trace, self._prompt)
 
     @property
     def n_prompt(self) -> int:
@@ -245,11 +215,11 @@ class Layer:
         return self.prompt.token_text
 
     def __reduce__(self) -> tuple[Any, tuple["Trace", int, str]]:
-        return type(self.trace).layer, (self.trace, self.number, self._prompt)
+        return type(self.trace).layer, (self.trace, self.number, self._prompt.id)
 
     def __repr__(self) -> str:
         return (
-            f"<Layer {self.number} of {self.trace.path.name}, prompt {self._prompt}: {heads_text(self)}, "
+            f"<Layer {self.number} of {self.trace.path.name}, prompt {self._prompt.id}: {heads_text(self)}, "
             f"{self.n_tokens} tokens, {self.dtype}>"
         )
 

@@ -4,14 +4,10 @@ namespace kvreplay::python {
 
 namespace nb = nanobind;
 
-namespace {
-
 std::string utf8(nb::handle text) {
   const auto bytes = nb::cast<nb::bytes>(text.attr("encode")("utf-8", "backslashreplace"));
   return {bytes.c_str(), bytes.size()};
 }
-
-}  // namespace
 
 nb::str text_of(const std::string& text) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "backslashreplace"));

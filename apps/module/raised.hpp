@@ -7,6 +7,8 @@ namespace kvreplay::python {
 
 // UTF-8 as a Python str. Bytes that are none, as names of files may hold, appear as escapes.
 nanobind::str text_of(const std::string& text);
+// A Python str as UTF-8, lone surrogates as escapes.
+std::string utf8(nanobind::handle text);
 // The Python exception with its traceback, as UTF-8. Unlike what(), it accepts any text: lone surrogates are escaped.
 // If the exception cannot be formatted, the text says so.
 std::string raised_text(const nanobind::python_error& raised);

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "apps/module/numpy.hpp"
+#include "apps/module/raised.hpp"
 #include "base/errors.hpp"
 #include "trace/h5_walk.hpp"
 #include "trace/trace.hpp"
@@ -34,12 +35,24 @@ nb::object dict_of(const std::optional<Rope>& rope) {
   return found;
 }
 
-nb::object rope_facts(const std::string& json, const std::string& where, int32_t head_dim) {
+nb::object rope_facts(nb::str json, nb::str where, int32_t head_dim) {
   try {
-    return dict_of(parse_rope(json, where, head_dim, std::nullopt));
+    return dict_of(parse_rope(utf8(json), utf8(where), head_dim, std::nullopt));
   } catch (const h5::Problem& problem) {
     throw TraceError(problem.what());
   }
+}
+
+LayerInfo layer_shapes(nb::str where, const std::vector<int64_t>& q, const std::vector<int64_t>& k,
+                       const std::vector<int64_t>& v) {
+  LayerInfo layer;
+  try {
+    const std::string begin = utf8(where);
+    set_shapes({begin + ": q", q}, {begin + ": k", k}, {begin + ": v", v}, layer);
+  } catch (const h5::Problem& problem) {
+    throw TraceError(problem.what());
+  }
+  return layer;
 }
 
 // (name of the type, shape, file and offset where the numbers can be mapped)
@@ -144,6 +157,7 @@ void define_traces(nb::module_& module) {
       "trace_id", [](const fs::path& path) { return Trace(path).info().trace_id; }, Unlocked());
   module.def("written_trace_id", written_trace_id, Unlocked());
   module.def("rope_facts", rope_facts);
+  module.def("layer_shapes", layer_shapes);
 }
 
 }  // namespace kvreplay::python

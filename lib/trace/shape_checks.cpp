@@ -4,6 +4,12 @@
 
 namespace kvreplay {
 
+void expect_axes(const NamedShape& tensor, size_t rank, const char* axes) {
+  if (tensor.shape.size() != rank)
+    h5::fail(tensor.where,
+             fmt::format("has shape {}, it must have {} axes: {}", h5::describe(tensor.shape), rank, axes));
+}
+
 void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape) {
   if (array.shape != shape)
     h5::fail(array.node, fmt::format("has shape {}, it must be {}", h5::describe(array.shape), h5::describe(shape)));

@@ -8,6 +8,14 @@
 
 namespace kvreplay {
 
+// A tensor's shape, with the tensor's name in messages.
+struct NamedShape {
+  std::string where;
+  std::vector<int64_t> shape;
+};
+// axes: their names in the message.
+void expect_axes(const NamedShape& tensor, size_t rank = 3, const char* axes = "[heads, tokens, head_dim]");
+
 void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape);
 void expect_integers(const h5::Array& array, int64_t length);                   // [length]
 void expect_floats(const h5::Array& array, const std::vector<int64_t>& shape);  // floating point numbers

@@ -9,6 +9,7 @@
 
 #include "core/bf16.hpp"
 #include "trace/halves.hpp"
+#include "trace/shape_checks.hpp"
 #include "trace/usable_numbers.hpp"
 
 namespace kvreplay {
@@ -91,9 +92,7 @@ Tensor open_tensor(const h5::Node& layer, const std::string& name, const std::st
   tensor.dtype = dtype_of(tensor.array, source_dtype);
   const H5T_order_t host = std::endian::native == std::endian::little ? H5T_ORDER_LE : H5T_ORDER_BE;
   tensor.swapped = H5Tget_order(tensor.array.type.get()) != host;
-  if (tensor.array.shape.size() != rank)
-    throw h5::Problem(fmt::format("{}: has shape {}, it must have {} axes: {}", tensor.array.node.where(),
-                                  h5::describe(tensor.array.shape), rank, axes));
+  expect_axes({tensor.array.node.where(), tensor.array.shape}, rank, axes);
   return tensor;
 }
 

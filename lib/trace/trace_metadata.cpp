@@ -9,7 +9,6 @@
 #include "base/text.hpp"
 #include "trace/lookahead_metadata.hpp"
 #include "trace/repeat_metadata.hpp"
-#include "trace/shape_checks.hpp"
 #include "trace/tensor_read.hpp"
 
 namespace kvreplay {
@@ -83,47 +82,26 @@ std::vector<double> parse_frequencies(const json& object, const Rope& rope, cons
 
 // ---- layers
 
-struct Shapes {
-  const Tensor &q, &k, &v;
-};
-
-int32_t checked_extent(const Tensor& tensor, int axis, const char* what, int64_t most) {
-  const int64_t extent = tensor.array.shape[static_cast<size_t>(axis)];
+int32_t checked_extent(const NamedShape& tensor, size_t axis, const char* what, int64_t most) {
+  const int64_t extent = tensor.shape[axis];
   if (extent < 1 || extent > most)
-    fail(tensor.array.node.where(), fmt::format("has shape {}: {} {}, it must be from 1 to {}",
-                                                h5::describe(tensor.array.shape), extent, what, most));
+    fail(tensor.where,
+         fmt::format("has shape {}: {} {}, it must be from 1 to {}", h5::describe(tensor.shape), extent, what, most));
   return static_cast<int32_t>(extent);
 }
 
-void expect_extent(const Tensor& tensor, int axis, int64_t expected, const char* why) {
-  if (tensor.array.shape[static_cast<size_t>(axis)] != expected)
-    fail(tensor.array.node.where(), fmt::format("has shape {}, its axis {} must be {}, {}",
-                                                h5::describe(tensor.array.shape), axis, expected, why));
+void expect_extent(const NamedShape& tensor, size_t axis, int64_t expected, const char* why) {
+  if (tensor.shape[axis] != expected)
+    fail(tensor.where,
+         fmt::format("has shape {}, its axis {} must be {}, {}", h5::describe(tensor.shape), axis, expected, why));
 }
 
-void read_shapes(const Shapes& s, LayerInfo& layer) {
-  layer.kv_heads = checked_extent(s.k, 0, "heads", kMostHeads);
-  layer.tokens = checked_extent(s.k, 1, "tokens", kMostTokens);
-  layer.head_dim = checked_extent(s.k, 2, "numbers per key", kWidestHead);
-  layer.v_head_dim = checked_extent(s.v, 2, "numbers per value", kWidestHead);
-  layer.q_heads = checked_extent(s.q, 0, "heads", kMostHeads);
-  layer.query_rows = checked_extent(s.q, 1, "query rows", kMostTokens);
-  expect_extent(s.v, 0, layer.kv_heads, "the heads of k");
-  expect_extent(s.v, 1, layer.tokens, "the tokens of k");
-  expect_extent(s.q, 2, layer.head_dim, "the head_dim of k");
-  if (layer.q_heads % layer.kv_heads != 0)
-    fail(s.q.array.node.where(),
-         fmt::format("has {} heads, which is not a multiple of k's {}", layer.q_heads, layer.kv_heads));
-  if (layer.query_rows > layer.tokens)
-    fail(s.q.array.node.where(),
-         fmt::format("has {} query rows, more than k's {} tokens. Axes are [heads, tokens, dim]", layer.query_rows,
-                     layer.tokens));
-}
+NamedShape shape_of(const Tensor& tensor) { return {tensor.array.node.where(), tensor.array.shape}; }
 
 // `o_proj` is [Hq, v_head_dim, hidden].
 void read_projection_shape(const h5::Node& node, LayerInfo& layer) {
   const Tensor projection = open_tensor(node, "o_proj", layer.source_dtype);
-  layer.output_width = checked_extent(projection, 2, "numbers per hidden state", kWidestOutput);
+  layer.output_width = checked_extent(shape_of(projection), 2, "numbers per hidden state", kWidestOutput);
   expect_shape(projection.array, {layer.q_heads, layer.v_head_dim, layer.output_width});
 }
 
@@ -131,8 +109,8 @@ void read_projection_shape(const h5::Node& node, LayerInfo& layer) {
 void read_gradient_shape(const h5::Node& node, LayerInfo& layer) {
   constexpr int64_t kMostSamples = 4096;
   const Tensor g = open_gradient(node, layer.source_dtype);
-  layer.gradient_samples = checked_extent(g, 0, "samples", kMostSamples);
-  layer.gradient_rows = checked_extent(g, 2, "rows", layer.tokens);
+  layer.gradient_samples = checked_extent(shape_of(g), 0, "samples", kMostSamples);
+  layer.gradient_rows = checked_extent(shape_of(g), 2, "rows", layer.tokens);
   expect_shape(g.array, {layer.gradient_samples, layer.q_heads, layer.gradient_rows, layer.v_head_dim});
   if (!h5::has_child(node, "g_rows"))
     fail(node.where() + "/g", "needs the dataset g_rows beside it: the token of each row");
@@ -222,7 +200,7 @@ LayerInfo read_layer(const h5::Node& root, const h5::Node& node, int32_t number)
                v = open_tensor(node, "v", source_dtype);
   layer.dtype = k.dtype;
   layer.source_dtype = source_dtype.empty() ? name_of(k.dtype) : source_dtype;
-  read_shapes({q, k, v}, layer);
+  set_shapes(shape_of(q), shape_of(k), shape_of(v), layer);
   read_layer_attributes(node, layer);
   read_optional_datasets(node, layer);
   read_rope(root, node, layer);
@@ -297,6 +275,24 @@ int32_t count_layers(const h5::Node& root, const TraceInfo& info) {
 }
 
 }  // namespace
+
+void set_shapes(const NamedShape& q, const NamedShape& k, const NamedShape& v, LayerInfo& layer) {
+  for (const NamedShape* tensor : {&q, &k, &v}) expect_axes(*tensor);
+  layer.kv_heads = checked_extent(k, 0, "heads", kMostHeads);
+  layer.tokens = checked_extent(k, 1, "tokens", kMostTokens);
+  layer.head_dim = checked_extent(k, 2, "numbers per key", kWidestHead);
+  layer.v_head_dim = checked_extent(v, 2, "numbers per value", kWidestHead);
+  layer.q_heads = checked_extent(q, 0, "heads", kMostHeads);
+  layer.query_rows = checked_extent(q, 1, "query rows", kMostTokens);
+  expect_extent(v, 0, layer.kv_heads, "the heads of k");
+  expect_extent(v, 1, layer.tokens, "the tokens of k");
+  expect_extent(q, 2, layer.head_dim, "the head_dim of k");
+  if (layer.q_heads % layer.kv_heads != 0)
+    fail(q.where, fmt::format("has {} heads, which is not a multiple of k's {}", layer.q_heads, layer.kv_heads));
+  if (layer.query_rows > layer.tokens)
+    fail(q.where, fmt::format("has {} query rows, more than k's {} tokens. Axes are [heads, tokens, dim]",
+                              layer.query_rows, layer.tokens));
+}
 
 std::optional<Rope> parse_rope(const std::string& text, const std::string& where, int32_t head_dim,
                                std::optional<int64_t> rotary_dims) {

@@ -611,6 +611,7 @@ def test_a_number_that_cannot_be_replayed_is_named(number, name, tmp_path):
         (lambda t: t.layer(0, "p9"), "holds no prompt p9. It holds p0"),
         (lambda t: t.layer(0).raw("x"), "q, k, v, out, not x"),
         (lambda t: Trace("gone.h5").layers(), "gone.h5: no such file"),
+        (lambda t: Trace("a\0b"), "no such file"),
         (lambda t: Trace("t.h5.part"), "unfinished dump"),
         (lambda t: open_trace(ROOT / "README.md"), "not an HDF5 file"),
         (lambda t: open_trace(ROOT / "docs"), "is a folder"),

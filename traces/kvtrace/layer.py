@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .prompt import Prompt
-from .shapes import fail
+from .write import TENSORS, fail
 
 if TYPE_CHECKING:
     from kvbase.engine import _engine
 
     from .trace import Trace
 
-TENSORS = ("q", "k", "v", "out")
 # How numpy holds the engine's types; it has no bfloat16.
 NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 

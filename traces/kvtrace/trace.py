@@ -10,8 +10,7 @@ from kvbase.errors import TraceError
 
 from .layer import Layer, heads_text
 from .prompt import Prompt
-from .shapes import fail
-from .write import PromptArrays, write_trace
+from .write import PromptArrays, fail, write_trace
 
 
 def open(path: str | Path) -> "Trace":
@@ -42,6 +41,8 @@ class Trace:
 
     def __init__(self, path: str | Path):
         given = Path(path)
+        if "\0" in str(given):
+            fail(str(given), "no such file")  # no name of the system holds one
         self.path: Path = given / "index.h5" if (given / "index.h5").is_file() else given
         _engine.check_trace_name(self.path)
         self._held: dict[Any, _engine.Trace] | None = None

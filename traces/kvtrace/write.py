@@ -10,25 +10,31 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from kvbase import __version__
 from kvbase.engine import _engine
-from kvbase.errors import OutputError
+from kvbase.errors import OutputError, TraceError
 from kvbase.files import reason
 
 from kvtrace.writer import SCHEMA, TraceFile
 
 from . import rope as rope_json
 from .bits import Stored, stored
-from .shapes import MOST_LAYERS, MOST_TOKENS, Shapes, check_shapes, fail
 
 TENSORS = ("q", "k", "v", "out")
+MOST_TOKENS = 2**31 - 1  # token indices are int32
+MOST_LAYERS = 1000  # three digits
 # Factors beyond these bounds overflow or vanish in single precision; no model has them.
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
 # What a layer to be written and one of a trace call by the same name.
 FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "source_dtype")
+
+
+def fail(where: str, what: str) -> NoReturn:
+    """Raise TraceError."""
+    raise TraceError(f"{where}: {what}")
 
 
 @dataclass(frozen=True)
@@ -160,18 +166,16 @@ class _Writing:
         for number in sorted(layers):
             here = f"{where}, layer {number}"
             shapes = self._layer(prompt, int(number), as_layer_arrays(layers[number], here), here)
-            tokens[number] = shapes.n_tokens
+            tokens[number] = shapes.tokens
             first = next(iter(tokens))
-            if shapes.n_tokens != tokens[first]:
-                fail(here, f"k has {shapes.n_tokens} tokens, but layer {first} has {tokens[first]}")
+            if shapes.tokens != tokens[first]:
+                fail(here, f"k has {shapes.tokens} tokens, but layer {first} has {tokens[first]}")
         return tokens[first]
 
-    def _layer(self, prompt: str, number: int, given: LayerArrays, where: str) -> Shapes:
+    def _layer(self, prompt: str, number: int, given: LayerArrays, where: str) -> "_engine.LayerFacts":
         tensors = _tensors(given, where)
-        shapes = check_shapes(
-            {name: tensors[name].shape for name in ("q", "k", "v")}, lambda name: f"{where}: {name}"
-        )
-        out_shape = (shapes.q_heads, shapes.n_query_rows, shapes.v_head_dim)
+        shapes = _engine.layer_shapes(where, *(tensors[name].shape for name in "qkv"))
+        out_shape = (shapes.q_heads, shapes.query_rows, shapes.v_head_dim)
         if "out" in tensors and tensors["out"].shape != out_shape:
             fail(f"{where}: out", f"has shape {list(tensors['out'].shape)}, it must be {list(out_shape)}")
         for name, tensor in tensors.items():
@@ -188,7 +192,7 @@ class _Writing:
         self.file.set_attributes(group, attributes)
         return shapes
 
-    def _attributes(self, given: LayerArrays, shapes: Shapes, where: str) -> dict[str, Any]:
+    def _attributes(self, given: LayerArrays, shapes: "_engine.LayerFacts", where: str) -> dict[str, Any]:
         """Attributes of a layer's group, None ones to be left out."""
         scaling = 1 / math.sqrt(shapes.head_dim) if given.scaling is None else given.scaling
         softcap = given.softcap or 0.0
@@ -343,16 +347,16 @@ def _integers(values: Any, length: int, low: int, high: int, where: str) -> np.n
     return numbers.astype(np.int64)
 
 
-def _q_pos(given: LayerArrays, shapes: Shapes, where: str) -> np.ndarray | None:
+def _q_pos(given: LayerArrays, shapes: "_engine.LayerFacts", where: str) -> np.ndarray | None:
     if given.q_pos is None:
-        if shapes.n_query_rows != shapes.n_tokens:
+        if shapes.query_rows != shapes.tokens:
             fail(
                 f"{where}: q",
-                f"has {shapes.n_query_rows} rows for {shapes.n_tokens} tokens: say with q_pos which tokens "
+                f"has {shapes.query_rows} rows for {shapes.tokens} tokens: say with q_pos which tokens "
                 "they are of",
             )
         return None
-    positions = _integers(given.q_pos, shapes.n_query_rows, 0, shapes.n_tokens - 1, f"{where}: q_pos")
+    positions = _integers(given.q_pos, shapes.query_rows, 0, shapes.tokens - 1, f"{where}: q_pos")
     falls = np.flatnonzero(np.diff(positions) <= 0)
     if falls.size:
         at = int(falls[0])
@@ -360,7 +364,7 @@ def _q_pos(given: LayerArrays, shapes: Shapes, where: str) -> np.ndarray | None:
     return positions.astype(np.int32)
 
 
-def _sinks(given: LayerArrays, shapes: Shapes, where: str) -> np.ndarray | None:
+def _sinks(given: LayerArrays, shapes: "_engine.LayerFacts", where: str) -> np.ndarray | None:
     if given.sinks is None:
         return None
     try:

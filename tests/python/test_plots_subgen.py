@@ -81,8 +81,10 @@ def test_growth_is_called_linear_only_by_its_interval(tmp_path):
 def tiny_trace(path):
     random = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
+        file.attrs["kvreplay_schema"] = 1
         for layer in (0, 3, 8):
             group = file.create_group(f"prompts/0/layers/{layer:03d}")
+            group.attrs["scaling"] = 0.5
             for name in "qkv":
                 group[name] = random.normal(size=(2, TOKENS + 10, 4)).astype(np.float32)
     return path

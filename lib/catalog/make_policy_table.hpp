@@ -81,6 +81,7 @@ KVR_FOUND(
 // A policy's hooks must be exactly those that `hooks` names. Otherwise a misspelt hook would never be called.
 template <class P>
 constexpr bool hooks_match() {
+  static_assert(P::hooks.known(), "`hooks` has a word that is not the name of a hook; core/hooks.hpp lists the names");
 #define KVR_AGREES(name)                                                                           \
   static_assert(!P::hooks.has(Hook::name) || Finds_##name<P>,                                      \
                 "`hooks` names " #name ", which the policy lacks or which takes other arguments"); \

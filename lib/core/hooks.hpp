@@ -35,13 +35,13 @@ constexpr std::string_view kHookNames[] = {
     KVR_HOOKS(KVR_NAME)
 #undef KVR_NAME
 };
-static_assert(int(Hook::kCount) <= 64);
+static_assert(int(Hook::kCount) < 64);
 
 struct Hooks {
   uint64_t bits = 0;
 
   constexpr Hooks() = default;
-  // Names separated by spaces. A word that is no hook does not compile.
+  // Names separated by spaces. A policy with a word that is no hook is refused by its registration.
   consteval explicit Hooks(std::string_view words) {
     while (!words.empty()) {
       const size_t end = words.find(' ') < words.size() ? words.find(' ') : words.size();
@@ -49,6 +49,7 @@ struct Hooks {
       words.remove_prefix(end < words.size() ? end + 1 : end);
     }
   }
+  constexpr bool known() const { return (bits & kUnknown) == 0; }  // every word is a hook
   constexpr bool has(Hook hook) const { return (bits >> int(hook) & 1u) != 0; }
   constexpr Hooks operator+(Hooks others) const {
     others.bits |= bits;
@@ -56,10 +57,11 @@ struct Hooks {
   }
 
  private:
+  static constexpr uint64_t kUnknown = uint64_t{1} << 63;
   static consteval uint64_t bit_of(std::string_view word) {
     for (int i = 0; i < int(Hook::kCount); ++i)
       if (kHookNames[i] == word) return uint64_t{1} << i;
-    throw "this is not the name of a hook";
+    return kUnknown;
   }
 };
 

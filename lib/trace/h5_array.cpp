@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/utf8.hpp"
+#include "base/text.hpp"
 
 namespace kvreplay::h5 {
 namespace fs = std::filesystem;

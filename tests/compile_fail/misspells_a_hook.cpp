@@ -1,5 +1,5 @@
 // A misspelt hook is refused in the list: `observes_rows` would never be called.
-// refused: this is not the name of a hook
+// refused: `hooks` has a word that is not the name of a hook
 #include "policy_under_test.hpp"
 struct Misspelt : Base {
 #ifdef OFFENCE

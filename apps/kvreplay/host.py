@@ -84,7 +84,7 @@ class View:
 
 
 class PromptView(View):
-    """The prompt of a call, as kvreplay._engine shows it."""
+    """The prompt of a call, as kvbase._engine shows it."""
 
     def __init__(self, line: Connection, said: dict[str, Any]):
         super().__init__(line)

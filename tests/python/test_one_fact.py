@@ -13,7 +13,7 @@ from kvanalysis.errors import ConfigError
 from kvanalysis.plots.run.compared import compared_words
 from kvanalysis.predict.measures import MEASURES
 from kvbase.cells import CELL, in_table
-from kvreplay import _engine
+from kvbase.engine import _engine
 from kvreplay.program import main
 from kvreplay_cli import BINARY, ROOT, kvreplay
 from test_kvanalysis_fake import COLUMNS, fake_row, write_results

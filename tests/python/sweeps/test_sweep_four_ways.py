@@ -120,7 +120,8 @@ class Accidents:
 @pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
 def test_a_job_array_with_accidents_gives_the_table_of_one_process(slow, whole_slow, tmp_path):
     submit = ["sweep", "submit", slow, "--engine", "slurm", "--shards", SHARDS, "-j", 1, "--at-once", 3]
-    with SlurmCluster(tmp_path / "slurm", nodes=3, cpus=2) as cluster:
+    # A task that was requeued late must not wait longer than the test does.
+    with SlurmCluster(tmp_path / "slurm", nodes=3, cpus=2, requeue_wait_s=20) as cluster:
         accidents = Accidents(cluster, seed=os.getpid())
         submissions, until = 0, time.monotonic() + WAIT_S
         while not (slow / "results.csv").exists():

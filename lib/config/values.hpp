@@ -6,9 +6,9 @@
 #include "config/problems.hpp"
 #include "parameters/parameter.hpp"
 
-// The configuration as a tree of texts with their positions, not yet interpreted.
-
 namespace kvreplay {
+
+// The configuration as a tree of texts with their positions, not yet interpreted.
 
 struct Key {
   std::string text;

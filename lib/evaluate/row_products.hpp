@@ -6,7 +6,7 @@
 #include "core/attend.hpp"
 #include "evaluate/evaluator.hpp"
 #include "exact/tile.hpp"
-#include "kernels/table.hpp"
+#include "kernels/panels.hpp"
 
 namespace kvreplay {
 

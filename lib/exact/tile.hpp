@@ -7,7 +7,7 @@
 
 #include "core/policy.hpp"
 #include "exact/head_stream.hpp"
-#include "kernels/table.hpp"
+#include "kernels/panels.hpp"
 
 namespace kvreplay {
 

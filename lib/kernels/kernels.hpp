@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/panels.hpp"
 #include "kernels/table.hpp"
 
 // Dense arithmetic on tiles: the only part of the engine that depends on instruction sets. Single-threaded on purpose

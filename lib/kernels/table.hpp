@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
-#include <vector>
 
-// Keys of one kv head, packed once for the kernels.
+// The functions of one instruction set. Their translation units are compiled for machines that the rest of the program
+// must not assume, so this header must not define code that other units could link to: plain data only.
 
 namespace kvreplay::kernels {
 
@@ -28,33 +28,6 @@ struct Lowest {
   double score;
   int32_t token;  // -1: there is none
 };
-
-// A matrix [terms, columns] of bf16 numbers, in tiles (TileMatrix of table.hpp).
-struct TilePanels {
-  int32_t term_blocks = 0;
-  std::vector<uint16_t> numbers;
-  TilePanels() = default;
-  // Number (term, column) is x[term * term_stride + column * column_stride]. Nothing is packed if one of them is not a
-  // bf16 number.
-  TilePanels(const float* x, int32_t terms, int32_t columns, int64_t term_stride, int64_t column_stride);
-};
-
-// Keys of one kv head, packed once so that scores() reads whole vectors: panels of kPanel keys, each [d, kPanel], zeros
-// after the last key.
-template <class Real>
-struct KeyPanels {
-  int32_t keys = 0, d = 0;
-  std::vector<Real> numbers;  // [panels, d, kPanel]
-  TilePanels tiles;           // filled if the keys are bf16 numbers passed at construction, and the chosen path has
-                              // tiles
-  KeyPanels() = default;
-  KeyPanels(int32_t n, int32_t dim);                 // all zero
-  KeyPanels(const Real* k, int32_t n, int32_t dim);  // k: [n, d]
-  void put(int32_t at, const Real* key);
-};
-
-// The functions of one instruction set. Their translation units are compiled for machines that the rest of the program
-// must not assume, so this header must not define code that other units could link to: plain data only.
 
 // As the functions of the same names in kernels.hpp, for one precision.
 template <class Real>

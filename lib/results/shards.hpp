@@ -11,10 +11,10 @@
 
 #include "results/columns.hpp"
 
+namespace kvreplay {
+
 // Lines of JSON with a checksum of their own content: {"sum":"<16 hex digits>",<members>}. A truncated or altered line
 // fails the check and is ignored.
-
-namespace kvreplay {
 
 // `members`: a JSON object's text without its braces, on one line.
 std::string sealed_line(std::string_view members);

@@ -9,8 +9,6 @@
 #include "trace/trace.hpp"
 #include "trace/trace_info.hpp"
 
-// Recomputes one row of a query head and compares it with the output that the model recorded.
-
 namespace kvreplay {
 
 // Applies a layer's rotary embedding to a key or query once more (times 1) or removes it (times -1), with the attention
@@ -21,6 +19,8 @@ inline void turn_row(const RopeView& rope, double position, int32_t times, doubl
     else row[c] /= rope.attention_factor;
   rotate(SerialTeam{}, rope, times * position, row);
 }
+
+// Below: one row of a query head is recomputed and compared with the output that the model recorded.
 
 // Which tokens a row attends to, and how.
 struct AttentionRule {

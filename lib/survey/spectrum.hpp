@@ -5,8 +5,6 @@
 #include <span>
 #include <vector>
 
-// How unevenly a non-negative score is distributed over tokens (H2O, Figure 2b).
-
 namespace kvreplay {
 
 // Least-squares fit of y = intercept + slope x.
@@ -32,6 +30,8 @@ inline std::optional<LineFit> fit_line(std::span<const double> x, std::span<cons
   }
   return LineFit{slope, yy > 0 ? 1 - rest / yy : 1};
 }
+
+// How unevenly a non-negative score is distributed over tokens (H2O, Figure 2b).
 
 constexpr double kTopShares[] = {0.01, 0.05, 0.2};  // shares of the tokens
 

@@ -6,9 +6,9 @@
 #include "results/folder.hpp"
 #include "sweep/manifest.hpp"
 
-// The progress of a sweep.
-
 namespace kvreplay {
+
+// The progress of a sweep.
 
 constexpr int32_t kMostAttempts = 3;  // after so many attempts a failed cell is parked
 

@@ -100,6 +100,18 @@ def test_device_code_does_not_use_the_standard_librarys_bit_counting():
     assert found == set()
 
 
+def test_files_of_an_instruction_set_see_no_code_that_others_could_link_to():
+    """A function of a standard header, compiled for AVX-512, could become every unit's."""
+    for path in (LIB / "kernels/x86").glob("*.cpp"):
+        reached, waiting = set(), [path]
+        while waiting and path.stem != "features":  # compiled for every machine
+            new = set(includes(waiting.pop())) - reached
+            reached |= new
+            waiting += [LIB / target for target in new if (LIB / target).exists()]
+        others = {target for target in reached if not target.startswith("kernels/")}
+        assert others <= {"core/bf16.hpp", "core/platform.hpp", "cstdint", "immintrin.h"}, path.name
+
+
 def test_no_header_of_the_library_needs_the_parser_of_json():
     for path in sources():
         if path.suffix != ".cpp":

@@ -7,10 +7,10 @@
 
 #include "apps/commands.hpp"
 #include "apps/config_options.hpp"
+#include "apps/console.hpp"
 #include "apps/devices.hpp"
-#include "apps/option_wording.hpp"
 #include "apps/progress.hpp"
-#include "apps/signals.hpp"
+#include "apps/run_options.hpp"
 #include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "config/run_config.hpp"

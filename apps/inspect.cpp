@@ -16,7 +16,6 @@
 #include "survey/suspicious_numbers.hpp"
 #include "trace/inspect.hpp"
 #include "trace/suspicious_facts.hpp"
-#include "trace/unknown_names.hpp"
 
 // `kvreplay inspect TRACE` and `kvreplay validate FILE`: check files without running anything.
 

@@ -5,10 +5,8 @@
 
 #include "apps/commands.hpp"
 #include "apps/devices.hpp"
-#include "apps/format_text.hpp"
 #include "apps/method_text.hpp"
 #include "apps/offered/registry.hpp"
-#include "apps/parameter_text.hpp"
 #include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "results/columns.hpp"

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "apps/signals.hpp"
+#include "apps/console.hpp"
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
 

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <set>
 
-#include "apps/signals.hpp"
+#include "apps/console.hpp"
 #include "plan/plan.hpp"
 
 namespace kvreplay::app {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "apps/config_options.hpp"
+#include "base/refusal.hpp"
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
 #include "sizing/shares.hpp"
@@ -46,5 +47,8 @@ std::filesystem::path output_of(const RunConfig& config);
 
 // Override for "64,256" (tokens) or "5%,10%" (share_of_cache). Throws ConfigError on anything else.
 std::string budget_override(const std::string& text);
+
+// The words of a run that the command line configures alone: options, and --set for keys without an option.
+const Wording& option_wording();
 
 }  // namespace kvreplay::app

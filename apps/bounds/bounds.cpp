@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kExamples =
+constexpr const char* kBoundsExamples =
     "Theorems state orders: their constants are 1 unless set, and sizes are shown as log10.\n"
     "examples:\n"
     "  kvreplay bounds                                             # every paper, default inputs\n"
@@ -150,7 +150,7 @@ void add_bounds(Command& app) {
   Command command =
       app.command("bounds", "the papers' bounds for given n, d, r, delta, epsilon, or measured from a trace");
   add_bound_options(command, *choices);
-  command.footer(kExamples);
+  command.footer(kBoundsExamples);
   command.runs([choices](Context&) {
     std::erase_if(choices->lists, [&](const auto& list) { return !choices->inputs.at(list.first).given(); });
     return bounds(*choices);

@@ -2,7 +2,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "apps/format_text.hpp"
 #include "apps/method_text.hpp"
 #include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"

@@ -13,14 +13,13 @@
 #include <unordered_map>
 
 #include "apps/engine_options.hpp"
-#include "apps/gradient_uses.hpp"
 #include "apps/meta.hpp"
 #include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
 #include "apps/module/numpy.hpp"
 #include "apps/module/raised.hpp"
-#include "apps/shares.hpp"
+#include "apps/remarks.hpp"
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
 #include "base/text.hpp"

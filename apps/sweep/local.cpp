@@ -4,10 +4,10 @@
 #include <chrono>
 #include <fstream>
 
+#include "apps/console.hpp"
 #include "apps/devices.hpp"
 #include "apps/exit_codes.hpp"
 #include "apps/progress.hpp"
-#include "apps/signals.hpp"
 #include "apps/sweep/pool.hpp"
 #include "apps/sweep/submit.hpp"
 #include "base/text.hpp"

@@ -7,7 +7,7 @@
 #include "apps/earlier_results.hpp"
 #include "apps/exit_codes.hpp"
 #include "apps/meta.hpp"
-#include "apps/notes.hpp"
+#include "apps/remarks.hpp"
 #include "apps/summary.hpp"
 #include "apps/sweep/sweep.hpp"
 #include "base/errors.hpp"

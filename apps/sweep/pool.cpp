@@ -14,7 +14,7 @@
 #include <optional>
 #include <utility>
 
-#include "apps/signals.hpp"
+#include "apps/console.hpp"
 #include "base/errors.hpp"
 
 namespace kvreplay::app {

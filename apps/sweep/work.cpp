@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/console.hpp"
 #include "apps/devices.hpp"
 #include "apps/engine_options.hpp"
 #include "apps/exit_codes.hpp"
@@ -17,12 +18,10 @@
 #include "apps/offered/registry.hpp"
 #include "apps/replaying.hpp"
 #include "apps/run_options.hpp"
-#include "apps/signals.hpp"
 #include "apps/summary.hpp"
 #include "apps/sweep/sweep.hpp"
 #include "base/errors.hpp"
 #include "sweep/shard.hpp"
-#include "sweep/shard_work.hpp"
 #include "sweep/staging.hpp"
 
 // `kvreplay sweep work`: one worker on one shard.

@@ -1,7 +1,10 @@
 #include "caches/cell_setup.hpp"
 
+#include <algorithm>
+
 #include "base/text.hpp"
 #include "exact/oracle_needs.hpp"
+#include "measures/sums.hpp"
 #include "trace/uniforms.hpp"
 
 namespace kvreplay {
@@ -40,5 +43,83 @@ void inject(const Cell& cell, CacheSetup& setup, std::vector<std::vector<double>
 
 template CacheSetup cell_setup(const Cell&, const HeadStream<float>&);
 template CacheSetup cell_setup(const Cell&, const HeadStream<double>&);
+
+namespace {
+
+struct Charged {
+  Metric to;
+  int64_t Ledger::*from;
+};
+constexpr Charged kRows[] = {
+    {"peak_bytes", &Ledger::peak_bytes},
+    {"key_floats", &Ledger::peak_key_floats},
+    {"value_floats", &Ledger::peak_value_floats},
+    {"weight_floats", &Ledger::peak_weight_floats},
+};
+constexpr Charged kBesides[] = {
+    {"aux_bytes", &Ledger::peak_aux_bytes},
+    {"score_bytes", &Ledger::score_bytes},
+    {"sketch_bytes", &Ledger::sketch_bytes},
+    {"index_bytes", &Ledger::index_bytes},
+};
+
+double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / double(count) : 0.0; }
+
+}  // namespace
+
+HeldTokens exact_cache_tokens(int32_t tokens, int32_t prompt, int32_t window) {
+  const int64_t most = window > 0 ? std::min(tokens, window) : tokens;
+  const auto held = [&](int64_t seen) { return std::min(seen, most); };
+  const auto sum = [&](int64_t seen) { return held(seen) * (held(seen) + 1) / 2 + (seen - held(seen)) * most; };
+  const int64_t before = std::max(prompt - 1, 0);  // tokens before the first S_t
+  return {int32_t(most), int32_t(held(prompt)), ratio(sum(tokens) - sum(before), tokens - before)};
+}
+
+void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& sizes, Measured& to) {
+  const auto charge = [](bool once, double so_far, double amount) {
+    return once ? std::max(so_far, amount) : so_far + amount;
+  };
+  const bool one_index = sizes.shared && !sizes.own_index;
+  double kept = 0, floats = 0, read = 0, rows_bytes = 0, besides = 0, final_rows = 0, final_besides = 0;
+  double prompt_rows = 0, prompt_besides = 0;
+  int64_t attended = 0, rows = 0, read_steps = 0, evictions = 0, quantised = 0, peak_kept = 0, peak_attended = 0;
+  std::vector<double> ages;
+  for (const Ledger* ledger : ledgers) {
+    const Ledger& l = *ledger;
+    for (const Charged& c : kRows) to[c.to] = charge(sizes.shared, to[c.to].value_or(0), double(l.*c.from));
+    for (const Charged& c : kBesides) to[c.to] = charge(one_index, to[c.to].value_or(0), double(l.*c.from));
+    final_rows = charge(sizes.shared, final_rows, double(l.final_bytes - l.final_aux_bytes));
+    final_besides = charge(one_index, final_besides, double(l.final_aux_bytes));
+    prompt_rows = charge(sizes.shared, prompt_rows, double(l.prompt_bytes - l.prompt_aux_bytes));
+    prompt_besides = charge(one_index, prompt_besides, double(l.prompt_aux_bytes));
+    peak_kept = std::max(peak_kept, l.peak_kept), peak_attended = std::max(peak_attended, l.peak_attended);
+    kept += ratio(l.kept_sum, l.kept_steps);
+    attended += l.attended_sum, rows += l.attended_rows;
+    rows_bytes = charge(sizes.shared, rows_bytes, ratio(l.bytes_sum - l.aux_sum, l.kept_steps));
+    besides = charge(one_index, besides, ratio(l.aux_sum, l.kept_steps));
+    floats = charge(sizes.shared, floats, double(l.peak_floats));
+    read += ratio(l.read_sum, l.read_steps), read_steps += l.read_steps;
+    ages.insert(ages.end(), l.evicted_ages.begin(), l.evicted_ages.end());
+    evictions += l.evictions, quantised += l.quantised;
+    to.select_s += l.select_s, to.attend_s += l.attend_s;
+    to.extras.insert(l.extras.begin(), l.extras.end());
+  }
+  to["peak_kept_tokens"] = double(peak_kept), to["peak_attended_tokens"] = double(peak_attended);
+  to["mean_kept_tokens"] = kept / double(ledgers.size());
+  to["mean_attended_tokens"] = ratio(attended, rows);
+  to["mean_bytes"] = rows_bytes + besides, to["final_bytes"] = final_rows + final_besides;
+  to["total_bytes"] = *to["peak_bytes"] + *to["aux_bytes"];
+  to["equivalent_tokens"] = floats / sizes.row_floats;
+  to["n_evictions"] = double(evictions), to["n_quantised"] = double(quantised);
+  if (read_steps > 0) to["read_bytes_per_step"] = read;
+  if (!ages.empty()) to["median_evicted_age_tokens"] = quantile(ages, 0.5);
+  if (const auto bound = to.extras.find("bound_log10_tokens"); bound != to.extras.end())
+    to["bound_log10_tokens"] = bound->second;
+  const double row_bytes = double(sizes.row_floats) * sizes.stored_bytes;
+  to["full_bytes"] = sizes.full.at_end * row_bytes, to["mean_full_bytes"] = sizes.full.mean * row_bytes;
+  if (sizes.full.after_prompt == 0) return;
+  to["prompt_bytes"] = prompt_rows + prompt_besides;
+  to["prompt_full_bytes"] = sizes.full.after_prompt * row_bytes;
+}
 
 }  // namespace kvreplay

@@ -67,9 +67,13 @@ using AnyScorer = Wrapped<Scorers>;
 ]] @ONLY)
 endfunction()
 
-# Files that are compiled together share what the compiler reads and instantiates for each.
+# kvreplay_together(TARGET [COUNT]): compiles COUNT files at a time, which share what the compiler reads and instantiates.
 function(kvreplay_together target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  set(count 16)
+  if(ARGN)
+    set(count ${ARGN})
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
 endfunction()
 
 # kvreplay_methods(TARGET LIST): the tables of the methods of a list, and where CUDA is built the programs by which its

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "catalog/bound_method.hpp"
+#include "config/problems.hpp"
 #include "config/run_config.hpp"
 #include "config/values.hpp"
+#include "core/common_options.hpp"
 #include "formats/registry.hpp"
 
 // The axes that every method can be combined with: their names and values, and which combinations are meaningful.
@@ -42,5 +44,14 @@ struct OptionValue {
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);
 // Why a combination has no meaning, and what to do instead, as the rule of a Refusal; "" if it has one.
 std::string combination_problem(const MethodInstance& m, const Wording& words);
+
+// Reads wrapper: none, critical, or {name: caote, level: kv} with the wrapper's parameters.
+std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item);
+
+// Reads merge: none, cam, d2o, pivot, weighted_v or gaussian, or a map with the rule's parameters.
+std::optional<Merge> read_merge(Problems& problems, const Node& item);
+// Why the tokens that a method evicts cannot be merged, and what to do instead, as the rule of a Refusal; ""
+// if they can, or if merge is none.
+std::string merge_problem(const MethodInstance& m, const Wording& words = file_wording());
 
 }  // namespace kvreplay

@@ -6,7 +6,6 @@
 
 #include "config/common_options.hpp"
 #include "config/row_format.hpp"
-#include "config/wrapping.hpp"
 
 namespace kvreplay {
 namespace {

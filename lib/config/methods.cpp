@@ -9,7 +9,6 @@
 #include "config/common_options.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
-#include "config/wrapping.hpp"
 
 // Reads the list of methods: names, parameters, and the axes that every method can be combined with. A list where one
 // value is expected is a sweep axis; an entry becomes one instance for every combination.

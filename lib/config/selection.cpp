@@ -6,9 +6,9 @@
 #include <set>
 
 #include "base/text.hpp"
+#include "config/budget.hpp"
 #include "config/common_options.hpp"
 #include "config/extents.hpp"
-#include "config/least_budget.hpp"
 #include "config/list_checks.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"

@@ -10,7 +10,7 @@
 // All metrics of a cell: name, unit, meaning, the work beyond what every cell costs, and how methods are compared by
 // it. The table drives results.csv, `metrics:`, `list metrics`, the documentation, and what the analysis compares
 // methods by. To add a metric, append a line at the end, so that columns keep their positions, and assign its value in
-// a measure (measures/*.cpp) or in the accounting of sizes (caches/cell_sizes.cpp). Its Work is whatever that
+// a measure (measures/*.cpp) or in the accounting of sizes (caches/cell_setup.cpp). Its Work is whatever that
 // assignment reads.
 
 namespace kvreplay {

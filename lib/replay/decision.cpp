@@ -4,7 +4,6 @@
 
 #include "base/errors.hpp"
 #include "caches/cell_setup.hpp"
-#include "caches/cell_sizes.hpp"
 
 namespace kvreplay {
 namespace {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "survey/usual_mistakes.hpp"
-#include "trace/layer_path.hpp"
+#include "trace/trace_info.hpp"
 
 namespace kvreplay {
 

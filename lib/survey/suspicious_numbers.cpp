@@ -8,8 +8,8 @@
 
 #include "survey/recorded_output.hpp"
 #include "survey/rotary_phase.hpp"
-#include "trace/layer_path.hpp"
 #include "trace/suspicious_facts.hpp"
+#include "trace/trace_info.hpp"
 
 namespace kvreplay {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/errors.hpp"
 #include "core/bf16.hpp"
 #include "trace/halves.hpp"
-#include "trace/usable_numbers.hpp"
+#include "trace/tensors.hpp"
 
 namespace kvreplay {
 namespace {

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kRemedy = "write it with kvreplay calibrate TRACE -o FILE, from a trace of this model";
+constexpr const char* kCalibrateRemedy = "write it with kvreplay calibrate TRACE -o FILE, from a trace of this model";
 
 std::string layer_group(int32_t layer) { return fmt::format("layers/{:03}", layer); }
 int64_t pairs_of(const LayerInfo& layer) { return layer.rope ? int64_t(layer.rope->inv_freq.size()) : 0; }
@@ -104,7 +104,7 @@ auto told(Work work) {
   try {
     return work();
   } catch (const h5::Problem& problem) {
-    throw ConfigError(fmt::format("{}: {}", problem.what(), kRemedy));
+    throw ConfigError(fmt::format("{}: {}", problem.what(), kCalibrateRemedy));
   }
 }
 
@@ -147,7 +147,7 @@ std::string calibration_file_problem(const fs::path& file, const LayerInfo& laye
   };
   const SandboxedRead seen = read_sandboxed(work);
   if (seen.crash.empty()) return seen.error;
-  return fmt::format("{}: is damaged: reading it ends with \"{}\": {}", file.string(), seen.crash, kRemedy);
+  return fmt::format("{}: is damaged: reading it ends with \"{}\": {}", file.string(), seen.crash, kCalibrateRemedy);
 }
 
 }  // namespace kvreplay

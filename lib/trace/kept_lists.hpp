@@ -45,4 +45,8 @@ std::string digest_of(const KeptLists& lists);
 // budget.
 std::string kept_file_of(const std::string& pattern, std::optional<int32_t> budget);
 
+// Throws ConfigError if the lists do not fit the replay: tokens that do not exist yet, evicted tokens that return, more
+// tokens than the budget, or denominator weights that sum to 0. where: "FILE: /GROUP".
+void check_kept_lists(const KeptLists& lists, const KeptScope& scope, const std::string& where);
+
 }  // namespace kvreplay

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "trace/layer_path.hpp"
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "trace/h5_walk.hpp"
+#include "trace/trace_info.hpp"
 
 namespace kvreplay {
 namespace {
@@ -67,6 +70,108 @@ std::vector<std::string> far_scalings(const TraceInfo& info) {
     return {};  // its new and old name
   return lines_of(
       info, "", [](const PromptInfo&, const LayerInfo& layer) { return has_far_scaling(layer); }, scaling_text);
+}
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+// Names in docs/formats.md, and further names that recorders write.
+const Names kRootAttributes = {
+    "command_line",    "complete",  "config_json", "created_utc", "dump_json",     "dumper",
+    "dumper_version",  "g_labels",  "g_samples",   "g_seed",      "h5py_version",  "head_dim",
+    "kvreplay_schema", "model",     "n_kv_heads",  "n_layers",    "n_q_heads",     "revision",
+    "rope_json",       "tokenizer", "trace_id",    "v_head_dim",  "torch_version", "transformers_version",
+    "written_by"};
+const Names kPromptAttributes = {"answer_from", "final_token",   "masked_runs", "n_generated",
+                                 "n_prompt",    "question_from", "sampling",    "seed",
+                                 "source",      "text",          "text_sha256"};
+const Names kLayerAttributes = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
+                                "scaling",     "softcap", "sliding_window", "source_dtype"};
+const Names kLookaheadAttributes = {"budget", "context_tokens", "kernel", "window"};
+const Names kRepeatAttributes = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
+const Names kPromptDatasets = {"g_entropy",        "g_logprob",  "layers",         "lookahead",    "masked_a",
+                               "masked_distance2", "masked_kl",  "masked_kl_rows", "position_ids", "repeat",
+                               "token_class",      "token_text", "tokens"};
+const Names kLookaheadDatasets = {"tokens"};
+const Names kRepeatDatasets = {"ctx", "rows", "tokens"};
+const Names kLayerDatasets = {
+    "g",     "g_recorded",     "g_rows",   "k",        "lookahead_q",   "o_proj",     "out",   "q",
+    "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "resid_in_norm", "resid_norm", "sinks", "v"};
+
+// Names from other programs that edit distance would not match.
+constexpr std::pair<const char*, const char*> kSynonyms[] = {
+    {"window", "sliding_window"}, {"scale", "scaling"}, {"logit_cap", "softcap"}, {"attn_logit_softcapping", "softcap"},
+    {"rope_theta", "rope_json"},  {"s_aux", "sinks"},   {"output", "out"},        {"attn_output", "out"},
+    {"positions", "q_pos"}};
+
+std::string intended_name(const std::string& name, const Names& missing) {
+  for (const auto& [word, means] : kSynonyms)
+    if (name == word && std::ranges::find(missing, means) != missing.end()) return means;
+  return nearest_word(name, missing);
+}
+
+class Search {
+ public:
+  // near: report only names that resemble a missing one.
+  enum class Tell { all, near };
+
+  void look(const std::string& where, const char* kind, const Names& found, const Names& known, Tell tell) {
+    Names missing;
+    std::ranges::set_difference(sorted(known), found, std::back_inserter(missing));
+    for (const std::string& name : found) {
+      if (std::ranges::find(known, name) != known.end()) continue;
+      const std::string meant = intended_name(name, missing);
+      if (meant.empty() && tell == Tell::near) continue;
+      lines_.push_back(fmt::format("{}: {} {} is not read{}. Rename it, or leave it out (docs/formats.md)", where, kind,
+                                   name, meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
+    }
+  }
+
+  std::vector<std::string> lines() && { return std::move(lines_); }
+
+ private:
+  static Names sorted(Names names) {
+    std::ranges::sort(names);
+    return names;
+  }
+  std::vector<std::string> lines_;
+};
+
+}  // namespace
+
+std::vector<std::string> unknown_names(const Trace& trace) {
+  const h5::Lock lock;
+  Search search;
+  try {
+    const h5::Node root = h5::open_root(trace.info().path);
+    search.look(trace.info().path.string(), "attribute", h5::attribute_names(root), kRootAttributes,
+                Search::Tell::near);
+    for (const PromptInfo& prompt : trace.info().prompts) {
+      const h5::Node node = h5::open_path(root, "prompts/" + prompt.id);
+      search.look(node.where(), "attribute", h5::attribute_names(node), kPromptAttributes, Search::Tell::near);
+      search.look(node.where(), "dataset", h5::members(node), kPromptDatasets, Search::Tell::near);
+      if (prompt.repeat.chunks() > 0) {
+        const h5::Node of_repeat = h5::open_child(node, "repeat");
+        search.look(of_repeat.where(), "attribute", h5::attribute_names(of_repeat), kRepeatAttributes,
+                    Search::Tell::near);
+        search.look(of_repeat.where(), "dataset", h5::members(of_repeat), kRepeatDatasets, Search::Tell::near);
+      }
+      if (prompt.lookahead.rows > 0) {
+        const h5::Node ahead = h5::open_child(node, "lookahead");
+        search.look(ahead.where(), "attribute", h5::attribute_names(ahead), kLookaheadAttributes, Search::Tell::near);
+        search.look(ahead.where(), "dataset", h5::members(ahead), kLookaheadDatasets, Search::Tell::near);
+      }
+      for (const LayerInfo& layer : prompt.layers) {
+        const h5::Node of_layer = h5::open_path(root, layer_path(prompt.id, layer.layer));
+        search.look(of_layer.where(), "attribute", h5::attribute_names(of_layer), kLayerAttributes, Search::Tell::all);
+        search.look(of_layer.where(), "dataset", h5::members(of_layer), kLayerDatasets, Search::Tell::all);
+      }
+    }
+  } catch (const h5::Problem& problem) {
+    throw TraceError(problem.what());
+  }
+  return std::move(search).lines();
 }
 
 }  // namespace kvreplay

@@ -2,10 +2,10 @@
 #include <string>
 #include <vector>
 
+#include "trace/trace.hpp"
 #include "trace/trace_info.hpp"
 
-// Metadata that is valid but probably wrong, one line for each prompt. No tensor is read, and a trace may still be
-// correct.
+// Metadata that is valid but probably wrong, one line each. No tensor is read, and a trace may still be correct.
 
 namespace kvreplay {
 
@@ -14,5 +14,9 @@ std::vector<std::string> swapped_axes(const TraceInfo& info);
 // Layers whose scaling is far from 1/sqrt(head_dim). Skips layers that record `out`, which tests the scaling, and
 // traces of the recorder, which takes the scaling from the model.
 std::vector<std::string> far_scalings(const TraceInfo& info);
+
+// Attributes and datasets that no reader uses, one line each, with the most likely intended name. In a layer: all of
+// them. Elsewhere: only those close to a name that is missing. Throws TraceError if the file cannot be read.
+std::vector<std::string> unknown_names(const Trace& trace);
 
 }  // namespace kvreplay

@@ -10,7 +10,7 @@
 #include "core/bf16.hpp"
 #include "trace/halves.hpp"
 #include "trace/shape_checks.hpp"
-#include "trace/usable_numbers.hpp"
+#include "trace/tensors.hpp"
 
 namespace kvreplay {
 namespace {

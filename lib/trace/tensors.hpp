@@ -1,7 +1,9 @@
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "trace/trace_info.hpp"
 
@@ -56,5 +58,11 @@ class Tensors {
 
 // Opens part of the run's trace number `trace`. Throws TraceError.
 using OpenTensors = std::function<std::unique_ptr<Tensors>(size_t trace, const TraceScope& scope)>;
+
+// Describes the first unusable number in rows first_row.. of a head, [rows, width]; "" if there is none. Unusable are
+// NaN, infinity, and numbers so large that a product of two such vectors would overflow single precision. row: "token"
+// or "query".
+std::string unusable_number(std::span<const float> values, int64_t width, int64_t head, int64_t first_row,
+                            const char* row);
 
 }  // namespace kvreplay

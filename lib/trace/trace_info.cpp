@@ -1,5 +1,7 @@
 #include "trace/trace_info.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -43,5 +45,9 @@ std::string TraceInfo::lacks(const std::string& prompt) const {
 
 bool TraceScope::holds(const std::string& prompt) const { return among(prompts, prompt); }
 bool TraceScope::holds(int32_t layer) const { return among(layers, layer); }
+
+std::string layer_path(const std::string& prompt, int32_t layer) {
+  return fmt::format("prompts/{}/layers/{:03}", prompt, layer);
+}
 
 }  // namespace kvreplay

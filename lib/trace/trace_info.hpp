@@ -104,4 +104,6 @@ struct TraceInfo {
   std::string lacks(const std::string& prompt) const;
 };
 
+std::string layer_path(const std::string& prompt, int32_t layer);  // "prompts/<id>/layers/<LLL>"
+
 }  // namespace kvreplay

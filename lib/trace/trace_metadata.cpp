@@ -7,8 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.hpp"
-#include "trace/lookahead_metadata.hpp"
-#include "trace/repeat_metadata.hpp"
+#include "trace/added_rows.hpp"
 #include "trace/tensor_read.hpp"
 
 namespace kvreplay {

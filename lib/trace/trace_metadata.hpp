@@ -3,9 +3,9 @@
 #include <string>
 
 #include "trace/h5_array.hpp"
-#include "trace/layer_path.hpp"
 #include "trace/shape_checks.hpp"
 #include "trace/trace.hpp"
+#include "trace/trace_info.hpp"
 
 // Reads a trace's metadata: attributes, shapes and defaults. All functions throw h5::Problem.
 

@@ -1,7 +1,7 @@
 """Measures the cost of a method in Python beside the built-in one with equal decisions, and the cost of
 `kvreplay.replay` beside the engine's own time.
 
-    PYTHONPATH=apps:analysis:traces:tests/python python tests/bench/own_methods.py [--repeat 5]
+    PYTHONPATH=lib/python:apps:analysis:traces:tests/python python tests/bench/own_methods.py [--repeat 5]
 
 Tensors are random: one layer with 8 query heads on 4 kv heads of 64, on one thread. A method's time is the
 CPU time of a replay with it minus that of `exact` alone, which holds the work that all methods share. Each

@@ -14,9 +14,9 @@
 #include "survey/recorded_output.hpp"
 #include "survey/suspicious_numbers.hpp"
 #include "trace/inspect.hpp"
+#include "trace/suspicious_facts.hpp"
 #include "trace/trace.hpp"
 #include "trace/trace_metadata.hpp"
-#include "trace/unknown_names.hpp"
 
 // Takes any bytes as a trace file. Either it is refused with a message that names it, or all of it can be read and all
 // numbers are finite.

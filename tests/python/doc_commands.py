@@ -120,7 +120,7 @@ class Reader:
         self.environment = {
             **os.environ,
             "PATH": f"{commands}:{os.environ['PATH']}",
-            "PYTHONPATH": ":".join(str(ROOT / room) for room in ("apps", "traces", "analysis")),
+            "PYTHONPATH": ":".join(str(ROOT / room) for room in ("lib/python", "apps", "traces", "analysis")),
             "KVREPLAY": str(BINARY),
             "LC_ALL": "C.UTF-8",
             "COLUMNS": "80",

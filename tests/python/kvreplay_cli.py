@@ -15,7 +15,7 @@ from kvreplay.verbs import VERBS
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("KVREPLAY", ROOT / "build" / "release" / "kvreplay")).resolve()
 # Folders of this checkout's packages, for a separate Python process.
-ROOMS = [str(ROOT / room) for room in ("apps", "analysis", "traces", "tests/python")]
+ROOMS = [str(ROOT / room) for room in ("lib/python", "apps", "analysis", "traces", "tests/python")]
 # The program with one more method and the device emulator.
 TOY = BINARY.parent / "tests" / "kvreplay_toy"
 # A program started directly by a process as large as a test run would be measured as equally large.

@@ -415,7 +415,7 @@ def test_every_key_of_a_sidecar_is_documented():
 
 
 def command(*words):
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("apps", "traces"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("lib/python", "apps", "traces"))
     return subprocess.run(
         [sys.executable, "-m", "kvreplay", "import", *map(str, words)],
         capture_output=True,

@@ -140,7 +140,7 @@ MISTAKES = {
 
 def run_script(script, folder):
     """Runs Python code in a folder, in a process that finds the packages of this checkout."""
-    path = os.pathsep.join(str(ROOT / part) for part in ("apps", "traces", "analysis"))
+    path = os.pathsep.join(str(ROOT / part) for part in ("lib/python", "apps", "traces", "analysis"))
     return subprocess.run(
         [sys.executable, "-c", script],
         cwd=folder,

@@ -87,7 +87,9 @@ def offering(tmp_path_factory):
 
 def program(site, *words):
     """Runs the front door, which hosts the methods in `site` for the program."""
-    paths = os.pathsep.join(map(str, [site, ROOT / "apps", ROOT / "analysis", ROOT / "traces"]))
+    paths = os.pathsep.join(
+        map(str, [site, ROOT / "lib/python", ROOT / "apps", ROOT / "analysis", ROOT / "traces"])
+    )
     return subprocess.run(
         [sys.executable, "-m", "kvreplay", *map(str, words)],
         capture_output=True,

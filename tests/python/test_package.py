@@ -118,7 +118,7 @@ def test_a_user_error_reaches_the_second_project_as_an_exception(second_project,
 
 PACKAGES = (
     *(
-        "apps/kvbase",
+        "lib/python/kvbase",
         "apps/kvreplay",
         "traces/kvtrace",
         "traces/kvrecord",

@@ -310,7 +310,9 @@ def test_no_module_of_the_analysis_imports_itself_through_others():
 @pytest.mark.parametrize("name", PACKAGES)
 def test_packages_import_in_one_direction(name):
     (folder,) = (
-        ROOT / place / name for place in ("apps", "traces", "analysis") if (ROOT / place / name).is_dir()
+        ROOT / place / name
+        for place in ("lib/python", "apps", "traces", "analysis")
+        if (ROOT / place / name).is_dir()
     )
     found = {}
     for path in folder.rglob("*.py"):

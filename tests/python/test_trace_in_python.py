@@ -909,7 +909,7 @@ def test_writing_needs_no_torch(tmp_path):
         "import sys; sys.modules['torch'] = None; import numpy as np; from kvreplay.trace import Trace;"
         "x = np.ones((1, 2, 4), np.float32); print(Trace.write(sys.argv[1], {0: (x, x, x)}))"
     )
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("apps", "traces"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("lib/python", "apps", "traces"))
     done = subprocess.run(
         [sys.executable, "-c", code, str(Path(tmp_path) / "t.h5")],
         capture_output=True,

@@ -8,7 +8,7 @@
 
 #include "apps/config_options.hpp"
 #include "apps/engine_options.hpp"
-#include "apps/labels.hpp"
+#include "apps/method_text.hpp"
 #include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "config/run_config.hpp"

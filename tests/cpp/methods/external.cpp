@@ -3,7 +3,7 @@
 #include "hand_streams.hpp"
 #include "list_files.hpp"
 #include "sweep/fixture.hpp"
-#include "sweep/shard_work.hpp"
+#include "sweep/shard.hpp"
 
 // Sets from files: small cases by hand, and every way to refuse them.
 

@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "config/wrapping.hpp"
+#include "config/common_options.hpp"
 #include "hand_streams.hpp"
 #include "property_exceptions.hpp"
 

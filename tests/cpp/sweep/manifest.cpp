@@ -3,7 +3,7 @@
 
 #include "base/errors.hpp"
 #include "sweep/fixture.hpp"
-#include "sweep/shard_work.hpp"
+#include "sweep/shard.hpp"
 
 using namespace sweep_test;
 

@@ -4,8 +4,8 @@
 #include "base/errors.hpp"
 #include "trace/files.hpp"
 #include "trace/inspect.hpp"
+#include "trace/suspicious_facts.hpp"
 #include "trace/trace.hpp"
-#include "trace/unknown_names.hpp"
 
 namespace kvreplay {
 namespace {

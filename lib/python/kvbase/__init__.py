@@ -6,5 +6,5 @@
 __version__ = "0.1.0"
 
 # In a checkout the extension module lies where cmake builds it.
-if __path__[0].endswith("/apps/kvbase"):
-    __path__.append(__path__[0].removesuffix("apps/kvbase") + "build/release/python/kvbase")
+if __path__[0].endswith("/lib/python/kvbase"):
+    __path__.append(__path__[0].removesuffix("lib/python/kvbase") + "build/release/python/kvbase")

@@ -47,8 +47,8 @@ void check_deep(const Trace& trace, const std::string& file, Console& console) {
     if (!problem.starts_with(file)) problem = fmt::format("{}: {}", file, problem);
   if (!problems.empty()) throw TraceError(join(problems, "\n"));
   problems = wrong_outputs(trace);
-  for (const auto& warnings :
-       {unknown_names(trace), swapped_axes(trace.info()), far_scalings(trace.info()), suspicious_numbers(trace)})
+  for (const auto& warnings : {unknown_names(trace), swapped_axes(trace.info()), odd_positions(trace.info()),
+                               far_scalings(trace.info()), suspicious_numbers(trace)})
     for (const std::string& warning : warnings) console.warning(warning);
   if (!problems.empty()) throw TraceError(join(problems, "\n"));
 }

@@ -13,6 +13,7 @@
 #include "apps/module/raised.hpp"
 #include "base/errors.hpp"
 #include "trace/h5_walk.hpp"
+#include "trace/suspicious_facts.hpp"
 #include "trace/trace.hpp"
 #include "trace/trace_metadata.hpp"
 
@@ -105,6 +106,8 @@ void define_facts(nb::module_& module) {
       .def_ro("q_prescaled", &LayerInfo::q_prescaled)
       .def_prop_ro("rope", [](const LayerInfo& layer) { return dict_of(layer.rope); })
       .def_ro("rope_recorded", &LayerInfo::rope_recorded)
+      .def_prop_ro("kv_layer",
+                   [](const LayerInfo& l) { return l.kv_layer < 0 ? std::nullopt : std::optional(l.kv_layer); })
       .def_ro("has_q_pos", &LayerInfo::has_q_pos)
       .def_ro("has_sinks", &LayerInfo::has_sinks)
       .def_ro("has_out", &LayerInfo::has_out);
@@ -116,6 +119,7 @@ void define_facts(nb::module_& module) {
       .def_ro("question_from", &PromptInfo::question_from)
       .def_ro("source", &PromptInfo::source)
       .def_ro("has_tokens", &PromptInfo::has_tokens)
+      .def_ro("odd_positions", &PromptInfo::odd_positions)
       .def_ro("has_classes", &PromptInfo::has_classes)
       .def_ro("layers", &PromptInfo::layer_numbers)
       .def_prop_ro("layer", [](const PromptInfo& prompt) { return prompt.layers.at(0); });
@@ -157,6 +161,7 @@ void define_traces(nb::module_& module) {
       "trace_id", [](const fs::path& path) { return Trace(path).info().trace_id; }, Unlocked());
   module.def("written_trace_id", written_trace_id, Unlocked());
   module.def("rope_facts", rope_facts);
+  module.def("odd_positions", [](const std::vector<int64_t>& positions) { return odd_positions(positions); });
   module.def("layer_shapes", layer_shapes);
 }
 

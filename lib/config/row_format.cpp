@@ -288,7 +288,9 @@ Refusal storage_refusal(const RowFormat& format, const LayerInfo& layer, int32_t
   if (here.key.pre_rope && !layer.rope_recorded)
     return {.rule = words.option("keys", "pre_rope") + " takes the rotary embedding out of keys, which " +
                     words.trace(trace, "lack"),
-            .remedy = fmt::format("{}, or write {}", words.rope(trace), words.option("keys", "post_rope"))};
+            .remedy = layer.rope_unknown
+                          ? fmt::format("write {}", words.option("keys", "post_rope"))
+                          : fmt::format("{}, or write {}", words.rope(trace), words.option("keys", "post_rope"))};
   return {};
 }
 

@@ -50,6 +50,7 @@ class Selection {
         if (const size_t p = place_of(id, ids); p < ids.size()) add_prompt(i, p);
     }
     for (size_t m = 0; m < config_.methods.size(); ++m) tell_skipped(m);
+    tell_readers();
     return std::move(selected_);
   }
 
@@ -60,6 +61,9 @@ class Selection {
     checks_.check_layers(trace, prompt);
     if (prompt.layers.empty()) return;  // no selected layer exists: already reported
     checks_.check_text(trace, prompt);
+    if (!prompt.odd_positions.empty())
+      problems_.warning(config_.mark_of({"select.prompts", "traces"}),
+                        fmt::format("{}: prompt {}: {}", trace.path.string(), prompt.id, prompt.odd_positions));
     const auto extent = extent_of(config_, trace, prompt, problems_);
     for (const MethodInstance& instance : config_.methods)
       for (const CalibrationPrompt& other : calibration_of(config_, instance, trace, prompt, problems_))
@@ -68,11 +72,28 @@ class Selection {
     for (const int32_t number : config_.select.layers.value_or(numbers)) {
       const size_t l = place_of(number, numbers);
       if (l == numbers.size()) continue;  // already reported
+      if (is_counted_elsewhere(prompt.layers[l], numbers)) continue;
       SelectedLayer selected{trace_index, prompt_index, l, extent.value_or(Extent{}), {}, {}};
       add_layer(trace, prompt, extent, selected);
       if (extent) selected_.push_back(std::move(selected));
     }
     if (extent) check_budgets(trace, prompt, *extent);
+  }
+
+  // Without a choice of layers, a layer that reads the keys and values of another replayed one has no cache of its own.
+  bool is_counted_elsewhere(const LayerInfo& layer, const std::vector<int32_t>& numbers) {
+    if (config_.select.layers || place_of(layer.kv_layer, numbers) == numbers.size()) return false;
+    readers_.insert(layer.layer);
+    return true;
+  }
+
+  void tell_readers() {
+    if (readers_.empty()) return;
+    problems_.warning(
+        config_.mark_of({"select.layers"}),
+        Refusal{.rule = fmt::format("{} {} read the keys and values of other layers and are left out: "
+                                    "caches are cut and bytes are counted once",
+                                    readers_.size() == 1 ? "layer" : "layers", fmt::join(readers_, ", "))});
   }
 
   void add_layer(const TraceInfo& trace, const PromptInfo& prompt, const std::optional<Extent>& extent,
@@ -231,6 +252,7 @@ class Selection {
   ListChecks lists_;
   TraceChecks checks_;
   std::vector<SelectedLayer> selected_;
+  std::set<int32_t> readers_;          // layers that have no cache of their own
   std::set<size_t> codes_some_layer_;  // methods whose row format codes rows of some layer
 };
 

@@ -105,19 +105,20 @@ void TraceChecks::check_rope(size_t m, const PromptNeeds& needs, const TraceInfo
                              const LayerInfo& layer) {
   if (layer.rope_recorded) return;
   const MethodInstance& instance = config_.methods[m];
-  const std::string lacking = "the rotary embedding, which " + words().trace(trace.path.string(), "lack");
+  const std::string what =
+      layer.rope_unknown ? "one rotary embedding of all rows, which " : "the rotary embedding, which ";
+  const std::string lacking = what + words().trace(trace.path.string(), "lack");
+  const std::string remedy = layer.rope_unknown ? "leave the method out" : words().rope(trace.path.string());
   if (instance.options.positions == Positions::cache) {
     const Mark mark = config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
     problems_.error(mark, Refusal{.methods = {instance.named()},
                                   .verb = "need",
                                   .rule = lacking + ", to re-assign positions",
-                                  .remedy = "write {entry}, or " + words().rope(trace.path.string()),
+                                  .remedy = layer.rope_unknown ? "write {entry}" : "write {entry}, or " + remedy,
                                   .option = {"positions", "original"},
                                   .places = places_of(trace, prompt, layer)});
   }
-  if (needs.rotary)
-    refuse(instance, "need", lacking + ", to rotate queries", words().rope(trace.path.string()),
-           places_of(trace, prompt, layer));
+  if (needs.rotary) refuse(instance, "need", lacking + ", to rotate queries", remedy, places_of(trace, prompt, layer));
 }
 
 void TraceChecks::check_logits(const MethodInstance& instance, const TraceInfo& trace, const PromptInfo& prompt,

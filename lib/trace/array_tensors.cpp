@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "core/bf16.hpp"
 #include "trace/halves.hpp"
+#include "trace/suspicious_facts.hpp"
 #include "trace/tensors.hpp"
 
 namespace kvreplay {
@@ -124,6 +125,7 @@ void take_shapes(TraceArrays& arrays) {
         throw TraceError(fmt::format("{}: prompt {}: {} {}, but {} tokens", arrays.info.path.string(), prompt.id, count,
                                      name, prompt.tokens));
     prompt.has_classes = !of.classes.empty();
+    prompt.odd_positions = odd_positions(std::vector<int64_t>(of.position_ids.begin(), of.position_ids.end()));
   }
 }
 

@@ -45,6 +45,8 @@ json layer_json(const LayerInfo& l) {
           {"q_prescaled", l.q_prescaled},
           {"rope", rope_json(l)},
           {"rope_recorded", l.rope_recorded},
+          {"rope_unknown", l.rope_unknown},
+          {"kv_layer", l.kv_layer < 0 ? json() : json(l.kv_layer)},
           {"out", l.has_out},
           {"sinks", l.has_sinks},
           {"q_pos", l.has_q_pos},
@@ -121,7 +123,7 @@ Checks count_checks(const Trace& trace) {
 std::string window_text(const LayerInfo& l) { return l.sliding_window == 0 ? "-" : std::to_string(l.sliding_window); }
 
 std::string rope_text(const LayerInfo& l) {
-  if (!l.rope) return l.rope_recorded ? "none" : "not recorded";
+  if (!l.rope) return l.rope_recorded ? "none" : l.rope_unknown ? "unknown" : "not recorded";
   const std::string partial = l.rope->rotary_dims == l.head_dim ? "" : fmt::format(", {} dims", l.rope->rotary_dims);
   return l.rope->theta > 0 ? fmt::format("theta {:g}{}", l.rope->theta, partial) : l.rope->type + partial;
 }
@@ -129,6 +131,7 @@ std::string rope_text(const LayerInfo& l) {
 std::string extras_text(const LayerInfo& l) {
   std::string text;
   if (l.query_rows != l.tokens) text += fmt::format(" {} query rows", l.query_rows);
+  if (l.kv_layer >= 0) text += fmt::format(" kv of layer {}", l.kv_layer);
   if (l.softcap > 0) text += fmt::format(" softcap {:g}", l.softcap);
   if (l.has_sinks) text += " sinks";
   if (l.has_out) text += " out";

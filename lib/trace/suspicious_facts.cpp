@@ -72,6 +72,35 @@ std::vector<std::string> far_scalings(const TraceInfo& info) {
       info, "", [](const PromptInfo&, const LayerInfo& layer) { return has_far_scaling(layer); }, scaling_text);
 }
 
+std::string odd_positions(std::span<const int64_t> positions) {
+  for (size_t i = 1; i < positions.size(); ++i) {
+    const int64_t before = positions[i - 1], here = positions[i];
+    if (here <= before)
+      return fmt::format(
+          "position_ids do not rise at row {} ({}, then {}): rows of padding, or of a second sequence, count as tokens "
+          "here. Cut them from q, k, v, token_ids and position_ids; give each sequence a file of its own",
+          i, before, here);
+    if (here > before + 1)
+      return fmt::format(
+          "position_ids jump at row {} from {} to {}: tokens are missing, as in a cache that was cut. A replay knows "
+          "only the tokens that it has: save all of them",
+          i, before, here);
+  }
+  if (positions.empty() || positions.front() == 0) return "";
+  return fmt::format(
+      "position_ids begin at {}: earlier tokens are missing, as if only new ones were saved. A replay knows only the "
+      "tokens that it has: save the rows of the prompt, too",
+      positions.front());
+}
+
+std::vector<std::string> odd_positions(const TraceInfo& info) {
+  std::vector<std::string> lines;
+  for (const PromptInfo& prompt : info.prompts)
+    if (!prompt.odd_positions.empty())
+      lines.push_back(fmt::format("{}: /prompts/{}: {}", info.path.string(), prompt.id, prompt.odd_positions));
+  return lines;
+}
+
 namespace {
 
 using Names = std::vector<std::string>;
@@ -86,8 +115,8 @@ const Names kRootAttributes = {
 const Names kPromptAttributes = {"answer_from", "final_token",   "masked_runs", "n_generated",
                                  "n_prompt",    "question_from", "sampling",    "seed",
                                  "source",      "text",          "text_sha256"};
-const Names kLayerAttributes = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
-                                "scaling",     "softcap", "sliding_window", "source_dtype"};
+const Names kLayerAttributes = {"kv_layer", "q_prescaled", "rope",           "rope_json",   "rotary_dims",
+                                "scaling",  "softcap",     "sliding_window", "source_dtype"};
 const Names kLookaheadAttributes = {"budget", "context_tokens", "kernel", "window"};
 const Names kRepeatAttributes = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
 const Names kPromptDatasets = {"g_entropy",        "g_logprob",  "layers",         "lookahead",    "masked_a",

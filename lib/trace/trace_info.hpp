@@ -22,6 +22,7 @@ struct Rope {
   double attention_factor = 1;
   Layout layout = Layout::half_split;
   int32_t rotary_dims = 0;
+  bool changes = false;  // ranges of positions have frequencies of their own; inv_freq is the first range's
 };
 
 struct LayerInfo {
@@ -37,6 +38,8 @@ struct LayerInfo {
   std::string source_dtype;
   std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
   bool rope_recorded = false;  // false: the trace does not say whether there is one
+  bool rope_unknown = false;   // there is one that a trace cannot say, or it changes within the prompt
+  int32_t kv_layer = -1;       // the layer whose keys and values this one reads; -1: its own
   bool has_out = false, has_sinks = false, has_q_pos = false;
   int32_t output_width = 0;                         // last extent of `o_proj`: the model's hidden size; 0: not recorded
   int32_t gradient_samples = 0, gradient_rows = 0;  // extents of `g`; 0: not recorded
@@ -75,6 +78,7 @@ struct PromptInfo {
   std::optional<int64_t> question_from;  // first token of the question at the end of the prompt
   std::string source;
   bool has_tokens = false, has_classes = false;
+  std::string odd_positions;  // suspicious_facts.hpp; "" if positions are 0, 1, 2, ... or not recorded
   RepeatInfo repeat;
   LookaheadInfo lookahead;
   std::vector<int32_t> layer_numbers;  // all layers in the trace, ascending

@@ -8,6 +8,7 @@
 
 #include "base/text.hpp"
 #include "trace/added_rows.hpp"
+#include "trace/suspicious_facts.hpp"
 #include "trace/tensor_read.hpp"
 
 namespace kvreplay {
@@ -173,19 +174,35 @@ std::optional<std::pair<std::string, std::string>> find_rope_json(const h5::Node
   return std::nullopt;
 }
 
+void set_rope(const std::optional<Rope>& rope, LayerInfo& layer) {
+  layer.rope_unknown = rope && rope->changes;
+  layer.rope_recorded = !layer.rope_unknown;
+  if (!layer.rope_unknown) layer.rope = rope;
+}
+
 void read_rope(const h5::Node& root, const h5::Node& node, LayerInfo& layer) {
   const std::string kind = h5::text(node, "rope").value_or("post");
   const auto rotary_dims = h5::integer(node, "rotary_dims", 0, layer.head_dim);
-  if (kind != "post" && kind != "none")
-    fail(node.where(), fmt::format("attribute rope is \"{}\", it must be post (q and k are rotated) or none", kind));
+  if (kind != "post" && kind != "none" && kind != "unknown")
+    fail(node.where(),
+         fmt::format("attribute rope is \"{}\", it must be post (q and k are rotated), none or unknown", kind));
+  layer.rope_unknown = kind == "unknown";
+  if (layer.rope_unknown) return;
   if (kind == "none" || rotary_dims == 0) {
     layer.rope_recorded = true;
     return;
   }
   const auto found = find_rope_json(root, node);
   if (!found || found->first.empty() || found->first == "null") return;
-  layer.rope = parse_rope(found->first, found->second, layer.head_dim, rotary_dims);
-  layer.rope_recorded = true;
+  set_rope(parse_rope(found->first, found->second, layer.head_dim, rotary_dims), layer);
+}
+
+void read_kv_layer(const h5::Node& node, LayerInfo& layer) {
+  const auto owner = h5::integer(node, "kv_layer", 0, INT32_MAX);
+  if (!owner) return;
+  if (*owner >= layer.layer)
+    fail(node.where(), fmt::format("attribute kv_layer is {}, it must be a layer before this one", *owner));
+  layer.kv_layer = static_cast<int32_t>(*owner);
 }
 
 LayerInfo read_layer(const h5::Node& root, const h5::Node& node, int32_t number) {
@@ -203,6 +220,7 @@ LayerInfo read_layer(const h5::Node& root, const h5::Node& node, int32_t number)
   read_layer_attributes(node, layer);
   read_optional_datasets(node, layer);
   read_rope(root, node, layer);
+  read_kv_layer(node, layer);
   return layer;
 }
 
@@ -308,6 +326,8 @@ std::optional<Rope> parse_rope(const std::string& text, const std::string& where
   rope.layout = parse_layout(json_text(object, "layout", "half_split", where), where);
   rope.rotary_dims = parse_rotary_dims(object, head_dim, rotary_dims, where);
   rope.inv_freq = parse_frequencies(object, rope, where);
+  const auto ranges = object.find("ranges");
+  rope.changes = ranges != object.end() && ranges->is_array() && ranges->size() > 1;
   return rope;
 }
 
@@ -326,7 +346,11 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);
   prompt.has_classes = h5::has_child(node, "token_class");
   if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
-  if (h5::has_child(node, "position_ids")) expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
+  if (h5::has_child(node, "position_ids")) {
+    const h5::Array positions = h5::open_array(node, "position_ids");
+    expect_integers(positions, prompt.tokens);
+    prompt.odd_positions = odd_positions(h5::read_integers(positions));
+  }
   prompt.repeat = read_repeat(node, prompt);
   prompt.lookahead = read_lookahead(node, prompt);
   return prompt;

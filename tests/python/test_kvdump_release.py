@@ -14,7 +14,7 @@ from kvbase.errors import KvreplayError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from kvrecord import facts, release  # noqa: E402
+from kvrecord import facts, release, rotary  # noqa: E402
 from kvrecord.hook import AttentionHook  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, RELEASE, build, logits  # noqa: E402
@@ -157,15 +157,15 @@ TYPED_THETAS = {"a": {"rope_theta": 1e6}, "b": {"rope_theta": 5e4}}
     ],
 )
 def test_a_tables_theta_is_the_stated_one_that_the_table_bears_out(config, layer_type, inv_freq, found):
-    stated = facts.ropes_in_config(SimpleNamespace(**config), layer_type)
-    assert facts.type_and_theta(stated, inv_freq) == found
+    stated = rotary.ropes_in_config(SimpleNamespace(**config), layer_type)
+    assert rotary.type_and_theta(stated, inv_freq) == found
 
 
 @pytest.mark.parametrize(("dtype", "deviation"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-4)])
 def test_a_table_of_sines_gives_the_frequencies_it_was_made_of(dtype, deviation):
     angles = torch.arange(256)[:, None] * torch.from_numpy(table(1e4))
     sinusoids = torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype).double().numpy()
-    assert np.abs(facts.frequencies_of_sinusoids(sinusoids) - table(1e4)).max() < deviation
+    assert np.abs(rotary.frequencies_of_sinusoids(sinusoids) - table(1e4)).max() < deviation
 
 
 def hook_names():

@@ -4,11 +4,11 @@ are quantised. Each state of a token becomes a column that only some rows attend
 import json
 from dataclasses import dataclass, fields
 
-import h5py
 import numpy as np
 import torch
 from kvbase.errors import KvreplayError, TraceError
 from kvbase.files import reason
+from kvtrace.disk_file import open_hdf5
 
 from .row_weights import LayerRows
 
@@ -187,7 +187,7 @@ def _uniforms(path):
     if not path:
         return None
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             return {name: file[name][...] for name in ("signs", "rotation", "sketch") if name in file}
     except OSError as error:
         raise TraceError(f"uniforms: {path}: cannot be read: {reason(error)}") from error

@@ -8,10 +8,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import h5py
 import numpy as np
 import torch
 from kvbase.errors import TraceError
+from kvtrace.disk_file import open_hdf5
 from kvtrace.write import FACTS, LayerArrays, PromptArrays, write_trace
 
 
@@ -120,7 +120,7 @@ def _outputs(folder, rows):
     failed = [cell["error"] for cell in cells.values() if cell["status"] != "ok"]
     if failed:
         raise TraceError(failed[0])
-    with h5py.File(folder / "outputs.h5", "r") as file:
+    with open_hdf5(folder / "outputs.h5") as file:
         heads = [file[cells[head]["key"]]["out"][...] for head in sorted(cells)]
     out = np.concatenate(heads).astype(np.float32)
     if out.shape[1] != rows:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
 from kvbase.errors import ConfigError, TraceError
 from kvbase.files import reason
+from kvtrace.disk_file import open_hdf5
 
 LABEL = ("method", "given", "budget_tokens")  # attributes of a cell, and fields of an Instance
 
@@ -70,7 +70,7 @@ class KeptFile:
     def __init__(self, path):
         self.path = path
         try:
-            self.file = h5py.File(path, "r")
+            self.file = open_hdf5(path)
         except OSError as error:
             why = "no such file" if not path.exists() else f"cannot be read: {reason(error)}"
             raise ConfigError(

@@ -1,7 +1,6 @@
 """confirm.csv: one row per instance and range of distances; the file is rewritten after each instance."""
 
 import csv
-import fcntl
 import hashlib
 import json
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from kvbase.cells import CONFIRMED, CONFIRMED_FACTS
 from kvbase.errors import ConfigError
-from kvbase.files import reason, whole_file
+from kvbase.files import reason, take_lock, whole_file
 
 from .layer_errors import COLUMNS as LAYER_MEASURES
 
@@ -131,7 +130,7 @@ class Table:
     def _locked(self):
         """While entered, no other process rewrites the table."""
         with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            take_lock(lock.fileno())
             yield
 
     def _write(self):

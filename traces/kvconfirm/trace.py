@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-import h5py
 import numpy as np
 import torch
 from kvbase.errors import ConfigError, TraceError
 from kvbase.files import no_such_file
+from kvtrace.disk_file import open_hdf5
 from kvtrace.dtypes import STORED
 from kvtrace.trace import Trace as TraceView
 
@@ -31,7 +31,7 @@ class Trace:
 
     def _attributes(self, group):
         """Attributes of a group, as plain values: those that the engine does not know."""
-        with h5py.File(self.path, "r") as file:
+        with open_hdf5(self.path) as file:
             found = dict(file[group].attrs)
         return {name: x.item() if isinstance(x, np.generic) else x for name, x in found.items()}
 

@@ -1,11 +1,11 @@
 """Checks that model and engine attend to the same rows: compares outputs of the first compressed layer, which
 still sees the full model's queries, keys and values, with `outputs.h5`."""
 
-import h5py
 import numpy as np
 from kvbase.errors import TraceError
 from kvbase.files import reason
 from kvrecord.verify import TOLERANCE_OUT
+from kvtrace.disk_file import open_hdf5
 
 
 class Outputs:
@@ -14,7 +14,7 @@ class Outputs:
     def __init__(self, path):
         self.path = path
         try:
-            self.file = h5py.File(path, "r")
+            self.file = open_hdf5(path)
         except OSError as error:
             raise TraceError(
                 f"{path}: cannot be read ({reason(error)}): --verify needs it: run kvreplay again with "

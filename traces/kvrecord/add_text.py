@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 from kvbase.errors import KvreplayError, TraceError
 from kvbase.files import reason
+from kvtrace.disk_file import open_hdf5
 from kvtrace.writer import fsync_path, part_path
 
 from .model import load_tokenizer, resolve
@@ -23,7 +24,7 @@ def add_text(path, tokenizer):
     part = part_path(path)
     try:
         shutil.copyfile(path, part)
-        with h5py.File(part, "r+", libver=("earliest", "v110")) as file:
+        with open_hdf5(part, "r+", libver=("earliest", "v110")) as file:
             added = [_add(prompt, tokenizer) for prompt in file["prompts"].values()]
     except (OSError, KeyError) as error:
         part.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from kvbase.errors import TraceError
 
 from .release import interface_changed, require_release
@@ -139,9 +140,22 @@ class AttentionHook(NamedAttention):
 def layer_of(module):
     """Layer index of an attention module. TraceError if it has none."""
     layer = getattr(module, "layer_idx", None)
-    if layer is None:
-        raise TraceError(f"{type(module).__name__} does not know its layer index")
+    if layer is None or layer < 0:
+        raise TraceError(
+            f"{type(module).__name__} does not know its layer index (layers share it, as in Zamba2): the "
+            "recorder cannot record it"
+        )
     return layer
+
+
+def running_model(model):
+    """The model whose forward passes read tokens: the one inside PEFT's, DataParallel's and compiled ones."""
+    while True:
+        inner = getattr(model, "get_base_model", None)
+        inside = inner() if callable(inner) else getattr(model, "_orig_mod", getattr(model, "module", None))
+        if not isinstance(inside, torch.nn.Module) or inside is model:
+            return model
+        model = inside
 
 
 def _describe(module, query, key, value, out, scaling, kwargs):

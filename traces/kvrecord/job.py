@@ -245,6 +245,7 @@ class Job:
             settings=self.settings(),
             tokenizer=self.tokenizer,
             resume=self.resume,
+            warn=lambda text: self.say(f"warning: {text}"),
         )
 
     def finished(self, kept):
@@ -332,10 +333,11 @@ class Job:
         checks = [check for kind in kinds for check in kind(model, path)]
         for check in checks:
             self.say(str(check))
-        if wrong := sum(not check.ok for check in checks):
+        if wrong := [check for check in checks if not check.ok]:
+            why = wrong[0].reason if all(check.reason for check in wrong) else ""
             raise TraceError(
-                f"{path}: the trace does not agree with the model: {wrong} of {len(checks)} checks FAILED: "
-                "do not use it"
+                f"{path}: {why or 'the trace does not agree with the model'}: {len(wrong)} of {len(checks)} "
+                "checks FAILED: do not use it"
             )
         self.say(f"verify: all {len(checks)} checks passed")
 

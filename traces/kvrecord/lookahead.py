@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from kvbase.errors import ConfigError, TraceError
 
-from .facts import TOLERANCE, TOLERANCE_HALF
 from .hook import AttentionHook, layer_of
 from .repeat import check_context, context_of, run_cached
+from .rotary import TOLERANCE, TOLERANCE_HALF
 from .snapkv_cut import REMEDY, Cut, cut_cache, kept_tokens, require_cuttable
 
 PROBE_ROWS, PROBE_CONTEXT, PROBE_CUT = 3, 14, Cut(budget=6, window=2, kernel=3)

@@ -162,6 +162,9 @@ def load_model(source, device="cpu"):
 def shape_of(config):
     """Shape according to the configuration; the trace records what the attention calls show."""
     text = config.get_text_config()
+    # Models whose layers differ (Gemma 4) have a configuration for each; the first stands for all.
+    each = getattr(text, "per_layer_config", None)
+    text = each[0] if each else text
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     return Shape(

@@ -8,12 +8,15 @@ import torch
 from kvbase.errors import TraceError
 from kvtrace.dtypes import is_finite
 
+from .facts import in_use
+from .forward_calls import ForwardCalls
 from .gradient import Gradients, kept_rows, scored_rows
 from .input_norms import watch_inputs
 from .lookahead import record_lookahead
 from .masked_runs import MaskedRuns
 from .repeat import record_repeat
 from .residual import blocks_of, o_proj_weights, watch_residual
+from .rotary import TablesInUse
 from .self_check import check_output_reproduced
 from .text import token_classes, token_texts
 
@@ -38,9 +41,7 @@ class PromptCapture:
         self.layers = layers
         self.attributes = attributes
         self.on_step = on_step
-        self.tokens = []
-        self.position_ids = []
-        self.n_prompt = 0
+        self.calls = ForwardCalls(recorder.model, recorder.n_generate)
         self.rows = dict.fromkeys(layers, 0)
         self.modules = {}
         self.sinks = {}
@@ -55,23 +56,27 @@ class PromptCapture:
         if options.with_input:
             modules = {layer: recorder.modules[layer] for layer in layers}
             self.taps += watch_inputs(modules, self._on_input)
+        self.tables = TablesInUse(recorder.model, lambda: self.calls.position)
+        self.taps += self.tables.handles
+
+    @property
+    def tokens(self):
+        """Token ids so far."""
+        return self.calls.tokens
+
+    @property
+    def position_ids(self):
+        """Positions of the tokens."""
+        return self.calls.position_ids
+
+    @property
+    def n_prompt(self):
+        """Tokens of the prompt, which end before the first generated one."""
+        return self.calls.n_prompt
 
     def on_forward(self, args, kwargs):
         """Called before every forward pass of the model: stores token ids and positions."""
-        ids = args[0] if args else kwargs.get("input_ids")
-        if ids is None:
-            raise TraceError("the model runs on embeddings: the recorder needs input_ids")
-        mask = kwargs.get("attention_mask")
-        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not bool(mask.all()):
-            raise TraceError("padded input: record every prompt on its own, without padding")
-        start = len(self.tokens)
-        self.tokens += ids[0].tolist()
-        positions = kwargs.get("position_ids")
-        if positions is None:
-            self.position_ids += range(start, len(self.tokens))
-        else:
-            self.position_ids += positions[0].tolist()
-        self.n_prompt = self.n_prompt or len(self.tokens)
+        self.calls.on_forward(args, kwargs)
 
     def on_call(self, call):
         """Called after every attention call: stores the new rows if the layer is recorded."""
@@ -82,6 +87,7 @@ class PromptCapture:
         self._check_cache(call, start + new)
         if start == 0:
             check_output_reproduced(call)
+        self.calls.layers.add(call.layer)
         self.rows[call.layer] = start + new
         self.modules[call.layer] = call.module
         self.sinks[call.layer] = call.sinks
@@ -95,17 +101,11 @@ class PromptCapture:
 
     def _check_cache(self, call, expected):
         if call.kv_len > expected:
-            raise TraceError(
-                f"layer {call.layer}: attention saw {call.kv_len} rows, {expected} were recorded: "
-                "a static cache, or one that was filled before; use a fresh dynamic cache"
-            )
+            raise TraceError(self.calls.why_more_rows(call, expected))
         # A windowed layer's cache returns its window, or all rows while there are fewer.
         windowed = call.sliding_window and call.kv_len == call.sliding_window - 1 + call.q.shape[1]
         if call.kv_len < expected and not windowed:
-            raise TraceError(
-                f"layer {call.layer}: the sequence started over; use a cache (use_cache=True), "
-                "and rec.prompt(id) for a second prompt"
-            )
+            raise TraceError(self.calls.why_fewer_rows(call, expected, self.tables.changed))
 
     def keep(self, layer, name, rows):
         """Adds rows [heads, n, dim] of a tensor to the spool."""
@@ -134,6 +134,10 @@ class PromptCapture:
     def write(self):
         """Writes the prompt, then the layers one at a time from the spool."""
         self.close()
+        self.facts = in_use(
+            self.recorder.model, self.recorder.facts, self.tables.spans, max(self.position_ids)
+        )
+        self._warn()
         total = len(self.tokens)
         short = [layer for layer, rows in self.rows.items() if rows != total]
         if short:
@@ -152,6 +156,18 @@ class PromptCapture:
                 self.on_step(f"layer {layer} written")
             else:
                 sink.link(self.prompt_id, layer)
+
+    def _warn(self):
+        unknown = {layer: self.facts[layer].unknown for layer in self.rows if self.facts[layer].unknown}
+        if unknown:
+            layer, why = next(iter(unknown.items()))
+            layers = f"layer {layer}" if len(unknown) == 1 else f"{len(unknown)} layers (first: {layer})"
+            self.recorder.warn(
+                f"prompt {self.prompt_id}, {layers}: {why}. The rotation is recorded as unknown: methods "
+                "that turn keys or queries are refused"
+            )
+        for remark in self.calls.remarks(self.recorder.tokenizer):
+            self.recorder.warn(f"prompt {self.prompt_id}: {remark}")
 
     def _record_gradient(self):
         """Runs the recorded tokens again and propagates the gradients back through the blocks."""
@@ -240,4 +256,4 @@ class PromptCapture:
             heads = datasets["q"][0].shape[0]
             datasets["o_proj"] = (to_stored(o_proj_weights(self.modules[layer], heads), "f32"), "f32")
         root_rope = self.recorder.sink.root["rope_json"]
-        return datasets, self.recorder.facts[layer].attributes(root_rope)
+        return datasets, self.facts[layer].attributes(root_rope)

@@ -50,7 +50,7 @@ class Prompt:
         if self.tokens:
             return list(self.tokens)
         if self.messages is None:
-            return list(tokenizer(self.text)["input_ids"])
+            return _one_bos(list(tokenizer(self.text)["input_ids"]), self.text, tokenizer)
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(f"{self.source}: the model has no chat template; give `text`")
         text = tokenizer.apply_chat_template(self.messages, tokenize=False, add_generation_prompt=True)
@@ -60,6 +60,14 @@ class Prompt:
         """Hex digest of the text, or of the JSON of messages or tokens, with `then` and `answer`."""
         given = self.text if self.text is not None else json.dumps(self.messages or self.tokens)
         return hashlib.sha256((given + self.then + self.answer).encode()).hexdigest()
+
+
+def _one_bos(ids, text, tokenizer):
+    """Token ids of a text. A text that a chat template has begun with BOS gets no second one."""
+    bos = tokenizer.bos_token_id
+    if bos is not None and ids[:2] == [bos, bos] and text.lstrip().startswith(tokenizer.bos_token):
+        return ids[1:]
+    return ids
 
 
 def read_prompts(path):

@@ -1,18 +1,19 @@
 """Records a model while it runs: `with record(model, path) as rec: model.generate(...)`."""
 
 import json
+import warnings
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
 
 import torch
-from kvbase.errors import TraceError
+from kvbase.errors import KvreplayWarning, TraceError
 from kvbase.selections import layers_in
 
 from . import __version__
 from .facts import measure, require_layers
 from .gradient import check_chain
-from .hook import AttentionHook
+from .hook import AttentionHook, running_model
 from .input_norms import query_input_modules
 from .layout import check_layout
 from .lookahead import check_cut
@@ -43,6 +44,41 @@ def version_attributes():
     return {"created_utc": now, "dumper": f"kvreplay record {__version__}", **versions}
 
 
+def warn(text):
+    """The default of Recorder's `warn`."""
+    warnings.warn(text, KvreplayWarning, stacklevel=3)
+
+
+class GenerateWatch:
+    """While entered, calls `on_generate(n)` with the prompt's number of tokens when `generate` of the model
+    begins."""
+
+    def __init__(self, model, on_generate):
+        self.model = model
+        self.on_generate = on_generate
+
+    def __enter__(self):
+        if not hasattr(self.model, "generate"):
+            return
+        self.own = vars(self.model).get("generate")
+        generate = self.model.generate
+
+        def watched(*args, **kwargs):
+            ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+            if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+                self.on_generate(ids.shape[1])
+            return generate(*args, **kwargs)
+
+        self.model.generate = watched
+
+    def __exit__(self, *_):
+        if "generate" not in vars(self.model):
+            return
+        del self.model.generate
+        if self.own is not None:
+            self.model.generate = self.own
+
+
 def require_no_dropout(model):
     """TraceError if a module is in training mode and has dropout."""
     for module in model.modules():
@@ -68,14 +104,18 @@ class Recorder:
     time, with a growing cache. Errors: see `record`.
     """
 
-    def __init__(self, model, path, options, root=None, settings=None, tokenizer=None, resume=False):
-        self.model = model
+    def __init__(
+        self, model, path, options, root=None, settings=None, tokenizer=None, resume=False, warn=warn
+    ):
+        self.model = running_model(model)
+        self.warn = warn
+        self.n_generate = None
         self.path = path
         self.tokenizer = tokenizer
         self.resume = resume
         self.blocks = None
         self.modules = None
-        self.dtype = storage_dtype(options.dtype, model.dtype)
+        self.dtype = storage_dtype(options.dtype, self.model.dtype)
         self.options = options
         self.settings = settings or {}
         self.root = root or {}
@@ -105,6 +145,8 @@ class Recorder:
         self.hook = AttentionHook(self.model, self._on_call)
         self.hook.__enter__()
         self.tap = self.model.register_forward_pre_hook(self._on_forward, with_kwargs=True)
+        self.watch = GenerateWatch(self.model, self._on_generate)
+        self.watch.__enter__()
         return self
 
     def _open_files(self, root):
@@ -120,6 +162,7 @@ class Recorder:
             raise
 
     def __exit__(self, failed, *_):
+        self.watch.__exit__()
         self.tap.remove()
         self.hook.__exit__()
         if failed is not None:
@@ -168,6 +211,7 @@ class Recorder:
     def _begin_prompt(self, prompt_id, layers, attributes=None, on_step=None):
         on_step = on_step or (lambda note: None)
         self.capture = PromptCapture(self, prompt_id, layers, attributes or {}, on_step)
+        self.n_generate = None
 
     def _finish_prompt(self):
         capture, self.capture = self.capture, None
@@ -182,10 +226,22 @@ class Recorder:
 
     def _on_forward(self, module, args, kwargs):
         if not self.listening:
-            return
+            return None
         if self.capture is None:
             self._begin_prompt("0", self.sink.missing_layers("0", self.layers))
         self.capture.on_forward(args, kwargs)
+        # Where layers share keys and values, those above them skip the rows whose logits nobody asks for.
+        if "logits_to_keep" in kwargs and any(f.kv_layer is not None for f in self.facts.values()):
+            return args, kwargs | {"logits_to_keep": 0}
+        return None
+
+    def _on_generate(self, n_prompt):
+        if not self.listening:
+            return
+        if self.capture is not None:
+            self.capture.calls.on_generate(n_prompt)
+        else:
+            self.n_generate = n_prompt  # the next forward pass begins this prompt
 
     def _on_call(self, call):
         if self.capture is not None:

@@ -13,10 +13,10 @@ from kvbase.errors import TraceError
 from kvtrace.dtypes import widen
 
 from .attention import mean_relative_deviation
-from .facts import TOLERANCE, TOLERANCE_HALF
 from .hook import AttentionHook
 from .input_norms import watching_inputs
 from .repeat_rows import RepeatRows, Wording, check_positions, context_length, repeat_rows
+from .rotary import TOLERANCE, TOLERANCE_HALF
 from .verify import rows_bound
 
 REMEDY = "leave --repeat out"

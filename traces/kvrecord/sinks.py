@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 from kvbase.errors import ConfigError
 from kvbase.files import reason
+from kvtrace.disk_file import open_hdf5
 from kvtrace.writer import TraceFile, fsync_path
 
 
@@ -67,7 +68,7 @@ def published(path, settings):
     if not Path(path).exists():
         return False
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             made_with = json.loads(file.attrs.get("dump_json", "null"))
             if file.attrs.get("complete") == 1 and made_with == settings:
                 return True
@@ -80,7 +81,7 @@ def published(path, settings):
 
 def all_linked_published(path, settings):
     """True if every file that a trace links to exists; ConfigError if one has other settings."""
-    with h5py.File(path, "r") as file:
+    with open_hdf5(path) as file:
         groups = [prompt.get("layers", {}) for prompt in file.get("prompts", {}).values()]
         links = [group.get(layer, getlink=True) for group in groups for layer in group]
     targets = [link.filename for link in links if isinstance(link, h5py.ExternalLink)]
@@ -89,7 +90,7 @@ def all_linked_published(path, settings):
 
 def _is_trace(path):
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             return "dump_json" in file.attrs
     except OSError:
         return False
@@ -153,7 +154,7 @@ class DirectorySink:
 
     def adopt_prompt(self, prompt_id, layers):
         """Adds a prompt whose layers are all finished to the index; its data come from these files."""
-        with h5py.File(self._path(prompt_id, layers[0]), "r") as file:
+        with open_hdf5(self._path(prompt_id, layers[0])) as file:
             group = file[f"prompts/{prompt_id}"]
             own = {name for name, item in group.items() if isinstance(item, h5py.Group)} - {"layers"}
             groups = {name: _parts(group[name]) for name in own}
@@ -177,7 +178,7 @@ class DirectorySink:
         """Links a finished layer's file into the index. ConfigError if it holds other tokens."""
         path = self._path(prompt_id, layer)
         group = layer_group(prompt_id, layer)
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             if not np.array_equal(file[f"prompts/{prompt_id}/tokens"][...], self.prompt[0]["tokens"]):
                 raise ConfigError(f"{path}: holds other tokens than this run; use --force or another -o")
             self.digests += [dataset.attrs["sha256"] for dataset in file[group].values()]

@@ -7,9 +7,9 @@ the stored q, k, v gives the layer's output.
 
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
 import torch
+from kvtrace.disk_file import open_hdf5
 from kvtrace.dtypes import read_floats, stored_dtype
 
 from .attention import exact_attention, mean_relative_deviation
@@ -23,6 +23,8 @@ TOLERANCE_OUT = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
 TOLERANCE_ROWS = {"f32": 1e-4, "f16": 2e-3, "bf16": 5e-3}
 # A model that computes in 16 bits is no more precise than this.
 TOLERANCE_HALF_MODEL = 3e-2
+HALF_UNIT = {"f16": 2.0**-11, "bf16": 2.0**-9}  # relative error of rounding
+SMALL_MOVE = 0.02  # a logit; attention weights then change by 2 %
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Check:
     what: str
     deviation: float
     bound: float
+    reason: str = ""  # why it may fail although the recording is right
 
     @property
     def ok(self):
@@ -41,13 +44,35 @@ class Check:
 
     def __str__(self):
         verdict = f"(<= {self.bound:.0e}) {'ok' if self.ok else 'FAILED'}"
-        return f"verify: prompt {self.prompt}: {self.what}: {self.deviation:.2e} {verdict}"
+        reason = "" if self.ok or not self.reason else f": {self.reason}"
+        return f"verify: prompt {self.prompt}: {self.what}: {self.deviation:.2e} {verdict}{reason}"
 
 
 def rows_bound(dtype, model_dtype):
     """Bound on the deviation of rows, from their stored type and the type in which the model computes."""
     half = model_dtype in (torch.float16, torch.bfloat16)
     return max(TOLERANCE_ROWS[dtype], TOLERANCE_HALF_MODEL if half else 0)
+
+
+def too_few_digits(group):
+    """Why rows in a 16-bit type may not give the layer's output; "" if their rounding is too small for that.
+
+    A logit is a sum over channels. Rounding moves it by up to scaling * sum |q| |k| / 2^9 (bfloat16), which
+    is not small where a bias of the keys makes channels of hundreds.
+    """
+    dtype = stored_dtype(group["k"])
+    if dtype == "f32":
+        return ""
+    q, k = (np.abs(read_floats(group[name])) for name in "qk")
+    largest = float(k.max())
+    typical = np.einsum("hd,gd->", q.mean(axis=1), k.mean(axis=1)) / (len(q) * len(k))
+    moved = float(group.attrs["scaling"]) * float(typical) * HALF_UNIT[dtype]
+    if moved < SMALL_MOVE:
+        return ""
+    return (
+        f"{dtype} keeps too few digits of these keys (largest channel {largest:.3g}): rounding moves logits "
+        f"by about {moved:.1g}. Record with --dtype f32"
+    )
 
 
 def attend_stored(group):
@@ -70,7 +95,7 @@ def attend_stored(group):
 def verify(model, path):
     """List of Check: every prompt of a published trace against its model."""
     checks = []
-    with h5py.File(path, "r") as trace, torch.no_grad():
+    with open_hdf5(path) as trace, torch.no_grad():
         for prompt_id in trace["prompts"]:
             tokens = trace[f"prompts/{prompt_id}/tokens"][...].astype(np.int64)
             ids = torch.from_numpy(tokens)[None].to(model.device)
@@ -124,14 +149,15 @@ class _LayerComparison:
         self._add(call.layer, "q, k, v against one full prefill", rows, TOLERANCE_ROWS[dtype])
         out = attend_stored(group)
         live = mean_relative_deviation(out, _doubles(call.out[:, q_pos]))
-        self._add(call.layer, "recomputed attention against the layer's output", live, TOLERANCE_OUT[dtype])
+        bound, reason = TOLERANCE_OUT[dtype], too_few_digits(group)
+        self._add(call.layer, "recomputed attention against the layer's output", live, bound, reason)
         if "out" in group:
             stored = mean_relative_deviation(out, read_floats(group["out"]))
             self._add(call.layer, "recomputed attention against stored out", stored, TOLERANCE_OUT[dtype])
 
-    def _add(self, layer, what, deviation, bound):
+    def _add(self, layer, what, deviation, bound, reason=""):
         bound = max(bound, TOLERANCE_HALF_MODEL) if self.half else bound
-        self.checks.append(Check(self.prompt_id, f"layer {layer}: {what}", deviation, bound))
+        self.checks.append(Check(self.prompt_id, f"layer {layer}: {what}", deviation, bound, reason))
 
 
 def _doubles(tensor):

@@ -7,9 +7,9 @@ tokens; all layers and one sample of drawn labels.
 
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
 import torch
+from kvtrace.disk_file import open_hdf5
 from kvtrace.dtypes import read_floats
 
 from .hook import NamedAttention, base_attention, layer_of
@@ -57,7 +57,7 @@ class Moved(NamedAttention):
 def verify_gradient(model, path):
     """List of Check for every prompt of a published trace. It is empty without a gradient, and for a 16-bit
     model, because rounding moves its log-likelihood by more than a step does."""
-    with h5py.File(path, "r") as trace, torch.no_grad():
+    with open_hdf5(path) as trace, torch.no_grad():
         if "g_samples" not in trace.attrs or model.dtype in (torch.float16, torch.bfloat16):
             return []
         return [check for prompt_id in trace["prompts"] for check in _checks(model, trace, prompt_id)]

@@ -4,8 +4,8 @@ Two checks: one pass after the whole prompt, with a mask that hides the evicted 
 each token is the most likely one there.
 """
 
-import h5py
 import numpy as np
+from kvtrace.disk_file import open_hdf5
 from kvtrace.dtypes import read_floats, stored_dtype
 
 from .attention import mean_relative_deviation
@@ -18,7 +18,7 @@ from .verify import Check, rows_bound
 
 def verify_lookahead(model, path):
     """List of Check for every prompt of a published trace with lookahead rows."""
-    with h5py.File(path, "r") as trace:
+    with open_hdf5(path) as trace:
         return [
             check
             for prompt_id, prompt in trace["prompts"].items()

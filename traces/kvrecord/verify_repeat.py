@@ -10,6 +10,7 @@ from itertools import pairwise
 import h5py
 import numpy as np
 import torch
+from kvtrace.disk_file import open_hdf5
 from kvtrace.dtypes import read_floats, stored_dtype, widen
 
 from .attention import mean_relative_deviation
@@ -23,7 +24,7 @@ from .verify import Check, rows_bound
 
 def verify_repeat(model, path):
     """List of Check for every prompt of a published trace with a repeated context."""
-    with h5py.File(path, "r") as trace:
+    with open_hdf5(path) as trace:
         return [
             check
             for prompt_id, prompt in trace["prompts"].items()

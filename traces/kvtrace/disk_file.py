@@ -1,4 +1,4 @@
-"""A file object through which HDF5 writes to disk.
+"""Files that h5py reads, and a file object through which HDF5 writes to disk.
 
 After a failed write HDF5 neither closes nor drops the file: it tries again at interpreter exit and crashes.
 So this object hides failures from HDF5; the writer reads `error` instead.
@@ -6,6 +6,19 @@ So this object hides failures from HDF5; the writer reads `error` instead.
 
 import os
 from pathlib import Path
+
+import h5py
+from kvbase.files import NO_LOCKS
+
+
+def open_hdf5(path, mode="r", **options):
+    """h5py.File; without a lock where the file system has none (NFS without lockd)."""
+    try:
+        return h5py.File(path, mode, **options)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return h5py.File(path, mode, locking=False, **options)
 
 
 class DiskFile:

@@ -108,6 +108,11 @@ class Layer:
         return self._facts.kv_heads
 
     @property
+    def kv_layer(self) -> int | None:
+        """Number of the layer whose keys and values this one reads; None if it has its own."""
+        return self._facts.kv_layer
+
+    @property
     def group(self) -> int:
         """Query heads per kv head, Hq / Hkv."""
         return self.n_q_heads // self.n_kv_heads

@@ -61,6 +61,12 @@ class Prompt:
         """int32 [T]: positions of the tokens; 0..T-1 if not recorded."""
         return self.trace._open(self._facts).position_ids(self.id)
 
+    @property
+    def odd_positions(self) -> str:
+        """How `position_ids` deny that rows are one whole sequence (padding, a cut cache), and what to
+        do about it; "" for 0, 1, 2, ..."""
+        return self._facts.odd_positions
+
     @cached_property
     def token_ids(self) -> np.ndarray | None:
         """int32 [T]: ids of the tokens; None if not recorded."""

@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-import h5py
 import numpy as np
 from kvbase.files import why_unreadable
+from kvtrace.disk_file import open_hdf5
 
 from ..errors import ResultsError
 
@@ -26,7 +26,7 @@ class Arrays:
         """The datasets of several cells, one after the other, from one open file. `names`: datasets to
         read (default: all); a run has thousands of cells, and every dataset takes time."""
         try:
-            with h5py.File(self._path) as file:
+            with open_hdf5(self._path) as file:
                 for key in keys:
                     if key not in file:
                         raise ResultsError(f"{self._path}: has nothing for cell {key}")
@@ -90,7 +90,7 @@ def holds_first_token(path, keys):
     if not path.is_file():
         return None
     try:
-        with h5py.File(path) as file:
+        with open_hdf5(path) as file:
             return np.array([_holds(file, key) for key in keys], dtype=float)
     except OSError as problem:
         raise ResultsError(f"{path}: {why_unreadable(path, problem)}") from problem

@@ -1,8 +1,9 @@
 """Allows one process at a time in a folder."""
 
-import fcntl
 import os
 from contextlib import contextmanager
+
+from kvbase.files import take_lock
 
 from ..errors import FigureError
 
@@ -15,7 +16,7 @@ def alone(out, does="draws"):
     out.mkdir(parents=True, exist_ok=True)
     folder = os.open(out, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(folder, wait=False)
         yield
     except BlockingIOError as problem:
         raise FigureError(f"{out}: another process {does} there; wait, or choose another -o") from problem

@@ -14,8 +14,8 @@ and each class has its own curves: over the second order, and over the size of t
 
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
+from kvtrace.disk_file import open_hdf5
 
 from .estimate import by_blocks, by_row
 
@@ -98,7 +98,7 @@ class Response:
 def response_of(path, prompt):
     """The Response of a prompt in a trace file; None if the trace has none. Traces of older recorders
     hold no divergence of single rows: all their rows form one class. Raises OSError."""
-    with h5py.File(path) as file:
+    with open_hdf5(path) as file:
         group = file.get(f"prompts/{prompt}")
         if group is None or "masked_a" not in group:
             return None

@@ -13,11 +13,14 @@ LEFT = (  # columns of text
 KIB = 1024
 
 
+ROUNDING = 1e-20  # the square of a rounding error, which differs from machine to machine
+
+
 def significant(value):
     """Three significant digits with their zeros: 0.150, 12.3, 1230; very small numbers as 1.2e-05."""
     if pd.isna(value):
         return ABSENT
-    if value == 0:
+    if abs(value) < ROUNDING:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-4:
         return f"{value:.1e}"

@@ -18,6 +18,8 @@ from .arrays import READERS, ArrayFile, as_safetensors, decoded_array, fail, ope
 from .format_type import Format, Found
 from .sidecar import OF_LAYERS, Sidecar
 
+HEADS = 3  # axis of kv, one behind that of tokens
+RANK = re.compile(r"(?:rank|tp)[_-]?(\d+)", re.IGNORECASE)
 KV, QUERIES, QUERY_OF_LAYER = "kv", "q", re.compile(r"layers\.(\d{1,3})\.q")
 NO_QUERIES = (
     'holds no queries: give their files with --queries (in Python queries=...), or name them "q" in it'
@@ -39,20 +41,31 @@ def _read(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Found:
     files = [open_arrays(path) for path in sources]
     chunks = [_tensor(file, (KV,), sidecar) for file in files]
     _check_chunks(chunks, sources)
-    kv = _joined(chunks, sources, axis=2)
+    kv = _joined(chunks, sources, axis=HEADS if _are_ranks(sources) else HEADS - 1)
     if not queries and all(len(file) == 1 and QUERIES not in file for file in files):
         fail(files[0].path, NO_QUERIES)
     question = [open_arrays(path) for path in queries] if queries else files
     layers = ChunkLayers(kv, _queries(question, sidecar, kv.shape[1]), sources[0], sidecar)
     return Found(
-        layers, token_ids=_tokens(files, kv.shape[2]), model=_model(files), assumed=_continued(chunks)
+        layers,
+        token_ids=_tokens(files, kv.shape[2]),
+        model=_model(files),
+        assumed=_continued(chunks, sources),
     )
 
 
-def _continued(chunks: list[Stored]) -> str:
+def _are_ranks(sources: list[Path]) -> bool:
+    """Whether names say that files hold ranks of tensor parallelism: other heads of equal tokens."""
+    ranks = [RANK.search(path.stem) for path in sources]
+    return len(sources) > 1 and [rank and int(rank[1]) for rank in ranks] == list(range(len(sources)))
+
+
+def _continued(chunks: list[Stored], sources: list[Path]) -> str:
     """What joining several files assumes: ranks of tensor parallelism look like chunks of tokens."""
     if len(chunks) == 1:
         return ""
+    if _are_ranks(sources):
+        return f"{len(chunks)} files: read as tensor-parallel ranks, as they are named: heads side by side"
     lengths = " + ".join(str(chunk.shape[2]) for chunk in chunks)
     return (
         f"{len(chunks)} files: read as consecutive tokens, {lengths}. Tensor-parallel ranks hold other heads "
@@ -176,7 +189,7 @@ def _check_chunks(chunks: list[Stored], sources: list[Path]) -> None:
 
 
 def _joined(parts: list[Stored], sources: list[Path], axis: int) -> Stored:
-    """Concatenates the parts along the axis of tokens."""
+    """Concatenates the parts along the axis of tokens, or of heads."""
     first = parts[0]
     for part, source in zip(parts, sources, strict=True):
         same = [a == b for i, (a, b) in enumerate(zip(part.shape, first.shape, strict=False)) if i != axis]
@@ -197,7 +210,8 @@ def _joined(parts: list[Stored], sources: list[Path], axis: int) -> Stored:
 def _queries(files: list[ArrayFile], sidecar: Sidecar, layers: int) -> Stored:
     """Queries of all files: [L, T, Hq * D] or [L, T, Hq, D]."""
     parts = [_queries_of(file, sidecar, layers) for file in files]
-    return _joined(parts, [file.path for file in files], axis=1)
+    paths = [file.path for file in files]
+    return _joined(parts, paths, axis=HEADS - 1 if _are_ranks(paths) else HEADS - 2)
 
 
 def _queries_of(file: ArrayFile, sidecar: Sidecar, layers: int) -> Stored:

@@ -10,7 +10,6 @@ from kvtrace.write import write_trace
 from ..trace import PromptArrays, Trace
 from .format_type import Found
 from .formats import format_of
-from .positions import odd_positions
 from .sidecar import Sidecar, read_sidecar
 
 Files = str | Path | list[str | Path]
@@ -63,8 +62,8 @@ def import_file(
     _report_assumptions(trace, facts, say)
     if found.assumed:
         say(found.assumed)
-    if prompt.position_ids is not None and (odd := odd_positions(prompt.position_ids)):
-        say(f"warning: position_ids {odd}")
+    if odd := trace.prompt(facts.prompt).odd_positions:
+        say(f"warning: {odd}")
     return trace
 
 

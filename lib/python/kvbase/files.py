@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +13,19 @@ from pathlib import Path
 
 NUMBER = re.compile(r"\[Errno -?\d+\]\s*")
 HDF5 = re.compile(r"Unable to (?:synchronously )?open file \((.*)\)")
+
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def take_lock(descriptor: int, wait: bool = True) -> None:
+    """Locks an open file or folder against other processes until it is closed. BlockingIOError if another one
+    holds it, unless `wait`. A file system without locks has none to take (NFS without lockd)."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
 
 
 @contextmanager

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any, NoReturn
 
-ROOT = os.path.realpath(__file__).rpartition("/kvbase/")[0]  # site-packages, or apps/ of a checkout
-CHECKOUT = ROOT.removesuffix("/apps")
+ROOT = os.path.realpath(__file__).rpartition("/kvbase/")[0]  # site-packages, or lib/python of a checkout
+CHECKOUT = ROOT.removesuffix("/lib/python")
 PACKED, BUILT = f"{ROOT}/kvreplay/bin/kvreplay", f"{CHECKOUT}/build/release/kvreplay"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the program saves finished work and ends
 KILLED = 128  # plus the signal's number: the exit code of a process that a signal ended

@@ -7,6 +7,7 @@
 #include "base/errors.hpp"
 #include "trace/files.hpp"
 #include "trace/inspect.hpp"
+#include "trace/suspicious_facts.hpp"
 #include "trace/trace.hpp"
 
 namespace kvreplay {
@@ -212,7 +213,51 @@ TEST_CASE("A layer's own rope_json overrides the root's, and none means no rotat
     const Trace trace(small.write(folder / "t.h5"));
     CHECK_FALSE(trace.layer("p0", 3).rope.has_value());
     CHECK(trace.layer("p0", 3).rope_recorded);
+    CHECK_FALSE(trace.layer("p0", 3).rope_unknown);
   }
+  SECTION("unknown, though the root has a table") {
+    small.more = [&](H5Output& f) {
+      f.attribute("/", "rope_json", std::string(R"({"theta": 100})"));
+      f.attribute(layer, "rope", std::string("unknown"));
+    };
+    const Trace trace(small.write(folder / "t.h5"));
+    CHECK_FALSE(trace.layer("p0", 3).rope.has_value());
+    CHECK_FALSE(trace.layer("p0", 3).rope_recorded);
+    CHECK(trace.layer("p0", 3).rope_unknown);
+  }
+  SECTION("a table for each of two ranges of positions") {
+    small.more = [&](H5Output& f) {
+      f.attribute("/", "rope_json", std::string(R"({"inv_freq": [1, 0.5], "rotary_dims": 4,
+                                  "ranges": [{"from": 0, "inv_freq": [1, 0.5]}, {"from": 5, "inv_freq": [1, 0.2]}]})"));
+    };
+    const Trace trace(small.write(folder / "t.h5"));
+    CHECK_FALSE(trace.layer("p0", 3).rope.has_value());
+    CHECK(trace.layer("p0", 3).rope_unknown);
+  }
+}
+
+TEST_CASE("A layer names an earlier layer whose keys it reads") {
+  const Folder folder;
+  SmallTrace small;
+  const auto says = [&small](int64_t owner) {
+    small.more = [owner](H5Output& f) { f.attribute("prompts/p0/layers/003", "kv_layer", owner); };
+  };
+  CHECK(Trace(small.write(folder / "own.h5")).layer("p0", 3).kv_layer == -1);
+  says(1);
+  CHECK(Trace(small.write(folder / "shared.h5")).layer("p0", 3).kv_layer == 1);
+  says(3);
+  CHECK_THROWS_WITH(Trace(small.write(folder / "itself.h5")),
+                    Catch::Contains("attribute kv_layer is 3, it must be a layer before this one"));
+}
+
+TEST_CASE("Positions that are not those of one whole sequence are described") {
+  const auto said = [](const std::vector<int64_t>& positions) { return odd_positions(positions); };
+  CHECK(said({}).empty());
+  CHECK(said({0, 1, 2, 3}).empty());
+  CHECK_THAT(said({1, 1, 0, 1, 2}), Catch::Contains("do not rise at row 1 (1, then 1)"));
+  CHECK_THAT(said({0, 1, 0, 1}), Catch::Contains("do not rise at row 2 (1, then 0)"));
+  CHECK_THAT(said({0, 1, 10}), Catch::Contains("jump at row 2 from 1 to 10"));
+  CHECK_THAT(said({40, 41}), Catch::Contains("begin at 40"));
 }
 
 // Samples of a gradient [2, 4, 3, 5] in rows 6, 7, 8.

@@ -15,7 +15,7 @@ from kvconfirm.losses import answer_of, compare  # noqa: E402
 from kvconfirm.rotation import Rotary, turn  # noqa: E402
 from kvconfirm.row_weights import LayerRows, moves, weigh  # noqa: E402
 from kvconfirm.table import spans  # noqa: E402
-from kvrecord.facts import rotate  # noqa: E402
+from kvrecord.rotary import rotate  # noqa: E402
 from kvreplay.reading_back import NEVER, ReadBack  # noqa: E402
 
 pytestmark = pytest.mark.torch

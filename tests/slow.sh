@@ -4,7 +4,8 @@
 # - every number of the published table
 # - device code under sanitizers
 # - FUZZ_RUNS inputs for each fuzz target, thousands of damaged traces and configurations, hundreds of kills
-# - the recorder on releases of transformers from the oldest to the newest, and on the sample model
+# - the recorder on releases of transformers from the oldest to the newest, on a tiny model of every decoder, and on the
+#   sample model
 # - with nvcc: the device code of all methods for every architecture
 # - with debootstrap: the wheel on a system without a compiler
 set -euo pipefail
@@ -38,4 +39,5 @@ fi
 "$KVREPLAY_PYTHON" -m pytest -q -m slow --numprocesses 2 tests/python
 bash tests/install_torch.sh build/venv
 bash tests/transformers_matrix.sh
+"$KVREPLAY_PYTHON" apps/tools/generate_models.py --check
 echo "all slow tests passed"

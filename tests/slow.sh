@@ -40,4 +40,5 @@ fi
 bash tests/install_torch.sh build/venv
 bash tests/transformers_matrix.sh
 "$KVREPLAY_PYTHON" apps/tools/generate_models.py --check
+bash tests/models.sh
 echo "all slow tests passed"

@@ -106,6 +106,7 @@ void define_facts(nb::module_& module) {
       .def_ro("q_prescaled", &LayerInfo::q_prescaled)
       .def_prop_ro("rope", [](const LayerInfo& layer) { return dict_of(layer.rope); })
       .def_ro("rope_recorded", &LayerInfo::rope_recorded)
+      .def_ro("rope_unknown", &LayerInfo::rope_unknown)
       .def_prop_ro("kv_layer",
                    [](const LayerInfo& l) { return l.kv_layer < 0 ? std::nullopt : std::optional(l.kv_layer); })
       .def_ro("has_q_pos", &LayerInfo::has_q_pos)

@@ -28,7 +28,7 @@ PAGE = ROOT / "docs/models.md"
 MARK = "<!-- apps/tools/generate_models.py writes what follows -->"
 IDS = [(7 * i * i + 3 * i + 5) % 61 + 3 for i in range(24)]
 GENERATED = 4
-MOST_NUMBERS = 2e7  # of a tiny model: configurations with parts of their own stay large
+MOST_NUMBERS = 2e7  # weights; some configurations have parts that stay large
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,

@@ -1,4 +1,4 @@
-"""What other people's models and loops do that a recorder must notice: each test is one kind of trouble."""
+"""A recorder must notice what other people's models and loops do. Each test is one kind of trouble."""
 
 import json
 import subprocess

@@ -174,6 +174,8 @@ def layer_facts(layer: Layer):
         "q_prescaled": layer.q_prescaled,
         "rope": rope,
         "rope_recorded": layer.rope_recorded,
+        "rope_unknown": layer.rope_unknown,
+        "kv_layer": layer.kv_layer,
         "out": layer.out is not None,
         "sinks": layer.sinks is not None,
         "q_pos": layer._facts.has_q_pos,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from kvreplay.program import ENGINE
@@ -30,9 +31,9 @@ for word in "$@"; do echo "<$word>"; done
 def installed(tmp_path):
     """A folder with the package as in a wheel, and a program that prints how it was called."""
     folder = tmp_path / "site"
-    for package in ("kvbase", "kvreplay"):
+    for package in ("lib/python/kvbase", "apps/kvreplay"):
         shutil.copytree(
-            ROOT / "apps" / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+            ROOT / package, folder / Path(package).name, ignore=shutil.ignore_patterns("__pycache__")
         )
     (folder / "kvreplay/bin").mkdir()
     program = folder / "kvreplay/bin/kvreplay"

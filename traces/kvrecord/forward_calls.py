@@ -13,7 +13,7 @@ class ForwardCalls:
         self.config = model.config.get_text_config()
         self.tokens = []
         self.position_ids = []
-        self.lengths = []  # of each pass
+        self.lengths = []  # tokens that each pass read
         self.layers = set()  # that called attention in this pass
         self.n_generate = n_generate
 

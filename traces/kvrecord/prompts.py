@@ -64,7 +64,7 @@ class Prompt:
 
 def _one_bos(ids, text, tokenizer):
     """Token ids of a text. A text that a chat template has begun with BOS gets no second one."""
-    bos = tokenizer.bos_token_id
+    bos = getattr(tokenizer, "bos_token_id", None)
     if bos is not None and ids[:2] == [bos, bos] and text.lstrip().startswith(tokenizer.bos_token):
         return ids[1:]
     return ids

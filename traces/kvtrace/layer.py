@@ -174,6 +174,11 @@ class Layer:
         return self._facts.rope
 
     @property
+    def rope_unknown(self) -> bool:
+        """Whether keys are rotated in a way that a trace cannot say."""
+        return self._facts.rope_unknown
+
+    @property
     def rope_recorded(self) -> bool:
         """Whether the trace records the rotary embedding, including that there is none."""
         return self._facts.rope_recorded

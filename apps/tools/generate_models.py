@@ -24,26 +24,20 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/python"))
+
+from tiny_models import PROMPT, SIZES  # noqa: E402
+
 PAGE = ROOT / "docs/models.md"
 MARK = "<!-- apps/tools/generate_models.py writes what follows -->"
-IDS = [(7 * i * i + 3 * i + 5) % 61 + 3 for i in range(24)]
 GENERATED = 4
 MOST_NUMBERS = 2e7  # weights; some configurations have parts that stay large
 SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 }
-USUAL = SMALL | {
-    "intermediate_size": 48,
+USUAL = SIZES | {
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
     "num_local_experts": 2,
     "num_experts": 2,
     "n_routed_experts": 2,
@@ -105,9 +99,9 @@ def build(name):
             torch.manual_seed(0)
             model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
             disturb_norms(model)
-            ids = torch.tensor([IDS])
+            mask = torch.ones_like(PROMPT)
             with torch.no_grad():
-                model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
+                model.generate(PROMPT, attention_mask=mask, max_new_tokens=2, do_sample=False)
             return model
         except Exception:
             continue
@@ -126,7 +120,7 @@ def record(model, path, **options):
     """ "" or why it was refused."""
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            record_texts(model, [IDS], path, generate=GENERATED, overwrite=True, **options)
+            record_texts(model, PROMPT, path, generate=GENERATED, overwrite=True, **options)
     except KvreplayError as error:
         failed = [line for line in said.getvalue().splitlines() if "FAILED" in line and ": " in line]
         return failed[0].removeprefix("verify: prompt 0: ") if failed else str(error)

@@ -179,6 +179,16 @@ std::string combination_problem(const MethodInstance& m, const Wording& words) {
 
 namespace {
 
+// The word that names the value of an axis, alone or in a map. Null after reporting what the axis takes.
+const Node* name_in(Problems& problems, const Node& item, const char* axis, const char* words, const char* of_map,
+                    const char* example) {
+  const Node* name = name_of(item);
+  if (name != nullptr && name->kind == Node::Kind::scalar) return name;
+  must_be(problems, item, axis,
+          fmt::format("{} {}{}: {}", words, problems.words().map(), of_map, problems.words().literal(example)));
+  return nullptr;
+}
+
 const std::vector<std::string> kNames = {"none", "critical", "caote"};
 
 Wrapper named(const std::string& name) {
@@ -207,13 +217,9 @@ void read_caote(const Section& section, Problems& problems, Wrapper& wrapper) {
 
 std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item) {
   const size_t before = problems.errors();
-  const Node* name = name_of(item);
-  if (name == nullptr || name->kind != Node::Kind::scalar) {
-    must_be(problems, item, "wrapper",
-            fmt::format("none, critical or caote, or {} with a name: {}", problems.words().map(),
-                        problems.words().literal(R"({"name": "critical", "alpha": 0.5})")));
-    return std::nullopt;
-  }
+  const Node* name = name_in(problems, item, "wrapper", "none, critical or caote, or", " with a name",
+                             R"({"name": "critical", "alpha": 0.5})");
+  if (name == nullptr) return std::nullopt;
   const auto word = read_word(problems, *name, "wrapper", kNames);
   if (!word) return std::nullopt;
   Wrapper wrapper = named(*word);
@@ -274,13 +280,9 @@ bool holds_plain_tokens(const MethodInstance& m) {
 
 std::optional<Merge> read_merge(Problems& problems, const Node& item) {
   const size_t before = problems.errors();
-  const Node* name = name_of(item);
-  if (name == nullptr || name->kind != Node::Kind::scalar) {
-    must_be(problems, item, "merge",
-            fmt::format("none, cam, d2o, pivot, weighted_v or gaussian, or {}: {}", problems.words().map(),
-                        problems.words().literal(R"({"name": "cam", "next": 32})")));
-    return std::nullopt;
-  }
+  const Node* name = name_in(problems, item, "merge", "none, cam, d2o, pivot, weighted_v or gaussian, or", "",
+                             R"({"name": "cam", "next": 32})");
+  if (name == nullptr) return std::nullopt;
   std::vector<std::string> words;
   for (const Merge::Rule rule : kRules) words.emplace_back(word(rule));
   const auto given = read_word(problems, *name, "merge", words);

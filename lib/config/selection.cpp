@@ -89,11 +89,12 @@ class Selection {
 
   void tell_readers() {
     if (readers_.empty()) return;
-    problems_.warning(
-        config_.mark_of({"select.layers"}),
-        Refusal{.rule = fmt::format("{} {} read the keys and values of other layers and are left out: "
-                                    "caches are cut and bytes are counted once",
-                                    readers_.size() == 1 ? "layer" : "layers", fmt::join(readers_, ", "))});
+    const std::string numbers = fmt::format("{}", fmt::join(readers_, ", "));
+    const std::string who = readers_.size() == 1
+                                ? "layer " + numbers + " reads the keys and values of another layer and is left out"
+                                : "layers " + numbers + " read the keys and values of other layers and are left out";
+    problems_.warning(config_.mark_of({"select.layers"}),
+                      Refusal{.rule = who + ": caches are cut and bytes are counted once"});
   }
 
   void add_layer(const TraceInfo& trace, const PromptInfo& prompt, const std::optional<Extent>& extent,

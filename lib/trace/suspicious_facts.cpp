@@ -83,8 +83,7 @@ std::string odd_positions(std::span<const int64_t> positions) {
     if (here > before + 1)
       return fmt::format(
           "position_ids jump at row {} from {} to {}: {} tokens are missing, as in a cache that was cut. A replay "
-          "knows "
-          "only the tokens that it has: save all of them",
+          "knows only the tokens that it has: save all of them",
           i, before, here, positions.back() - positions.front() + 1 - int64_t(positions.size()));
   }
   if (positions.empty() || positions.front() == 0) return "";

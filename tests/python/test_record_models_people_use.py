@@ -16,16 +16,11 @@ import kvrecord  # noqa: E402
 from kvrecord.rotary import rotate  # noqa: E402
 from kvreplay_cli import BINARY  # noqa: E402
 from recording import refusal  # noqa: E402
-from tiny_models import PROMPT, build, generate, logits  # noqa: E402
+from tiny_models import PROMPT, build, config_class, generate, logits  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-
-
-def needs(config):
-    if not hasattr(transformers, config):
-        pytest.skip(f"this release has no {config}")
 
 
 def record(model, path, run):
@@ -46,7 +41,6 @@ def attributes(path, name="prompts/0"):
 
 
 def long_rope():
-    needs("Phi3Config")
     table = {
         "rope_type": "longrope",
         "rope_theta": 1e4,
@@ -158,7 +152,6 @@ def test_a_second_turn_is_not_part_of_the_prompt(tmp_path):
 
 
 def gemma4(n_shared):
-    needs("Gemma4TextConfig")
     return build(
         "Gemma4Text",
         num_hidden_layers=4,
@@ -207,7 +200,6 @@ def test_a_module_without_a_layer_index_is_refused(tmp_path):
 
 
 def test_a_layer_that_calls_attention_twice_a_pass_is_refused_by_its_name(tmp_path):
-    needs("DiffLlamaConfig")
     model = build("DiffLlama", num_key_value_heads=2, head_dim=8)
     says = refusal(model, tmp_path)
     assert says == (
@@ -225,7 +217,6 @@ def text_with_rows(positions):
 
 
 def multimodal():
-    needs("Qwen2_5_VLConfig")
     text = {
         "vocab_size": 64,
         "hidden_size": 32,
@@ -245,7 +236,7 @@ def multimodal():
         "fullatt_block_indexes": [0],
     }
     torch.manual_seed(0)
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=sight)
+    config = config_class("Qwen2_5_VL")(text_config=text, vision_config=sight)
     return transformers.Qwen2_5_VLForConditionalGeneration(config).float().eval()
 
 
@@ -339,7 +330,6 @@ def test_two_texts_without_a_name_for_the_second_are_refused(tmp_path):
 
 
 def test_chunked_attention_behind_its_first_chunk_is_named_with_the_chunk(tmp_path):
-    needs("Llama4TextConfig")
     sizes = {"num_local_experts": 2, "intermediate_size_mlp": 48, "head_dim": 8, "num_key_value_heads": 2}
     model = build("Llama4Text", attention_chunk_size=28, num_hidden_layers=4, **sizes)
     says = refusal(model, tmp_path, lambda m: generate(m, 12))

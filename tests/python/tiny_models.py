@@ -14,6 +14,18 @@ torch.set_num_threads(1)
 PROMPT = torch.tensor([[(7 * i * i + 3 * i + 5) % 61 + 3 for i in range(24)]])
 GENERATED = 5
 VOCABULARY = 64
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 
@@ -88,19 +100,7 @@ def spelled(changes):
 def build(prefix, seed=0, **changes):
     """A tiny model with attention far from uniform, in which biases, norms and sinks all have an effect."""
     torch.manual_seed(seed)
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-    }
-    config = config_class(prefix)(**sizes | spelled(changes))
+    config = config_class(prefix)(**SIZES | spelled(changes))
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

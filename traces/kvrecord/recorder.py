@@ -125,6 +125,7 @@ class Recorder:
     def __enter__(self):
         require_no_dropout(self.model)
         self.facts = measure(self.model)
+        self.shares_kv = any(fact.kv_layer is not None for fact in self.facts.values())
         n_layers = self.model.config.get_text_config().num_hidden_layers
         wanted = self.options.layers
         self.layers = list(self.facts) if wanted == "all" else layers_in(wanted, range(n_layers))
@@ -231,7 +232,7 @@ class Recorder:
             self._begin_prompt("0", self.sink.missing_layers("0", self.layers))
         self.capture.on_forward(args, kwargs)
         # Where layers share keys and values, those above them skip the rows whose logits nobody asks for.
-        if "logits_to_keep" in kwargs and any(f.kv_layer is not None for f in self.facts.values()):
+        if self.shares_kv and "logits_to_keep" in kwargs:
             return args, kwargs | {"logits_to_keep": 0}
         return None
 

@@ -36,7 +36,7 @@ class Check:
     what: str
     deviation: float
     bound: float
-    reason: str = ""  # why it may fail although the recording is right
+    reason: str = ""  # why it fails although the recording is right
 
     @property
     def ok(self):
@@ -45,7 +45,7 @@ class Check:
 
     def __str__(self):
         verdict = f"(<= {self.bound:.0e}) {'ok' if self.ok else 'FAILED'}"
-        reason = "" if self.ok or not self.reason else f": {self.reason}"
+        reason = f": {self.reason}" if self.reason else ""
         return f"verify: prompt {self.prompt}: {self.what}: {self.deviation:.2e} {verdict}{reason}"
 
 
@@ -136,8 +136,7 @@ class _LayerComparison:
         self.trace = trace
         self.prompt_id = prompt_id
         self.checks = []
-        attributes = trace[f"prompts/{prompt_id}"].attrs
-        self.two_ways = states_differ(model) if attributes["n_generated"] else ""
+        self.of_states = states_differ(model) if trace[f"prompts/{prompt_id}"].attrs["n_generated"] else ""
         layers = trace[f"prompts/{prompt_id}/layers"]
         self.modules = query_input_modules(
             model, [int(name) for name in layers if "resid_in_norm" in layers[name]]
@@ -162,19 +161,32 @@ class _LayerComparison:
             mean_relative_deviation(read_floats(group[tensor]), _doubles(live))
             for tensor, live in seen.items()
         )
-        bound = TOLERANCE_ROWS[dtype]
-        self._add(call.layer, "q, k, v against one full prefill", rows, bound, self.two_ways)
+        self._add(
+            call.layer,
+            "q, k, v against one full prefill",
+            rows,
+            TOLERANCE_ROWS[dtype],
+            lambda: self.of_states,
+        )
         out = attend_stored(group)
         live = mean_relative_deviation(out, _doubles(call.out[:, q_pos]))
-        bound, reason = TOLERANCE_OUT[dtype], too_few_digits(group) or self.two_ways
-        self._add(call.layer, "recomputed attention against the layer's output", live, bound, reason)
+        self._add(
+            call.layer,
+            "recomputed attention against the layer's output",
+            live,
+            TOLERANCE_OUT[dtype],
+            lambda: too_few_digits(group) or self.of_states,
+        )
         if "out" in group:
             stored = mean_relative_deviation(out, read_floats(group["out"]))
             self._add(call.layer, "recomputed attention against stored out", stored, TOLERANCE_OUT[dtype])
 
-    def _add(self, layer, what, deviation, bound, reason=""):
+    def _add(self, layer, what, deviation, bound, why=str):
+        """why(): a reason for a check that fails; "" if none is known."""
         bound = max(bound, TOLERANCE_HALF_MODEL) if self.half else bound
-        self.checks.append(Check(self.prompt_id, f"layer {layer}: {what}", deviation, bound, reason))
+        check = Check(self.prompt_id, f"layer {layer}: {what}", deviation, bound)
+        check.reason = "" if check.ok else why()
+        self.checks.append(check)
 
 
 def _doubles(tensor):

@@ -41,6 +41,7 @@ def read_back(
     held: tuple[Sequence[int], Sequence[int]] | None = None,
     positions: Sequence[int] | None = None,
     rope: dict[str, Any] | str | None = None,
+    latent: bool = False,
     layer: int = 0,
     n_layers: int | None = None,
     seed: int = 0,
@@ -61,6 +62,7 @@ def read_back(
     positions: integers [T]; default: 0..T-1.
     rope: rotary embedding of the keys, as in `replay`; formats that quantise keys before rotation need it.
         None: the keys are not rotated.
+    latent: rows of latent attention: a value is the last numbers of its key, and is stored with it.
     layer, n_layers: number of the layer from 0, and layers of the model, for `skip_layers`.
     seed: of the format's random numbers. uniforms: {"signs", "rotation" or "sketch": numbers in [0, 1)} to
         use instead of random ones.
@@ -69,6 +71,10 @@ def read_back(
     TraceError if an array has another shape or type.
     """
     k, v = _rows(keys, "keys"), _rows(values, "values")
+    if latent and v.shape[1] >= k.shape[1]:
+        raise TraceError(
+            f"keys is {list(k.shape)}, values {list(v.shape)}: with latent, values are a part of keys"
+        )
     if len(k) != len(v) or not k.size or not v.size:
         raise TraceError(
             f"keys is {list(k.shape)}, values {list(v.shape)}: both need as many rows, at least one"
@@ -97,6 +103,7 @@ def read_back(
         "begins": begins,
         "positions": places.astype(np.int32),
         "rope": None if rope in (None, "none") else rope_facts(rope, k.shape[1], "rope"),
+        "latent": latent,
         "layer": layer,
         "n_layers": n_layers,
         "seed": seed,

@@ -46,7 +46,7 @@ std::vector<double> uniforms_of(nb::dict facts, const char* name, int64_t needed
 }
 
 RowUniforms uniforms_of(nb::dict facts, const RowFormat& format, const LayerInfo& layer) {
-  const RowUniformCounts needed = kvreplay::uniforms_of(format, layer.head_dim, layer.v_head_dim);
+  const RowUniformCounts needed = kvreplay::uniforms_of(format, layer.head_dim, layer.stored_v_dim());
   return {nb::cast<uint32_t>(facts["seed"]), uniforms_of(facts, "signs", needed.signs),
           uniforms_of(facts, "rotation", needed.rotation), uniforms_of(facts, "sketch", needed.sketch)};
 }
@@ -56,6 +56,7 @@ LayerInfo layer_of(nb::dict facts) {
   layer.layer = nb::cast<int32_t>(facts["layer"]);
   layer.head_dim = int32_t(nb::cast<Array<float, 2>>(facts["keys"]).shape(1));
   layer.v_head_dim = int32_t(nb::cast<Array<float, 2>>(facts["values"]).shape(1));
+  if (nb::cast<bool>(facts["latent"])) layer.latent = {layer.v_head_dim, layer.head_dim - layer.v_head_dim, 0, 0};
   layer.rope = rope_of(facts["rope"]);
   layer.rope_recorded = true;  // None means that keys are not rotated
   return layer;
@@ -63,7 +64,7 @@ LayerInfo layer_of(nb::dict facts) {
 
 HeadStream<float> stream_of(nb::dict facts, const LayerInfo& layer) {
   HeadStream<float> stream;
-  stream.shape = {layer.head_dim, layer.v_head_dim, 1};
+  stream.shape = {layer.head_dim, layer.v_head_dim, 1, 1, layer.is_latent()};
   stream.keys = numbers_of<float, 2>(facts, "keys"), stream.values = numbers_of<float, 2>(facts, "values");
   stream.positions = numbers_of<int32_t, 1>(facts, "positions");
   stream.tokens = int32_t(stream.positions.size()), stream.prompt = nb::cast<int32_t>(facts["prompt"]);

@@ -80,6 +80,39 @@ nb::object floats(const Trace& trace, const std::string& prompt, int32_t layer, 
                              [&](std::span<float> into) { trace.read_floats(prompt, layer, name, into); });
 }
 
+// A tensor of a layer in the form in which the engine reads it, "q", "k", "v" or "up_v": [heads, rows, width].
+nb::object rows(const Trace& trace, const std::string& prompt, int32_t number, const std::string& name) {
+  const LayerInfo& layer = trace.layer(prompt, number);
+  const auto by_head = [&](int32_t heads, int64_t count, int32_t width, auto read) {
+    const size_t each = size_t(count) * size_t(width);
+    return filled_numpy<float>({size_t(heads), size_t(count), size_t(width)}, [&](std::span<float> into) {
+      for (int32_t head = 0; head < heads; ++head) read(head, into.subspan(size_t(head) * each, each));
+    });
+  };
+  if (name == "q")
+    return by_head(layer.q_heads, layer.query_rows, layer.head_dim, [&](int32_t head, std::span<float> into) {
+      trace.read_queries(prompt, number, head, 0, layer.query_rows, into);
+    });
+  if (name == "k")
+    return by_head(layer.kv_heads, layer.tokens, layer.head_dim, [&](int32_t head, std::span<float> into) {
+      trace.read_keys(prompt, number, head, layer.tokens, into);
+    });
+  if (name == "v")
+    return by_head(layer.kv_heads, layer.tokens, layer.v_head_dim, [&](int32_t head, std::span<float> into) {
+      trace.read_values(prompt, number, head, layer.tokens, into);
+    });
+  return by_head(layer.q_heads, layer.v_head_dim, layer.out_dim(),
+                 [&](int32_t head, std::span<float> into) { trace.read_up_values(prompt, number, head, into); });
+}
+
+nb::object dict_of(const LatentInfo& latent) {
+  if (latent.width == 0) return nb::none();
+  nb::dict found;
+  found["width"] = latent.width, found["rope"] = latent.rope;
+  found["key"] = latent.key, found["value"] = latent.value;
+  return found;
+}
+
 // What a method of Trace returns, as a numpy array.
 template <class T, class... Words>
 auto numpy_from(std::vector<T> (Trace::*read)(Words...) const) {
@@ -109,6 +142,7 @@ void define_facts(nb::module_& module) {
       .def_ro("rope_unknown", &LayerInfo::rope_unknown)
       .def_prop_ro("kv_layer",
                    [](const LayerInfo& l) { return l.kv_layer < 0 ? std::nullopt : std::optional(l.kv_layer); })
+      .def_prop_ro("latent", [](const LayerInfo& layer) { return dict_of(layer.latent); })
       .def_ro("has_q_pos", &LayerInfo::has_q_pos)
       .def_ro("has_sinks", &LayerInfo::has_sinks)
       .def_ro("has_out", &LayerInfo::has_out);
@@ -149,6 +183,7 @@ void define_traces(nb::module_& module) {
       .def("storage", storage, Unlocked())
       .def("raw", raw)
       .def("floats", floats)
+      .def("rows", rows)
       .def("token_texts", &Trace::token_texts, Unlocked())
       .def("token_ids", numpy_from(&Trace::token_ids))
       .def("token_classes", numpy_from(&Trace::token_classes))

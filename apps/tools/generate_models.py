@@ -150,9 +150,10 @@ def try_out(name, folder):
 
 
 def rope_of(layer):
+    cached = " of a latent row" if layer.latent else ""
     if not layer.rope_recorded:
-        return "unknown"
-    return f"{layer.rope['rotary_dims']} of {layer.head_dim} dims" if layer.rope else "none"
+        return "unknown" + cached
+    return f"{layer.rope['rotary_dims']} of {layer.head_dim} dims{cached}" if layer.rope else f"none{cached}"
 
 
 def reason(seen):

@@ -158,7 +158,7 @@ double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const La
   double tokens = value;
   if (kind == BudgetList::Kind::fraction_kept) tokens = std::max(1.0, value * prompt);
   if (kind == BudgetList::Kind::bytes)
-    tokens = value / row_bytes(format, layer.head_dim, layer.v_head_dim, bytes_of(layer.dtype));
+    tokens = value / row_bytes(format, layer.head_dim, layer.stored_v_dim(), bytes_of(layer.dtype));
   return std::min(tokens, kManyTokens);
 }
 

@@ -263,20 +263,28 @@ void read_parameters(const Section& section, Problems& problems, Merge& merge) {
     if (const auto cosine = read_real(problems, *threshold, "threshold", {-1, 1})) merge.threshold = *cosine;
 }
 
-// Whether a cut of a long prompt stores only tokens as recorded, each once and with equal weight.
-bool holds_plain_tokens(const MethodInstance& m) {
+// The method's layout for a long prompt; that of plain tokens if its parameters are wrong, which is reported where
+// budgets are known.
+Layout layout_of(const MethodInstance& m) {
   MethodContext context;
   context.tokens = 1 << 14, context.prompt_tokens = 1 << 13, context.budget = {1 << 12, 1 << 12};
-  context.shape = {1, 1, 1}, context.phase = m.options.phase;
+  context.shape = {1024, 1024, 1}, context.phase = m.options.phase;
   try {
-    const Layout layout = BoundMethod(m.values, context).layout();
-    return layout.own_rows == 0 && layout.extra_rows == 0 && !layout.split && !layout.weights;
+    return BoundMethod(m.values, context).layout();
   } catch (const ParameterError&) {
-    return true;  // reported where budgets are known
+    return {};
   }
 }
 
+// Whether a cut of a long prompt stores only tokens as recorded, each once and with equal weight.
+bool holds_plain_tokens(const MethodInstance& m) {
+  const Layout layout = layout_of(m);
+  return layout.own_rows == 0 && layout.extra_rows == 0 && !layout.split && !layout.weights;
+}
+
 }  // namespace
+
+bool writes_rows(const MethodInstance& m) { return !m.options.merge.is_none() || layout_of(m).own_rows > 0; }
 
 std::optional<Merge> read_merge(Problems& problems, const Node& item) {
   const size_t before = problems.errors();

@@ -45,6 +45,9 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
 // Why a combination has no meaning, and what to do instead, as the rule of a Refusal; "" if it has one.
 std::string combination_problem(const MethodInstance& m, const Wording& words);
 
+// Whether caches hold rows that are no recorded tokens.
+bool writes_rows(const MethodInstance& m);
+
 // Reads wrapper: none, critical, or {name: caote, level: kv} with the wrapper's parameters.
 std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item);
 

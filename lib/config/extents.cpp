@@ -194,7 +194,7 @@ void add_variant(LoadedRun& run, size_t layer, size_t instance, int32_t tokens, 
 MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, Extent extent) {
   MethodContext context;
   static_cast<Extent&>(context) = extent;
-  context.shape = {layer.head_dim, layer.v_head_dim, layer.group(), 1};
+  context.shape = {layer.head_dim, layer.v_head_dim, layer.group(), 1, layer.is_latent()};
   if (instance.options.gqa_level == GqaLevel::query) context.shape.heads = 1;
   if (instance.options.gqa_level == GqaLevel::layer)
     context.shape.heads = layer.q_heads, context.shape.blocks = layer.kv_heads;

@@ -7,6 +7,7 @@
 
 #include "base/text.hpp"
 #include "config/values.hpp"
+#include "formats/coders/fp8.hpp"
 #include "formats/coders/kivi.hpp"
 
 namespace kvreplay {
@@ -252,9 +253,13 @@ Refusal hadamard_refusal(const PartFormat& f, const char* of, int32_t width, con
           .remedy = hadamard_remedy(f, width, words)};
 }
 
-Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, const Wording& words) {
+Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, bool is_latent, const Wording& words) {
   const RowFormatEntry& entry = entry_of(f);
   const char* of = part == RowPart::key ? "keys" : "values";
+  if (entry.info.of_latents && !is_latent)
+    return {
+        .rule = fmt::format("{} stores rows of latent attention, and the layer has keys and values", entry.info.name),
+        .remedy = "take another format, such as fp8_e4m3"};
   if (!f.is_source() && width > kMostWidth)
     return {.rule =
                 fmt::format("{} of {} numbers are more than the {} that a row format codes", of, width, kMostWidth)};
@@ -269,6 +274,25 @@ Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, const Wor
   return {};
 }
 
+// A row of latent attention is coded by the key's format; its value is a part of it.
+Refusal latent_refusal(const RowFormat& format, const LayerInfo& layer, const Wording& words) {
+  if (entry_of(format.key).info.of_latents && format.key.as<Fp8DsMla>().rope != layer.latent.rope)
+    return {.rule = fmt::format("{} keeps {} rotated numbers apart, and the layer has {}",
+                                entry_of(format.key).info.name, format.key.as<Fp8DsMla>().rope, layer.latent.rope),
+            .remedy = "write " + words.option("rope", std::to_string(layer.latent.rope))};
+  RowFormat one = format;
+  one.value = one.key, one.value.pre_rope = false;
+  if (row_format_json(one) != row_format_json(format))
+    return {.rule = "keys and values have formats of their own, and a row of latent attention is both",
+            .remedy = "give one format, such as " + words.option("row_format", "fp8_e4m3")};
+  if (entry_of(format.key).info.by_block)
+    return {.rule = fmt::format("{} codes keys and values by blocks in different directions, and a row of latent "
+                                "attention is both",
+                                entry_of(format.key).info.name),
+            .remedy = "take another format, such as int4"};
+  return {};
+}
+
 }  // namespace
 
 std::optional<RowFormat> read_row_format(Problems& problems, const Node& item) { return Reader(problems).read(item); }
@@ -279,8 +303,10 @@ Refusal storage_refusal(const RowFormat& format, const LayerInfo& layer, int32_t
     if (skipped >= n_layers || skipped < -n_layers)
       return {.rule = fmt::format("skip_layers names layer {}, and the model has {}", skipped, n_layers)};
   const RowFormat here = at_layer(format, layer.layer, n_layers);
-  for (const Refusal& refusal : std::array{part_refusal(here.key, RowPart::key, layer.head_dim, words),
-                                           part_refusal(here.value, RowPart::value, layer.v_head_dim, words)})
+  for (const Refusal& refusal :
+       std::array{part_refusal(here.key, RowPart::key, layer.head_dim, layer.is_latent(), words),
+                  layer.is_latent() ? latent_refusal(here, layer, words)
+                                    : part_refusal(here.value, RowPart::value, layer.v_head_dim, false, words)})
     if (!refusal.empty()) return refusal;
   if (is_calibrated(here) && prompt_streams)
     return {.rule = "the row format takes its constants from the whole prompt, which does not come in one call",

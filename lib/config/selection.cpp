@@ -203,7 +203,7 @@ class Selection {
 
   void check_row_uniforms(const MethodInstance& instance, const RowFormat& format, const LayerInfo& layer) {
     try {
-      (void)read_row_uniforms(instance.uniforms, uniforms_of(format, layer.head_dim, layer.v_head_dim));
+      (void)read_row_uniforms(instance.uniforms, uniforms_of(format, layer.head_dim, layer.stored_v_dim()));
     } catch (const ConfigError& e) {
       problems_.error(instance.mark, e.what());
     }
@@ -213,7 +213,7 @@ class Selection {
     return i < config_.budget.marks.size() ? config_.budget.marks[i] : config_.mark_of({"budget"});
   }
   void report_empty_budget(double budget_bytes, const LayerInfo& layer, const RowFormat& format) {
-    const auto row = int64_t(std::ceil(row_bytes(format, layer.head_dim, layer.v_head_dim, bytes_of(layer.dtype))));
+    const auto row = int64_t(std::ceil(row_bytes(format, layer.head_dim, layer.stored_v_dim(), bytes_of(layer.dtype))));
     problems_.error(mark_of_budget(place_of(budget_bytes, config_.budget.values)),
                     Refusal{.rule = "a budget of {value} bytes holds no token",
                             .remedy = "one takes {count}",

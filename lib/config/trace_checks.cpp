@@ -127,6 +127,9 @@ void TraceChecks::check_logits(const MethodInstance& instance, const TraceInfo& 
   if (instance.method().info.needs_linear_logits && layer.softcap > 0)
     refuse(instance, "estimate", "inner products of queries and keys, which a soft cap bends", remedy,
            places_of(trace, prompt, layer));
+  if (layer.is_latent() && writes_rows(instance))
+    refuse(instance, "write", "keys and values apart, and a row of latent attention is both", remedy,
+           places_of(trace, prompt, layer));
   if (instance.method().info.needs_every_token && layer.sliding_window > 0)
     refuse(instance, "sum", "up all tokens and cannot forget those that leave a sliding window", remedy,
            places_of(trace, prompt, layer));

@@ -44,6 +44,9 @@ struct HeadShape {
   int32_t v_dim;       // length of a value
   int32_t heads;       // query heads that decide together
   int32_t blocks = 1;  // kv heads; query head h reads block h / (heads / blocks)
+  // Latent attention: a value is the last v_dim numbers of its key, and is not stored again.
+  bool value_in_key = false;
+  KVR_FN int32_t stored_v_dim() const { return value_in_key ? 0 : v_dim; }
   KVR_FN int32_t block_of(int32_t head) const { return blocks == 1 ? 0 : head / (heads / blocks); }
 };
 

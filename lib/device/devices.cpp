@@ -75,6 +75,13 @@ class PooledHead final : PoolHandle, public DeviceHead {
       : PoolHandle(std::move(pool)), DeviceHead(runtime(), stream, most) {}
 };
 
+bool takes(RuntimePool& pool, const HeadStream<float>& stream) {
+  std::unique_ptr<Runtime> runtime = pool.take();
+  const bool taken = DeviceHead::takes(*runtime, stream);
+  pool.give_back(std::move(runtime));
+  return taken;
+}
+
 Open opener(const std::string& name) {
   const std::string full = full_name(name);
   const std::vector<DeviceInfo> all = devices();
@@ -109,7 +116,7 @@ OpenHeadDevice open_device(const std::string& name) { return open_heads(opener(n
 
 OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open, Portion most) {
   return [pool = std::make_shared<RuntimePool>(std::move(open)), most](const HeadStream<float>& stream) {
-    return std::unique_ptr<HeadDevice>(std::make_unique<PooledHead>(pool, stream, most));
+    return takes(*pool, stream) ? std::make_unique<PooledHead>(pool, stream, most) : std::unique_ptr<HeadDevice>();
   };
 }
 

@@ -1,10 +1,9 @@
 #include "device/head.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <numeric>
-#include <string>
 
-#include "base/errors.hpp"
 #include "device/kernels_of.hpp"
 #include "device/query_rows.hpp"
 
@@ -19,6 +18,12 @@ bool all_bf16(const std::vector<float>& numbers) {
 bool is_bf16(const HeadStream<float>& stream) {
   return stream.stored_bytes == 2 && all_bf16(stream.keys) && all_bf16(stream.values) && all_bf16(stream.queries);
 }
+Grade grade_of(const HeadStream<float>& stream) { return is_bf16(stream) ? Grade::recorded : Grade::single; }
+
+// Width of the kernels for the stream's heads; 0: there are none.
+int32_t width_of(const HeadStream<float>& stream) {
+  return padded_width(std::max(stream.shape.dim, stream.shape.v_dim));
+}
 
 }  // namespace
 
@@ -26,9 +31,9 @@ DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portio
     : runtime_(runtime),
       stream_(stream),
       most_(most),
-      width_(padded_width(std::max(stream.shape.dim, stream.shape.v_dim))),
-      grade_(is_bf16(stream) ? Grade::recorded : Grade::single) {
-  require_kernels();
+      width_(width_of(stream)),
+      grade_(grade_of(stream)) {
+  assert(takes(runtime, stream));
   const int64_t rows = int64_t(stream.shape.blocks) * stream.tokens;
   keys_ = DeviceArray<float>(runtime, std::span(stream.keys));
   key_planes_ = pack(keys_, rows, stream.shape.dim);
@@ -38,15 +43,10 @@ DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portio
   runtime.wait();  // `values` is freed next
 }
 
-void DeviceHead::require_kernels() const {
-  const std::string heads_of =
-      "heads of " + std::to_string(std::max(stream_.shape.dim, stream_.shape.v_dim)) + " numbers ";
-  if (width_ == 0) throw DeviceError(heads_of + "are wider than the device's kernels (256); use --device cpu");
-  const size_t needed = shared_bytes_needed(width_, grade_), there = runtime_.most_shared_bytes();
-  if (needed > there)
-    throw DeviceError(heads_of + "need " + std::to_string(needed >> 10) +
-                      " KiB of shared memory a block, and the device has " + std::to_string(there >> 10) +
-                      "; use --device cpu");
+bool DeviceHead::takes(const Runtime& runtime, const HeadStream<float>& stream) {
+  const int32_t width = width_of(stream);
+  return width > 0 && !stream.shape.value_in_key &&
+         shared_bytes_needed(width, grade_of(stream)) <= runtime.most_shared_bytes();
 }
 
 auto DeviceHead::pack(const DeviceArray<float>& numbers, int64_t rows, int32_t dim) -> Planes {

@@ -22,7 +22,9 @@ struct Portion {
 // methods that take it in one call) keeps all queries of the prompt there.
 class DeviceHead : public HeadDevice {
  public:
-  // Throws DeviceError if the heads are wider than the compiled kernels, or if memory is short.
+  // Whether the device has kernels for the stream's heads, and a block of it enough shared memory for them.
+  static bool takes(const Runtime& runtime, const HeadStream<float>& stream);
+  // Only for a stream that it takes. Throws DeviceError if memory is short.
   DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portion most = {});
   std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) override;
   std::vector<double> future_sums(const std::vector<int32_t>& rows) override;
@@ -84,7 +86,6 @@ class DeviceHead : public HeadDevice {
   MergeInput merge_input(const Rows& rows, const Sums& sums) const;
   void evaluate_rows(const std::vector<DeviceCache>& caches, const Asked& asked, const Rows& rows, DeviceRows& result);
   size_t rows_at_once(const std::vector<DeviceCache>& caches, const Asked& asked) const;
-  void require_kernels() const;
   int32_t heads() const { return stream_.shape.heads; }
 
   Runtime& runtime_;

@@ -141,13 +141,42 @@ void load_lookahead(const Tensors& trace, const HeadRequest& request, const Laye
 }
 
 template <class Real>
+void load_up_values(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
+                    HeadStream<Real>& stream) {
+  const QueryHeads heads = QueryHeads::of(layer, request);
+  const size_t of_head = size_t(layer.v_head_dim) * size_t(layer.out_dim());
+  stream.up_values.resize(size_t(heads.count) * of_head);
+  for (int32_t h = 0; h < heads.count; ++h)
+    read_into(std::span(stream.up_values).subspan(size_t(h) * of_head, of_head), [&](std::span<float> into) {
+      trace.read_up_values(request.place.prompt, request.place.layer, heads.first + h, into);
+    });
+}
+
+// Weights [out_dim, width] of a query head's output -> weights [v_dim, width] of its sum over latents.
+template <class Real>
+std::vector<float> behind_latent(const HeadStream<Real>& stream, int32_t head, std::span<const float> weights) {
+  const size_t v_dim = size_t(stream.shape.v_dim), out = size_t(stream.out_dim()), width = weights.size() / out;
+  std::vector<float> product(v_dim * width);
+  std::vector<double> sums(width);
+  const Real* up = stream.up_values.data() + size_t(head) * v_dim * out;
+  for (size_t c = 0; c < v_dim; ++c, up += out) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (size_t o = 0; o < out; ++o)
+      for (size_t i = 0; i < width; ++i) sums[i] += double(up[o]) * double(weights[o * width + i]);
+    std::transform(sums.begin(), sums.end(), product.begin() + int64_t(c * width), [](double x) { return float(x); });
+  }
+  return product;
+}
+
+template <class Real>
 void load_output_norms(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                        HeadStream<Real>& stream) {
   const QueryHeads heads = QueryHeads::of(layer, request);
-  std::vector<float> weights(size_t(layer.v_head_dim) * size_t(layer.output_width));
-  for (int32_t h = heads.first; h < heads.first + heads.count; ++h) {
-    trace.read_output_weights(request.place.prompt, request.place.layer, h, weights);
-    add_output_norms(stream, weights);
+  std::vector<float> weights(size_t(layer.out_dim()) * size_t(layer.output_width));
+  for (int32_t h = 0; h < heads.count; ++h) {
+    trace.read_output_weights(request.place.prompt, request.place.layer, heads.first + h, weights);
+    if (layer.is_latent()) add_output_norms(stream, behind_latent(stream, h, weights));
+    else add_output_norms(stream, weights);
   }
 }
 
@@ -220,7 +249,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   const bool whole = request.place.kv_head == Place::kWholeLayer;
   const int32_t first = whole ? 0 : request.place.kv_head, blocks = whole ? layer.kv_heads : 1;
   HeadStream<Real> stream;
-  stream.shape = {layer.head_dim, layer.v_head_dim, layer.group() * blocks, blocks};
+  stream.shape = {layer.head_dim, layer.v_head_dim, layer.group() * blocks, blocks, layer.is_latent()};
   stream.tokens = request.extent.tokens;
   stream.prompt = request.extent.prompt_tokens;
   stream.rule = {Real(layer.scaling), Real(layer.softcap)};
@@ -228,6 +257,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   stream.stored_bytes = bytes_of(layer.dtype);
   load_rows(trace, request, first, stream);
   load_queries(trace, request, stream);
+  if (layer.is_latent()) load_up_values(trace, request, layer, stream);
   const std::vector<float> sinks = trace.sink_logits(request.place.prompt, request.place.layer);
   if (!sinks.empty()) {
     const auto of_first = sinks.begin() + first * layer.group();
@@ -245,6 +275,8 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
     stream.known.emplace(by, known_queries(trace, request.place, by, needs));
   if (request.gradient != HeadRequest::Gradient::none) load_sensitivity(trace, request, layer, stream);
   stream.max_value_norm = largest_norm(stream.values, stream.shape.v_dim);
+  if (layer.is_latent())  // the Frobenius norm of a head's projection bounds what it does to a norm
+    stream.max_value_norm *= largest_norm(stream.up_values, stream.shape.v_dim * stream.out_dim());
   return stream;
 }
 

@@ -59,11 +59,16 @@ struct HeadStream {
   // ||v W||_1 and ||v W||_2 of the prompt's values after the output projection of each query head, [heads, prompt];
   // empty unless requested.
   std::vector<double> output_norms_l1, output_norms_l2;
+  // Latent attention: what makes the output of each query head from its sum over latents, [heads, v_dim, out_dim].
+  std::vector<Real> up_values;
   std::map<Calibration, KnownQueries> known;  // statistics of other text, if a method uses them
   Sensitivity sensitivity;                    // only if projections are requested and a gradient is recorded
   int32_t stored_bytes = 4;                   // bytes of one number in the trace
-  double max_value_norm = 0;                  // over tokens 0..tokens-1
+  double max_value_norm = 0;                  // bound on the norm of an output: over tokens 0..tokens-1
 
+  int32_t out_dim() const {  // numbers of an output
+    return up_values.empty() ? shape.v_dim : int32_t(up_values.size() / size_t(shape.heads) / size_t(shape.v_dim));
+  }
   const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
   const Real* block_values(int32_t block) const { return values.data() + int64_t(block) * tokens * shape.v_dim; }
   const Real* query(int32_t head, int32_t token) const {

@@ -31,6 +31,7 @@ using RowFormats = FormatList<  //
     Int2,                       //
     Fp8E4M3,                    //
     Fp8E5M2,                    //
+    Fp8DsMla,                   //
     NvFp4,                      //
     MxFp4,                      //
     MxFp8,                      //

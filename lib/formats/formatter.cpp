@@ -187,10 +187,10 @@ void Formatter<Real>::refuse(RowCoder::Refusal why, int32_t token) {
 }
 
 template <class Real>
-CodedBytes Formatter<Real>::coded_bytes(Part part, int32_t width) const {
-  if (!writes()) return {};
+CodedBytes Formatter<Real>::coded_bytes(Part part, const HeadShape& shape) const {
+  if (!writes() || (part == Part::value && shape.value_in_key)) return {};
   const PartFormat& f = format().part(part);
-  return entry_of(f).bytes(f, part, width);
+  return entry_of(f).bytes(f, part, part == Part::key ? shape.dim : shape.v_dim);
 }
 
 template <class Real>
@@ -210,10 +210,10 @@ RowCounts Formatter<Real>::counts_of(const BasicCache<Real>& cache) const {
 
 template <class Real>
 Payload Formatter<Real>::payload_of(const HeadShape& shape, const RowCounts& counts) const {
-  const int64_t dim = shape.dim, v_dim = shape.v_dim;
+  const int64_t dim = shape.dim, v_dim = shape.stored_v_dim();
   const int64_t exact = counts.exact_keys * dim + counts.exact_values * v_dim;
-  const int64_t coded = (counts.rows - counts.exact_keys) * coded_bytes(Part::key, shape.dim).codes +
-                        (counts.values - counts.exact_values) * coded_bytes(Part::value, shape.v_dim).codes;
+  const int64_t coded = (counts.rows - counts.exact_keys) * coded_bytes(Part::key, shape).codes +
+                        (counts.values - counts.exact_values) * coded_bytes(Part::value, shape).codes;
   return {counts.rows * dim, counts.values * v_dim, exact_bytes(exact) + coded};
 }
 
@@ -230,7 +230,7 @@ int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<con
   if (!writes() && !split_)
     return exact_bytes((std::count(read.begin(), read.end(), kRead) + std::count(read.begin(), read.end(), kWeighed)) *
                            cache.shape().dim +
-                       std::count(read.begin(), read.end(), kRead) * cache.shape().v_dim);
+                       std::count(read.begin(), read.end(), kRead) * cache.shape().stored_v_dim());
   RowCounts counts;
   for (int32_t row = 0; row < cache.size(); ++row) {
     if (read[size_t(row)] == kUnread) continue;
@@ -260,9 +260,9 @@ int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const {
   if (!writes()) return 0;
-  const CodedBytes key = coded_bytes(Part::key, shape.dim), value = coded_bytes(Part::value, shape.v_dim);
+  const CodedBytes key = coded_bytes(Part::key, shape), value = coded_bytes(Part::value, shape);
   const int64_t keys = counts.rows - counts.exact_keys, values = counts.values - counts.exact_values;
-  const CodedBytes both = row_bytes_of(format(), shape.dim, shape.v_dim);
+  const CodedBytes both = row_bytes_of(format(), shape.dim, shape.stored_v_dim());
   const int64_t padding = both.codes + both.scales - key.codes - key.scales - value.codes - value.scales;
   const int64_t outlier_bytes = std::max(entry_of(format().key).outlier_bytes, entry_of(format().value).outlier_bytes);
   return keys * key.scales + values * value.scales + std::min(keys, values) * padding +

@@ -78,8 +78,8 @@ class Formatter {
   bool by_block(Part part) const { return writes() && entry_of(format().part(part)).info.by_block; }
   const Kivi& kivi(Part part) const { return format().part(part).template as<Kivi>(); }
   bool stores_value(const BasicCache<Real>& cache, int32_t row) const { return !split_ || cache.num(row) != 0; }
-  CodedBytes coded_bytes(Part part, int32_t width) const;    // one coded row; for kivi's keys, the codes alone
-  RowCounts counts_of(const BasicCache<Real>& cache) const;  // leaves outliers at 0
+  CodedBytes coded_bytes(Part part, const HeadShape& shape) const;  // one coded row; for kivi's keys, the codes alone
+  RowCounts counts_of(const BasicCache<Real>& cache) const;         // leaves outliers at 0
   const Held& held(const BasicCache<Real>& cache);
   void hold(const Block& block, int64_t rows, int32_t width);
 

@@ -187,7 +187,8 @@ RowFormat at_layer(const RowFormat& f, int32_t layer, int32_t n_layers) {
 
 CodedBytes row_bytes_of(const RowFormat& f, int32_t dim, int32_t v_dim) {
   const RowFormatEntry &key = entry_of(f.key), &value = entry_of(f.value);
-  const CodedBytes k = key.bytes(f.key, RowPart::key, dim), v = value.bytes(f.value, RowPart::value, v_dim);
+  const CodedBytes k = key.bytes(f.key, RowPart::key, dim),
+                   v = v_dim > 0 ? value.bytes(f.value, RowPart::value, v_dim) : CodedBytes{};
   CodedBytes both{k.codes + v.codes, k.scales + v.scales};
   const int64_t slot = std::min(key.slot, value.slot), all = both.codes + both.scales;
   both.scales += (all + slot - 1) / slot * slot - all;
@@ -212,13 +213,14 @@ double row_bytes(const RowFormat& f, int32_t dim, int32_t v_dim, int32_t source_
                                                                 : both_ends(width);
     bytes += gear.rank * (1 + double(width) / gear.R) * source_bytes + outliers * (source_bytes + 4);
   };
-  add(f.key, RowPart::key, dim), add(f.value, RowPart::value, v_dim);
+  add(f.key, RowPart::key, dim);
+  if (v_dim > 0) add(f.value, RowPart::value, v_dim);
   return bytes;
 }
 
 int64_t static_bytes(const RowFormat& f, int32_t dim, int32_t v_dim) {
   return entry_of(f.key).static_bytes(f.key, RowPart::key, dim) +
-         entry_of(f.value).static_bytes(f.value, RowPart::value, v_dim);
+         (v_dim > 0 ? entry_of(f.value).static_bytes(f.value, RowPart::value, v_dim) : 0);
 }
 
 std::string row_format_json(const RowFormat& f) {

@@ -59,7 +59,8 @@ bool quantises(const RowFormat& f);
 // The format that a layer uses: source for a skipped layer.
 RowFormat at_layer(const RowFormat& f, int32_t layer, int32_t n_layers);
 
-// Bytes of one coded row, both parts; the slot's padding counts as scales.
+// Bytes of one coded row, both parts; the slot's padding counts as scales. v_dim: 0 where the value is part of the key
+// (HeadShape::stored_v_dim).
 CodedBytes row_bytes_of(const RowFormat& f, int32_t dim, int32_t v_dim);
 // Bytes of one stored row (key and value), as budgets in bytes count it. Not a whole number where several rows share
 // offsets and steps. source_bytes: bytes of one number in the trace. Excludes static_bytes().

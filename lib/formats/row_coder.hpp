@@ -149,8 +149,10 @@ struct RowCoder {
     double *const keys = scratch, *const values = keys + s.blocks * s.dim, *const work = values + s.blocks * s.v_dim;
     RowOutcome coded;
     for (int32_t b = 0; b < s.blocks; ++b) {
-      code_part(team, RowPart::key, b, token, of_key(b), {keys + b * s.dim, size_t(s.dim)}, work, coded);
-      code_part(team, RowPart::value, b, token, of_value(b), {values + b * s.v_dim, size_t(s.v_dim)}, work, coded);
+      double *const own_key = keys + b * s.dim, *const own_value = values + b * s.v_dim;
+      code_part(team, RowPart::key, b, token, of_key(b), {own_key, size_t(s.dim)}, work, coded);
+      if (s.value_in_key) team.each(s.v_dim, [&](int32_t i) { own_value[i] = own_key[s.dim - s.v_dim + i]; });
+      else code_part(team, RowPart::value, b, token, of_value(b), {own_value, size_t(s.v_dim)}, work, coded);
     }
     return coded;
   }

@@ -52,8 +52,12 @@ RowCoding::RowCoding(const RowFormat& format, const Stream& stream, const RowUni
   coder_.full_precision = format.full_precision;
   coder_.own_row = format.own_row_coded;
   coder_.rope = stream.rope, coder_.positions = stream.positions;
-  static_bytes_ = kvreplay::static_bytes(format, stream.shape.dim, stream.shape.v_dim);
+  static_bytes_ = kvreplay::static_bytes(format, stream.shape.dim, stream.shape.stored_v_dim());
   for (const RowPart part : {RowPart::key, RowPart::value}) {
+    if (part == RowPart::value && stream.shape.value_in_key) {
+      coder_.value.by_row = coder_.key.by_row;  // coded with the key, of which it is a part
+      break;
+    }
     make_part(part, stream, uniforms);
     calibrate(part, stream);
     PartCoder& p = coder_of(part);

@@ -32,6 +32,7 @@ struct FormatInfo {
   bool quantises = true;       // changes every number; false: only numbers that do not fit
   bool by_block = false;       // several rows are coded together
   bool keys_pre_rope = false;  // default of `keys`
+  bool of_latents = false;     // takes only rows of latent attention, their rotated numbers first
   RowRotation default_rotate = RowRotation::none;
 };
 

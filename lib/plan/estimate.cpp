@@ -121,7 +121,7 @@ struct Unit {
   double saved(const Cell& cell, const RunConfig& config) const {
     const double rows = scored_rows(config.replay, tokens() - prompt()), lists = tokens() - prompt() + 1;
     const SaveOptions& save = config.output;
-    return (save.outputs ? rows * heads() * layer.v_head_dim : 0) + (save.curves ? 2 * rows * heads() : 0) +
+    return (save.outputs ? rows * heads() * layer.out_dim() : 0) + (save.curves ? 2 * rows * heads() : 0) +
            (save.projections ? rows * heads() * (layer.all_gradients() + 1) : 0) +
            (save.kept ? cached_rows(cell) * (cell.options().phase == Phase::stream ? lists : 1) : 0);
   }

@@ -121,9 +121,10 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   const MethodInfo& info = cell.method().info;
   const bool shared = info.reads_full_cache && std::none_of(ledgers.begin(), ledgers.end(), evicted);
   const HeldTokens full = exact_cache_tokens(stream.tokens, stream.prompt, stream.window);
-  measure_sizes(ledgers,
-                {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared, shared && info.own_index},
-                result.measures);
+  measure_sizes(
+      ledgers,
+      {stream.shape.dim + stream.shape.stored_v_dim(), stream.stored_bytes, full, shared, shared && info.own_index},
+      result.measures);
   add_calibration_bytes(d, stream, result.measures.extras);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <numeric>
 
-#include "measures/exact_rows.hpp"
-
 namespace kvreplay {
 
 template <class Real>
@@ -18,14 +16,16 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       every_row_(options.every_row),
       without_strips_(stream.tokens > options.strips_up_to),
       norms_(stream, options.wanted.has(Work::spectral)),
+      outputs_(stream),
       shared_{exact_,
               {options.wanted.has(Work::set_error), options.wanted.has(Work::prefix_error),
                options.wanted.has(Work::details) || options.save.projections, options.needles.spans(stream.prompt)},
               options.audit} {
   if constexpr (std::is_same_v<Real, float>)
     if (options.device && !options.audit)
-      device_ = std::make_unique<DeviceEvaluator<Real>>(options.device(stream), stream, shared_.asked,
-                                                        asked_of_device(), norms_);
+      if (auto device = options.device(stream))
+        device_ = std::make_unique<DeviceEvaluator<Real>>(std::move(device), stream, shared_.asked, asked_of_device(),
+                                                          norms_);
 }
 
 template <class Real>
@@ -198,6 +198,7 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
     const bool prompt = t < stream_.prompt;
     next_tile(t, prompt ? stream_.prompt : stream_.tokens, tile);
     fill_tile(tile);
+    outputs_.open(tile);
     const std::vector<ExactRow> exact = exact_rows(tile, norms_);
     const auto each_cache = [&](auto work) {
       for (Decision<Real>& d : decisions_)
@@ -265,8 +266,9 @@ void HeadReplay<Real>::rows(Decision<Real>& d, size_t c, const Tile<Real>& tile,
   CacheReplay<Real>& cache = *d.caches[c];
   results_.open(cache.heads(), int32_t(tile.rows.size()), stream_.shape.v_dim);
   d.evaluators[c]->rows(tile, results_);
-  compare_outputs(tile, cache.first_head(), shared_.asked.details, results_);
-  project_errors(tile, cache.first_head(), stream_.sensitivity, results_);
+  outputs_.project(cache.first_head(), results_);
+  compare_outputs(tile, outputs_, cache.first_head(), shared_.asked.details, results_);
+  project_errors(tile, outputs_, cache.first_head(), stream_.sensitivity, results_);
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
   take(d, c, results_, exact, passed.count());
 }

@@ -7,6 +7,7 @@
 
 #include "caches/prompt_reading.hpp"
 #include "exact/sparse_rows.hpp"
+#include "measures/exact_rows.hpp"
 #include "replay/decision.hpp"
 
 namespace kvreplay {
@@ -60,6 +61,7 @@ class HeadReplay {
   bool without_strips_ = false;  // those come from its cache's own dot products: a strip would cost O(n) a row
   bool prefixes_ = false;        // some cell is cut once and is compared on the prompt alone
   ScoredNorms<Real> norms_;
+  MeasuredOutputs<Real> outputs_;
   EvaluationShared<Real> shared_;
   std::unique_ptr<DeviceEvaluator<Real>> device_;  // null: no device
   RowCodings<Real> codings_;

@@ -285,7 +285,8 @@ auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadS
   Shared& made = made_[{row_format_json(format), seed, file}];
   if (made.coding != nullptr) return made;
   RowUniforms uniforms;
-  if (!file.empty()) uniforms = read_row_uniforms(file, uniforms_of(format, stream.shape.dim, stream.shape.v_dim));
+  if (!file.empty())
+    uniforms = read_row_uniforms(file, uniforms_of(format, stream.shape.dim, stream.shape.stored_v_dim()));
   uniforms.seed = seed;
   made.coding = std::make_shared<RowCoding>(format, coding_stream(stream), uniforms);
   if (shares && !has_blocks(format))

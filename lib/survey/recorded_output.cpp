@@ -164,7 +164,8 @@ class KvHead {
     RowsOfHead head{prompt_, layer_.layer, q_head, unit_, {}, {}};
     head.queries.resize(static_cast<size_t>(layer_.query_rows * layer_.head_dim));
     trace_.read_queries(prompt_, layer_.layer, q_head, 0, layer_.query_rows, head.queries);
-    std::vector<float> out(static_cast<size_t>(layer_.query_rows * layer_.v_head_dim));
+    const int64_t width = layer_.out_dim();
+    std::vector<float> out(static_cast<size_t>(layer_.query_rows * width));
     trace_.read_out(prompt_, layer_.layer, q_head, layer_.query_rows, out);
     head.unit = std::max({unit_, unit_of(head.queries), unit_of(out)});
     const std::vector<int32_t> tokens = trace_.query_positions(prompt_, layer_.layer);
@@ -172,11 +173,9 @@ class KvHead {
     for (int64_t i = 1; i <= count; ++i) {
       const int64_t row = i * layer_.query_rows / count - 1;
       const auto query = head.queries.begin() + row * layer_.head_dim;
-      const auto recorded = out.begin() + row * layer_.v_head_dim;
-      head.rows.push_back({row,
-                           tokens[static_cast<size_t>(row)],
-                           {query, query + layer_.head_dim},
-                           {recorded, recorded + layer_.v_head_dim}});
+      const auto recorded = out.begin() + row * width;
+      head.rows.push_back(
+          {row, tokens[static_cast<size_t>(row)], {query, query + layer_.head_dim}, {recorded, recorded + width}});
     }
     return head;
   }
@@ -184,7 +183,8 @@ class KvHead {
   // The row with the largest deviation beyond rounding; nullopt if all rows agree.
   std::optional<Disagreement> compare(const RowsOfHead& head) const {
     const AttentionRule rule = stated_rule(trace_, prompt_, layer_, head.q_head);
-    const Rows values{values_, layer_.v_head_dim};
+    const std::vector<float> projected = layer_.is_latent() ? values_of(head.q_head) : std::vector<float>{};
+    const Rows values{layer_.is_latent() ? projected : values_, layer_.out_dim()};
     std::optional<Disagreement> worst;
     for (size_t i = 0; i < head.rows.size(); ++i) {
       const RecordedRow& row = head.rows[i];
@@ -198,6 +198,22 @@ class KvHead {
   }
 
  private:
+  // Values of a query head that reads latents, [tokens, out_dim].
+  std::vector<float> values_of(int32_t q_head) const {
+    const auto out = static_cast<size_t>(layer_.out_dim()), width = static_cast<size_t>(layer_.v_head_dim);
+    std::vector<float> up(width * out), values;
+    trace_.read_up_values(prompt_, layer_.layer, q_head, up);
+    std::vector<double> sums(out);
+    for (size_t token = 0; token < static_cast<size_t>(layer_.tokens); ++token) {
+      std::ranges::fill(sums, 0.0);
+      for (size_t c = 0; c < width; ++c)
+        for (size_t i = 0; i < out; ++i)
+          sums[i] += static_cast<double>(values_[token * width + c]) * static_cast<double>(up[c * out + i]);
+      values.insert(values.end(), sums.begin(), sums.end());
+    }
+    return values;
+  }
+
   const Trace& trace_;
   const std::string& prompt_;
   const LayerInfo& layer_;
@@ -246,7 +262,7 @@ std::string describe(const Trace& trace, WrongLayer& wrong) {
       trace.info().path.string(), layer_path(wrong.head.prompt, layer.layer), wrong.head.q_head, row.row,
       wrong.row.found[at], at, row.out[at], wrong.row.deviation, wrong.row.believed, wrong.heads, layer.q_heads);
   limit_rows(layer.tokens, wrong.row.row, wrong.head.rows);
-  const std::optional<Mistake> mistake = usual_mistake(trace, wrong.head);
+  const std::optional<Mistake> mistake = layer.is_latent() ? std::nullopt : usual_mistake(trace, wrong.head);
   return text + (mistake
                      ? ". But " + mistake->text
                      : ". None of the usual mistakes explains it: compare scaling, mask, order of heads and rotary "

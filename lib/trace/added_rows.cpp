@@ -53,7 +53,7 @@ void read_repeat_rows(const h5::Node& node, LayerInfo& layer) {
   const Tensor q = open_tensor(node, "repeat_q", layer.source_dtype, 3, kAxes);
   layer.repeat_rows = q.rows();
   if (layer.repeat_rows < 1) h5::fail(q.array.node, "holds no rows");
-  expect_shape(q.array, {layer.q_heads, layer.repeat_rows, layer.head_dim});
+  expect_shape(q.array, {layer.q_heads, layer.repeat_rows, layer.query_width()});
   expect_shape(open_tensor(node, "repeat_k", layer.source_dtype, 3, kAxes).array,
                {layer.kv_heads, layer.repeat_rows, layer.head_dim});
   if (layer.has_repeat_norm) expect_floats(h5::open_array(node, "repeat_in_norm"), {layer.repeat_rows});
@@ -109,7 +109,7 @@ void read_lookahead_rows(const h5::Node& node, LayerInfo& layer) {
   const Tensor q = open_tensor(node, "lookahead_q", layer.source_dtype, 3, "[heads, rows, head_dim]");
   layer.lookahead_rows = q.rows();
   if (layer.lookahead_rows < 1) h5::fail(q.array.node, "holds no rows");
-  expect_shape(q.array, {layer.q_heads, layer.lookahead_rows, layer.head_dim});
+  expect_shape(q.array, {layer.q_heads, layer.lookahead_rows, layer.query_width()});
 }
 
 LookaheadInfo read_lookahead(const h5::Node& node, const PromptInfo& prompt) {

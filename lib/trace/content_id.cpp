@@ -49,8 +49,8 @@ std::string content_id(const h5::Node& root, const TraceInfo& info, const Digest
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));
       if (layer.kv_layer >= 0) sum.update(fmt::format("kv_layer {}\n", layer.kv_layer));
       add_arrays(sum, h5::open_path(root, layer_path(prompt.id, layer.layer)),
-                 {"g", "g_rows", "k", "lookahead_q", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q",
-                  "sinks", "v"},
+                 {"g", "g_rows", "k", "latent", "lookahead_q", "out", "q", "q_pos", "repeat_in_norm", "repeat_k",
+                  "repeat_q", "rope_k", "sinks", "up_k", "up_v", "v"},
                  digest);
     }
   }

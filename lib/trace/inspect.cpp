@@ -29,6 +29,11 @@ json rope_json(const LayerInfo& layer) {
           {"rotary_dims", rope.rotary_dims}};
 }
 
+json latent_json(const LatentInfo& latent) {
+  if (latent.width == 0) return nullptr;
+  return {{"width", latent.width}, {"rope", latent.rope}, {"key", latent.key}, {"value", latent.value}};
+}
+
 json layer_json(const LayerInfo& l) {
   return {{"layer", l.layer},
           {"q_heads", l.q_heads},
@@ -46,6 +51,7 @@ json layer_json(const LayerInfo& l) {
           {"rope", rope_json(l)},
           {"rope_recorded", l.rope_recorded},
           {"rope_unknown", l.rope_unknown},
+          {"latent", latent_json(l.latent)},
           {"kv_layer", l.kv_layer < 0 ? json() : json(l.kv_layer)},
           {"out", l.has_out},
           {"sinks", l.has_sinks},
@@ -131,6 +137,7 @@ std::string rope_text(const LayerInfo& l) {
 std::string extras_text(const LayerInfo& l) {
   std::string text;
   if (l.query_rows != l.tokens) text += fmt::format(" {} query rows", l.query_rows);
+  if (l.is_latent()) text += fmt::format(" latent {} + {}", l.latent.width, l.latent.rope);
   if (l.kv_layer >= 0) text += fmt::format(" kv of layer {}", l.kv_layer);
   if (l.softcap > 0) text += fmt::format(" softcap {:g}", l.softcap);
   if (l.has_sinks) text += " sinks";
@@ -219,16 +226,16 @@ class DeepCheck {
     });
     attempt([&] {
       for (int32_t h = 0; l.has_out && h < l.q_heads; ++h)
-        trace_.read_out(prompt, l.layer, h, l.query_rows, buffer(l.query_rows, l.v_head_dim));
+        trace_.read_out(prompt, l.layer, h, l.query_rows, buffer(l.query_rows, l.out_dim()));
     });
     attempt([&] {
       for (int32_t h = 0; h < l.q_heads; ++h)
         for (int32_t s = 0; s < l.all_gradients(); ++s)
-          trace_.read_gradient(prompt, l.layer, h, s, buffer(l.gradient_rows, l.v_head_dim));
+          trace_.read_gradient(prompt, l.layer, h, s, buffer(l.gradient_rows, l.out_dim()));
     });
-    attempt([&] { read_more(prompt, l, "repeat_q", l.q_heads, buffer(l.repeat_rows, l.head_dim)); });
+    attempt([&] { read_more(prompt, l, "repeat_q", l.q_heads, buffer(l.repeat_rows, l.query_width())); });
     attempt([&] { read_more(prompt, l, "repeat_k", l.kv_heads, buffer(l.repeat_rows, l.head_dim)); });
-    attempt([&] { read_more(prompt, l, "lookahead_q", l.q_heads, buffer(l.lookahead_rows, l.head_dim)); });
+    attempt([&] { read_more(prompt, l, "lookahead_q", l.q_heads, buffer(l.lookahead_rows, l.query_width())); });
     attempt([&] { trace_.gradient_rows(prompt, l.layer); });
     attempt([&] { trace_.query_positions(prompt, l.layer); });
     attempt([&] { trace_.sink_logits(prompt, l.layer); });

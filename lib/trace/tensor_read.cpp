@@ -102,7 +102,8 @@ namespace {
 void read_block(const Tensor& tensor, std::vector<int64_t> lead, int64_t begin, int64_t rows, std::span<float> into,
                 const char* row) {
   assert(static_cast<int64_t>(into.size()) == rows * tensor.width());
-  const int64_t width = tensor.width(), step = std::max<int64_t>(1, kPieceBytes / (4 * width)), head = lead.back();
+  const int64_t width = tensor.width(), step = std::max<int64_t>(1, kPieceBytes / (4 * width)),
+                head = lead.empty() ? 0 : lead.back();
   std::vector<int64_t> extent(lead.size(), 1);
   lead.insert(lead.end(), {0, 0}), extent.insert(extent.end(), {0, width});
   std::vector<uint16_t> bits;
@@ -126,7 +127,8 @@ void read_block(const Tensor& tensor, std::vector<int64_t> lead, int64_t begin, 
 void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into,
                const char* row) {
   assert(head >= 0 && head < tensor.heads() && begin >= 0 && rows >= 0 && begin + rows <= tensor.rows());
-  read_block(tensor, {head}, begin, rows, into, row);
+  const bool has_heads = tensor.array.shape.size() > 2;
+  read_block(tensor, has_heads ? std::vector{head} : std::vector<int64_t>{}, begin, rows, into, row);
 }
 
 void read_sample(const Tensor& tensor, int64_t sample, int64_t head, std::span<float> into) {

@@ -9,7 +9,7 @@
 #include "trace/h5_array.hpp"
 #include "trace/trace.hpp"
 
-// Tensors [.., heads, rows, width] of a trace: raw bits from the file, widened to float here.
+// Tensors [.., heads, rows, width] or [rows, width] of a trace: raw bits from the file, widened to float here.
 
 namespace kvreplay {
 
@@ -18,7 +18,7 @@ struct Tensor {
   DType dtype = DType::float32;
   bool swapped = false;  // 16-bit numbers in the other byte order
 
-  int64_t heads() const { return array.shape[array.shape.size() - 3]; }
+  int64_t heads() const { return array.shape.size() < 3 ? 1 : array.shape[array.shape.size() - 3]; }
   int64_t rows() const { return array.shape[array.shape.size() - 2]; }
   int64_t width() const { return array.shape.back(); }
 };
@@ -32,8 +32,8 @@ inline Tensor open_gradient(const h5::Node& layer, const std::string& source_dty
   return open_tensor(layer, "g", source_dtype, 4, "[samples, heads, rows, v_head_dim]");
 }
 
-// Reads rows begin..begin+rows-1 of one head as floats. Throws h5::Problem at the first NaN or infinity. row: what the
-// message calls a row ("token", "query").
+// Reads rows begin..begin+rows-1 of one head (0 if the tensor has no heads) as floats. Throws h5::Problem at the first
+// NaN or infinity. row: what the message calls a row ("token", "query").
 void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into, const char* row);
 // Likewise, all rows of one head of one sample, for a tensor [samples, heads, rows, width].
 void read_sample(const Tensor& tensor, int64_t sample, int64_t head, std::span<float> into);

@@ -51,6 +51,11 @@ void Tensors::read_lookahead_queries(const std::string& prompt_id, int32_t layer
                   info().path.string(), prompt_id, layer_number));
 }
 
+void Tensors::read_up_values(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {
+  throw TraceError(fmt::format("{}: prompt {}, layer {}: holds no latent with a projection up_v", info().path.string(),
+                               prompt_id, layer_number));
+}
+
 void Tensors::read_output_weights(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {
   throw TraceError(
       fmt::format("{}: prompt {}, layer {}: holds no output projection (o_proj). Record it with kvreplay record "

@@ -35,7 +35,9 @@ class Tensors {
   virtual std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const = 0;
   virtual std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const = 0;  // [Hq] or empty
 
-  // One query head's part of the output projection, [v_head_dim, LayerInfo::output_width].
+  // Latent attention: what makes a query head's value from the latent, [v_head_dim, out_dim].
+  virtual void read_up_values(const std::string& prompt, int32_t layer, int32_t q_head, std::span<float> into) const;
+  // One query head's part of the output projection, [out_dim, LayerInfo::output_width].
   virtual void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
                                    std::span<float> into) const;
   // The pass that repeats the prompt (PromptInfo::repeat): all rows of one head, [LayerInfo::repeat_rows, head_dim],
@@ -50,7 +52,7 @@ class Tensors {
                                       std::span<float> into) const;
   // Token index of each row of the recorded gradient, ascending; empty if none is recorded.
   virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
-  // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim]. The sample of the recorded tokens
+  // All rows of one sample of one query head, [LayerInfo::gradient_rows, out_dim]. The sample of the recorded tokens
   // follows the drawn samples (LayerInfo::all_gradients).
   virtual void read_gradient(const std::string& prompt, int32_t layer, int32_t q_head, int32_t sample,
                              std::span<float> into) const;

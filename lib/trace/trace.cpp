@@ -17,6 +17,7 @@
 #include "base/errors.hpp"
 #include "trace/content_id.hpp"
 #include "trace/h5_array.hpp"
+#include "trace/latent_rows.hpp"
 #include "trace/sandbox.hpp"
 #include "trace/tensor_read.hpp"
 #include "trace/trace_metadata.hpp"
@@ -143,7 +144,16 @@ struct Trace::State {
   std::string open_layer;
   std::map<std::string, Tensor> open_tensors;
 
+  // Queries of a layer, in one of its datasets; row: what messages call a row.
+  struct QuerySource {
+    const std::string& prompt;
+    const LayerInfo& layer;
+    const char *name, *row;
+  };
+
   const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
+  void read_queries(const QuerySource& from, int32_t q_head, int64_t first, int64_t rows, std::span<float> into);
+  void read_latent_keys(const std::string& prompt, const LayerInfo& layer, int64_t count, std::span<float> into);
   std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
   std::vector<float> floats(const std::string& path, int64_t count, const char* of) const;
   std::vector<int32_t> ascending_tokens(const std::string& path, const LayerInfo& layer) const;
@@ -154,9 +164,34 @@ const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& l
   if (open_layer != path) open_tensors.clear();
   open_layer = path;
   if (const auto it = open_tensors.find(name); it != open_tensors.end()) return it->second;
+  const bool has_heads = name != "latent" && name != "rope_k";
   Tensor opened = name == "g" ? open_gradient(h5::open_path(root, path), layer.source_dtype)
-                              : open_tensor(root, path + "/" + name, layer.source_dtype);
+                  : has_heads ? open_tensor(root, path + "/" + name, layer.source_dtype)
+                              : open_tensor(root, path + "/" + name, layer.source_dtype, 2, "[tokens, width]");
   return open_tensors.emplace(name, std::move(opened)).first->second;
+}
+
+void Trace::State::read_queries(const QuerySource& from, int32_t q_head, int64_t first, int64_t rows,
+                                std::span<float> into) {
+  const LatentInfo& shape = from.layer.latent;
+  const auto read = [&](std::span<float> to) {
+    read_rows(tensor(from.prompt, from.layer, from.name), q_head, first, rows, to, from.row);
+  };
+  if (!from.layer.is_latent()) return read(into);
+  std::vector<float> stored(static_cast<size_t>(rows * from.layer.query_width())),
+      up_k(static_cast<size_t>(shape.width) * static_cast<size_t>(shape.key));
+  read(stored);
+  if (!up_k.empty()) read_rows(tensor(from.prompt, from.layer, "up_k"), q_head, 0, shape.width, up_k, "channel");
+  project_rows(shape, stored, up_k, into);
+}
+
+void Trace::State::read_latent_keys(const std::string& prompt, const LayerInfo& layer, int64_t count,
+                                    std::span<float> into) {
+  const LatentInfo& shape = layer.latent;
+  std::vector<float> rope(static_cast<size_t>(count * shape.rope)), latent(static_cast<size_t>(count * shape.width));
+  read_rows(tensor(prompt, layer, "rope_k"), 0, 0, count, rope, "token");
+  read_rows(tensor(prompt, layer, "latent"), 0, 0, count, latent, "token");
+  join_rows(shape, rope, latent, into);
 }
 
 std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low, int64_t high) const {
@@ -211,19 +246,31 @@ const TraceInfo& Trace::info() const { return state_->info; }
 void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
                       std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { read_rows(state_->tensor(prompt, info, "k"), kv_head, 0, count, into, "token"); });
+  reading([&] {
+    if (info.is_latent()) return state_->read_latent_keys(prompt, info, count, into);
+    read_rows(state_->tensor(prompt, info, "k"), kv_head, 0, count, into, "token");
+  });
 }
 
 void Trace::read_values(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
                         std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { read_rows(state_->tensor(prompt, info, "v"), kv_head, 0, count, into, "token"); });
+  reading([&] {
+    read_rows(state_->tensor(prompt, info, info.is_latent() ? "latent" : "v"), kv_head, 0, count, into, "token");
+  });
 }
 
 void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t first, int64_t rows,
                          std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { read_rows(state_->tensor(prompt, info, "q"), q_head, first, rows, into, "query"); });
+  reading([&] { state_->read_queries({prompt, info, "q", "query"}, q_head, first, rows, into); });
+}
+
+void Trace::read_up_values(const std::string& prompt, int32_t layer_number, int32_t q_head,
+                           std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  if (!info.is_latent()) return Tensors::read_up_values(prompt, layer_number, q_head, into);
+  reading([&] { read_rows(state_->tensor(prompt, info, "up_v"), q_head, 0, info.latent.width, into, "channel"); });
 }
 
 void Trace::read_out(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t rows,
@@ -317,14 +364,20 @@ void Trace::read_repeat_queries(const std::string& prompt, int32_t layer_number,
                                 std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.repeat_rows == 0) return Tensors::read_repeat_queries(prompt, layer_number, q_head, into);
-  reading([&] { read_rows(state_->tensor(prompt, info, "repeat_q"), q_head, 0, info.repeat_rows, into, "row"); });
+  reading([&] { state_->read_queries({prompt, info, "repeat_q", "row"}, q_head, 0, info.repeat_rows, into); });
 }
 
 void Trace::read_repeat_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head,
                              std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.repeat_rows == 0) return Tensors::read_repeat_keys(prompt, layer_number, kv_head, into);
-  reading([&] { read_rows(state_->tensor(prompt, info, "repeat_k"), kv_head, 0, info.repeat_rows, into, "row"); });
+  reading([&] {
+    const Tensor& tensor = state_->tensor(prompt, info, "repeat_k");
+    if (!info.is_latent()) return read_rows(tensor, kv_head, 0, info.repeat_rows, into, "row");
+    std::vector<float> stored(into.size());
+    read_rows(tensor, kv_head, 0, info.repeat_rows, stored, "row");
+    project_rows(info.latent, stored, {}, into);
+  });
 }
 
 std::vector<float> Trace::repeat_input_norms(const std::string& prompt, int32_t layer_number) const {
@@ -338,14 +391,14 @@ void Trace::read_lookahead_queries(const std::string& prompt, int32_t layer_numb
                                    std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.lookahead_rows == 0) return Tensors::read_lookahead_queries(prompt, layer_number, q_head, into);
-  reading([&] { read_rows(state_->tensor(prompt, info, "lookahead_q"), q_head, 0, info.lookahead_rows, into, "row"); });
+  reading([&] { state_->read_queries({prompt, info, "lookahead_q", "row"}, q_head, 0, info.lookahead_rows, into); });
 }
 
 void Trace::read_output_weights(const std::string& prompt, int32_t layer_number, int32_t q_head,
                                 std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.output_width == 0) return Tensors::read_output_weights(prompt, layer_number, q_head, into);
-  reading([&] { read_rows(state_->tensor(prompt, info, "o_proj"), q_head, 0, info.v_head_dim, into, "channel"); });
+  reading([&] { read_rows(state_->tensor(prompt, info, "o_proj"), q_head, 0, info.out_dim(), into, "channel"); });
 }
 
 std::vector<int32_t> Trace::gradient_rows(const std::string& prompt_id, int32_t layer_number) const {

@@ -45,7 +45,7 @@ class Trace : public Tensors {
                    std::span<float> into) const override;
   void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                     std::span<float> into) const override;
-  // The model's recorded attention output, [rows, v_head_dim]; requires LayerInfo::has_out.
+  // The model's recorded attention output, [rows, out_dim]; requires LayerInfo::has_out.
   void read_out(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows, std::span<float> into) const;
 
   // A whole tensor: "q", "k", "v" or "out", [heads, rows, width]. As stored, with nothing checked: in this machine's
@@ -68,6 +68,7 @@ class Trace : public Tensors {
   std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const override;
   void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t q_head,
                               std::span<float> into) const override;
+  void read_up_values(const std::string& prompt, int32_t layer, int32_t q_head, std::span<float> into) const override;
   void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
                            std::span<float> into) const override;
   std::vector<int32_t> gradient_rows(const std::string& prompt, int32_t layer) const override;

@@ -20,7 +20,8 @@ int bytes_of(DType type) { return type == DType::float32 ? 4 : 2; }
 
 int64_t bytes_of(const LayerInfo& l) {
   const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
-  return bytes_of(l.dtype) * (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
+  return bytes_of(l.dtype) *
+         (q * l.query_width() + kv * (l.head_dim + l.stored_v_dim()) + (l.has_out ? q * l.out_dim() : 0));
 }
 
 int64_t bytes_of(const PromptInfo& prompt) {

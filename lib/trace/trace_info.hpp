@@ -25,6 +25,17 @@ struct Rope {
   bool changes = false;  // ranges of positions have frequencies of their own; inv_freq is the first range's
 };
 
+// Latent attention (MLA). All query heads read one row a token: the latent, from which each head's key and value are
+// projected, and the rotated part of the keys. Readers give it as one kv head with keys [rope, width], the rotated
+// numbers first, and values [width]; queries are projected to keys of this form.
+struct LatentInfo {
+  int32_t width = 0;  // numbers of the latent; 0: the layer has keys and values of its own
+  int32_t rope = 0;   // numbers of the rotated part
+  int32_t key = 0;    // rows of `up_k`: numbers of a head's key without the rotated part. 0: queries are recorded after
+                      // the projection
+  int32_t value = 0;  // numbers of a head's value, which `up_v` makes from the latent
+};
+
 struct LayerInfo {
   int32_t layer = 0;  // 0-based index in the model
   int32_t q_heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
@@ -40,6 +51,7 @@ struct LayerInfo {
   bool rope_recorded = false;  // false: the trace does not say whether there is one
   bool rope_unknown = false;   // there is one that a trace cannot say, or it changes within the prompt
   int32_t kv_layer = -1;       // the layer whose keys and values this one reads; -1: its own
+  LatentInfo latent;
   bool has_out = false, has_sinks = false, has_q_pos = false;
   int32_t output_width = 0;                         // last extent of `o_proj`: the model's hidden size; 0: not recorded
   int32_t gradient_samples = 0, gradient_rows = 0;  // extents of `g`; 0: not recorded
@@ -49,9 +61,14 @@ struct LayerInfo {
   bool has_repeat_norm = false, has_in_norm = false;  // the layer has `repeat_in_norm`, `resid_in_norm`
   int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
   int32_t group() const { return q_heads / kv_heads; }
+  bool is_latent() const { return latent.width > 0; }
+  // Numbers of a head's attention output; of a value that a cache stores beside its key.
+  int32_t query_width() const { return latent.key > 0 ? latent.key + latent.rope : head_dim; }  // in the file
+  int32_t out_dim() const { return is_latent() ? latent.value : v_head_dim; }
+  int32_t stored_v_dim() const { return is_latent() ? 0 : v_head_dim; }
 };
 
-// Bytes in the file of q, k, v and, if recorded, out.
+// Bytes in the file of q, k, v (or the latent and its rotated part) and, if recorded, out.
 int64_t bytes_of(const LayerInfo& layer);
 
 // A context that the model repeated. Chunk c repeats the prompt's tokens ctx[c] <= i < ctx[c + 1] in the rows rows[c]

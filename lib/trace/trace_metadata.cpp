@@ -8,6 +8,7 @@
 
 #include "base/text.hpp"
 #include "trace/added_rows.hpp"
+#include "trace/latent_rows.hpp"
 #include "trace/suspicious_facts.hpp"
 #include "trace/tensor_read.hpp"
 
@@ -98,11 +99,11 @@ void expect_extent(const NamedShape& tensor, size_t axis, int64_t expected, cons
 
 NamedShape shape_of(const Tensor& tensor) { return {tensor.array.node.where(), tensor.array.shape}; }
 
-// `o_proj` is [Hq, v_head_dim, hidden].
+// `o_proj` is [Hq, out_dim, hidden].
 void read_projection_shape(const h5::Node& node, LayerInfo& layer) {
   const Tensor projection = open_tensor(node, "o_proj", layer.source_dtype);
   layer.output_width = checked_extent(shape_of(projection), 2, "numbers per hidden state", kWidestOutput);
-  expect_shape(projection.array, {layer.q_heads, layer.v_head_dim, layer.output_width});
+  expect_shape(projection.array, {layer.q_heads, layer.out_dim(), layer.output_width});
 }
 
 // `g` is the gradient of the log-likelihood with respect to the attention output; `g_rows` has the token of each row.
@@ -111,14 +112,14 @@ void read_gradient_shape(const h5::Node& node, LayerInfo& layer) {
   const Tensor g = open_gradient(node, layer.source_dtype);
   layer.gradient_samples = checked_extent(shape_of(g), 0, "samples", kMostSamples);
   layer.gradient_rows = checked_extent(shape_of(g), 2, "rows", layer.tokens);
-  expect_shape(g.array, {layer.gradient_samples, layer.q_heads, layer.gradient_rows, layer.v_head_dim});
+  expect_shape(g.array, {layer.gradient_samples, layer.q_heads, layer.gradient_rows, layer.out_dim()});
   if (!h5::has_child(node, "g_rows"))
     fail(node.where() + "/g", "needs the dataset g_rows beside it: the token of each row");
   expect_integers(h5::open_array(node, "g_rows"), layer.gradient_rows);
   layer.gradient_recorded = h5::has_child(node, "g_recorded");
   if (layer.gradient_recorded)
     expect_shape(open_tensor(node, "g_recorded", layer.source_dtype, 3, "[heads, rows, v_head_dim]").array,
-                 {layer.q_heads, layer.gradient_rows, layer.v_head_dim});
+                 {layer.q_heads, layer.gradient_rows, layer.out_dim()});
 }
 
 void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
@@ -133,7 +134,7 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   if (layer.has_sinks) expect_floats(h5::open_array(node, "sinks"), {layer.q_heads});
   if (layer.has_out)
     expect_shape(open_tensor(node, "out", layer.source_dtype).array,
-                 {layer.q_heads, layer.query_rows, layer.v_head_dim});
+                 {layer.q_heads, layer.query_rows, layer.out_dim()});
   if (h5::has_child(node, "o_proj")) read_projection_shape(node, layer);
   if (h5::has_child(node, "g")) read_gradient_shape(node, layer);
   layer.has_in_norm = h5::has_child(node, "resid_in_norm");
@@ -205,18 +206,24 @@ void read_kv_layer(const h5::Node& node, LayerInfo& layer) {
   layer.kv_layer = static_cast<int32_t>(*owner);
 }
 
-LayerInfo read_layer(const h5::Node& root, const h5::Node& node, int32_t number) {
-  LayerInfo layer;
-  layer.layer = number;
-  if (!node.is_group()) fail(node.where(), "is not a group");
+void read_layer_shapes(const h5::Node& node, LayerInfo& layer) {
   const std::string source_dtype = h5::text(node, "source_dtype").value_or("");
+  if (h5::has_child(node, "latent")) return read_latent_shapes(node, source_dtype, layer);
   for (const char* name : {"q", "k", "v"})
-    if (!h5::has_child(node, name)) fail(node.where() + "/" + name, "is missing. A layer needs q, k and v");
+    if (!h5::has_child(node, name))
+      fail(node.where() + "/" + name, "is missing. A layer needs q, k and v, or of latent attention q and latent");
   const Tensor q = open_tensor(node, "q", source_dtype), k = open_tensor(node, "k", source_dtype),
                v = open_tensor(node, "v", source_dtype);
   layer.dtype = k.dtype;
   layer.source_dtype = source_dtype.empty() ? name_of(k.dtype) : source_dtype;
   set_shapes(shape_of(q), shape_of(k), shape_of(v), layer);
+}
+
+LayerInfo read_layer(const h5::Node& root, const h5::Node& node, int32_t number) {
+  LayerInfo layer;
+  layer.layer = number;
+  if (!node.is_group()) fail(node.where(), "is not a group");
+  read_layer_shapes(node, layer);
   read_layer_attributes(node, layer);
   read_optional_datasets(node, layer);
   read_rope(root, node, layer);

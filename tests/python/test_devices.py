@@ -6,6 +6,8 @@ names another.
 
 import os
 
+import h5py
+import numpy as np
 import pytest
 from kvreplay_cli import BINARY, ROOT, TOY, kvreplay, table
 
@@ -80,3 +82,37 @@ def test_a_device_computes_no_double_precision(tmp_path):
     result = kvreplay(*words, cwd=tmp_path, program=PROGRAM)
     assert result.returncode == 2
     assert f"--precision is double, which device {DEVICE} does not compute" in result.stderr
+
+
+def layer_of(rng, width, latent):
+    """Datasets of a layer whose heads a device has no kernels for: wide ones, or those that share latents."""
+    if not latent:
+        return {name: rng.standard_normal((2, 40, width)) for name in "qkv"}
+    shapes = {
+        "latent": (40, 24),
+        "rope_k": (40, 8),
+        "up_k": (2, 24, 12),
+        "up_v": (2, 24, 10),
+        "q": (2, 40, 20),
+    }
+    return {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_heads_without_kernels_are_replayed_on_the_cores(tmp_path, latent):
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        file.attrs["kvreplay_schema"] = 1
+        group = file.create_group("prompts/p0/layers/000")
+        group.attrs.update({"scaling": 0.05, "rope": "none"})
+        for name, array in layer_of(rng, 272, latent).items():
+            group[name] = array.astype(np.float32)
+    found = []
+    for device in (DEVICE, "cpu"):
+        words = ["run", tmp_path / "t.h5", "--method", "h2o,snapkv", "--budget", "16", "--prefill", "36"]
+        result = kvreplay(*words, "--device", device, "-o", tmp_path / device, program=PROGRAM)
+        assert result.returncode == 0, result.stderr
+        found.append(table(tmp_path / device))
+    on_device, on_cores = found
+    assert {row["device"] for row in on_device} == {"cpu"}
+    assert [row["rel_err_out_mean"] for row in on_device] == [row["rel_err_out_mean"] for row in on_cores]

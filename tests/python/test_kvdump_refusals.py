@@ -197,21 +197,6 @@ def test_keys_ahead_are_refused_in_16_bits_too(tmp_path, dtype):
     assert "does more than a trace can record" in refusal(model_with_later_keys().to(dtype), tmp_path, logits)
 
 
-def test_latent_attention_which_rotates_the_last_dims_has_an_unknown_rotation(tmp_path):
-    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
-    experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "n_group": 1}
-    model = build(
-        "DeepseekV3",
-        num_key_value_heads=4,
-        v_head_dim=8,
-        topk_group=1,
-        first_k_dense_replace=2,
-        **sizes,
-        **experts,
-    )
-    assert "latent attention rotates the last dims" in unknown_rotation(model, tmp_path)
-
-
 def test_a_refused_recording_with_output_leaves_no_listener_on_the_model(tmp_path):
     model = build("Llama", num_key_value_heads=2)
 

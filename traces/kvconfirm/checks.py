@@ -50,7 +50,7 @@ def check_shape(config, trace):
             )
 
 
-def check_layers(layers, instance, n_kv_heads):
+def check_layers(layers, instance, trace):
     """ConfigError if the results lack one of the layers to compress, or one of its kv heads."""
     held = sorted({layer for layer, _ in instance.cells})
     missing = [layer for layer in layers if layer not in held]
@@ -60,7 +60,8 @@ def check_layers(layers, instance, n_kv_heads):
             f"replay a trace of all layers, or compress only these with --layers {','.join(map(str, held))}"
         )
     for layer in layers:
-        heads = [head for head in range(n_kv_heads) if (layer, head) not in instance.cells]
+        caches = trace.caches(instance.prompt, layer)
+        heads = [head for head in range(caches) if (layer, head) not in instance.cells]
         if heads:
             raise ConfigError(
                 f"{instance.name}: the results lack kv heads {spans(heads)} of layer {layer}: "
@@ -85,9 +86,11 @@ class KeyCheck:
             self.also(call)
         if call.layer not in self.layers:
             return
-        kept = call.k.shape[1]
+        latents = call.latent if self.trace.is_latent(self.prompt, call.layer) else None
+        live = call.k if latents is None else latents.keys(rotated_first=True)
+        kept = live.shape[1]
         keys, stored = self.trace.keys(self.prompt, call.layer, kept)
-        found = call.k.double().cpu().numpy()
+        found = live.double().cpu().numpy()
         deviation = mean_relative_deviation(found[:, : keys.shape[1]], keys.astype("float64"))
         bound = max(TOLERANCE_ROWS[stored], TOLERANCE_HALF_MODEL if self.half else 0)
         self.deviation = max(self.deviation, deviation)

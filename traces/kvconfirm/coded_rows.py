@@ -57,6 +57,7 @@ class RowReader:
             return self.engine.read_back(
                 self.format, k.cpu().numpy(), v.cpu().numpy(), prompt=i.n_prefill, held=held,
                 positions=self.positions, rope=self.trace.rope(i.prompt, layer),
+                latent=self.trace.is_latent(i.prompt, layer),
                 layer=layer, n_layers=self.n_layers, seed=int(i.seed or 0), uniforms=self.uniforms,
             )  # fmt: skip
         except KvreplayError as error:
@@ -65,13 +66,13 @@ class RowReader:
     def probe_format(self, layers):
         """TraceError if the format cannot store rows of the trace's sizes. Random numbers are enough to test
         this, so no model is needed."""
-        sizes = self.trace.shape()
         numbers = torch.Generator().manual_seed(0)
-        k, v = (
-            torch.randn(self.instance.n_tokens, sizes[name], generator=numbers)
-            for name in ("head_dim", "v_head_dim")
-        )
         for layer in layers:
+            found = self.trace.layer(self.instance.prompt, layer)
+            k, v = (
+                torch.randn(self.instance.n_tokens, width, generator=numbers)
+                for width in (found.head_dim, found.v_head_dim)
+            )
             self.read(layer, k, v, None)
 
     def check_window(self, layer):

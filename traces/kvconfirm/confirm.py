@@ -61,7 +61,7 @@ class Confirmation:
         sizes = trace.shape()
         layers = self._layers(trace, sizes["n_layers"])
         for instance in self.instances:
-            check_layers(layers, instance, sizes["n_kv_heads"])
+            check_layers(layers, instance, trace)
         if args.select == "recorded":
             self._check_kept(layers, trace)
         self.source = resolve(args.model or trace.model, args.gguf_file)

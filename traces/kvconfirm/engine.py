@@ -50,6 +50,8 @@ class OwnRows:
     def __call__(self, call):
         if call.layer not in self.layers:
             return None
+        if self.trace.is_latent(self.instance.prompt, call.layer):
+            raise TraceError(f"layer {call.layer} has latent attention: use --select recorded")
         prefill = self.instance.n_prefill
         decoded = [call.q, call.k[:, -call.q.shape[1] :], call.v[:, -call.q.shape[1] :]]
         rows = [

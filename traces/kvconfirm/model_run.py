@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from kvbase.errors import TraceError
 from kvrecord.hook import NamedAttention, layer_of
+from kvrecord.latent import Latent, LatentTaps
 
 from .attention import LogitRule
 
@@ -16,6 +17,7 @@ class LayerCall:
 
     q [Hq, R, D]: queries of the new tokens. k [Hkv, T', D], v [Hkv, T', Dv]: the model's cache, with all T
     tokens, or the last T' of them in a layer with a window. own(mask): the model's attention function.
+    latent: what the cache holds instead of k and v, with latent attention.
     """
 
     layer: int
@@ -25,6 +27,7 @@ class LayerCall:
     v: torch.Tensor
     rule: LogitRule
     own: object
+    latent: Latent | None = None
 
     def with_mask(self, mask, k=None, v=None):
         """Output [Hq, R, Dv] of the model's attention function under the additive mask [1, heads, R, T].
@@ -47,6 +50,16 @@ class SwitchedAttention(NamedAttention):
         super().__init__(model)
         self.way = None
         self.disturb = None
+        self.latents = LatentTaps(model)
+
+    def __enter__(self):
+        entered = super().__enter__()
+        self.latents.listen()
+        return entered
+
+    def __exit__(self, *failure):
+        self.latents.remove()
+        super().__exit__(*failure)
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         def own_under(mask, k=key, v=value):
@@ -54,13 +67,24 @@ class SwitchedAttention(NamedAttention):
 
         if query.shape[0] != 1:
             raise TraceError(f"batch of {query.shape[0]} sequences: one sequence at a time")
-        if self.disturb:
+        latent = self.latents.of(module, key[0], value[0], key.shape[2])
+        if self.disturb and latent:
+            query, latent, key, value = self._disturbed_latents(layer_of(module), query, latent)
+        elif self.disturb:
             query, key, value = self._disturbed(layer_of(module), query, key, value)
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         rule = LogitRule(scale, float(kwargs.get("softcap") or 0), kwargs.get("s_aux"))
-        call = LayerCall(layer_of(module), module, query[0], key[0], value[0], rule, own_under)
+        call = LayerCall(layer_of(module), module, query[0], key[0], value[0], rule, own_under, latent)
         out = self.way(call) if self.way else None
         return own_under(attention_mask) if out is None else (out.transpose(0, 1)[None].contiguous(), None)
+
+    def _disturbed_latents(self, layer, query, latent):
+        """Query, latents, and the heads' keys and values that the latents give."""
+        rows = (query[0], latent.rows[None], latent.rope_k[None])
+        q, c, rope = (self.disturb(layer, name, x) for name, x in zip("qkv", rows, strict=True))
+        latent = Latent(c[0], rope[0], latent.up_k, latent.up_v)
+        key, value = latent.by_head()
+        return q[None], latent, key[None], value[None]
 
     def _disturbed(self, layer, *rows):
         return [self.disturb(layer, name, x[0])[None] for name, x in zip("qkv", rows, strict=True)]

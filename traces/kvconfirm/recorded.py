@@ -25,13 +25,16 @@ class RecordedRows:
         if call.layer not in self.layers:
             return None
         rows, holds = self.rows_of(call.layer)
-        caches, heads = len(rows.num), (call.k.shape[0], call.q.shape[0])
+        latent = self.trace.is_latent(self.instance.prompt, call.layer)
+        caches, heads = len(rows.num), (1 if latent else call.k.shape[0], call.q.shape[0])
         if caches not in heads:
             raise TraceError(
                 f"layer {call.layer}: lists of {caches} caches, {heads[0]} or {heads[1]} are needed"
             )
         if rows.plain and not self.reader.codes:
             return call.with_mask(bias_of(rows.num))
+        if latent:
+            return self._by_latents(call, rows, holds)
         k, v = self._every_token(call)
         if self.reader.codes:
             rows, k, v = self._as_stored(call.layer, rows, k, v, holds)
@@ -39,6 +42,18 @@ class RecordedRows:
                 return call.with_mask(bias_of(rows.num), k, v)
         rotary = self.trace.rotary(self.instance.prompt, call.layer)
         return attend(call.q.float(), k, v, rows, call.rule, rotary).to(call.q.dtype)
+
+    def _by_latents(self, call, rows, holds):
+        """Attention of the heads over the rows that they share, then each head's own projection."""
+        latent = call.latent
+        if latent is None:
+            raise TraceError(f"layer {call.layer}: the model gives other latents than when it was recorded")
+        q, k = latent.queries(call.q.float()), latent.keys(rotated_first=True).float()
+        v = latent.rows[None].float()
+        if self.reader.codes:
+            rows, k, v = self._as_stored(call.layer, rows, k, v, holds)
+        sums = attend(q, k, v, rows, call.rule, self.trace.rotary(self.instance.prompt, call.layer))
+        return (sums @ latent.up_v.float()).to(call.q.dtype)
 
     def _every_token(self, call):
         missing = self.instance.n_tokens - call.k.shape[1]

@@ -79,7 +79,8 @@ class Trace:
         return self.layers(self.prompts()[0]) if options.get("layers") == "all" else list(range(n_layers))
 
     def keys(self, prompt_id, layer, rows):
-        """(k [Hkv, rows, D] float32, name of the stored type) for the first `rows` rows of a layer."""
+        """(k [Hkv, rows, D] float32, name of the stored type) for the first `rows` rows of a layer. Latents
+        are the keys of one kv head, their rotated part first."""
         found = self.layer(prompt_id, layer)
         return found.k[:, :rows].astype(np.float32), SHORT_NAMES[found.dtype]
 
@@ -91,6 +92,14 @@ class Trace:
                 "trace again without --layers"
             )
         return self.view.layer(layer, prompt_id)
+
+    def is_latent(self, prompt_id, layer):
+        """Whether the heads of a layer share latents."""
+        return self.layer(prompt_id, layer).latent is not None
+
+    def caches(self, prompt_id, layer):
+        """Number of kv heads that the results of a layer have."""
+        return self.layer(prompt_id, layer).n_kv_heads
 
     def rope(self, prompt_id, layer):
         """Rotary embedding of a layer; None if its keys are not rotated."""

@@ -167,7 +167,9 @@ def _layer_facts(call):
 
 
 def _key(call):
-    return call.k[:, 0].double().cpu().numpy()
+    """The part of a probe's key that may be rotated, [Hkv, D]."""
+    keys = call.k[:, 0] if call.latent is None else call.latent.rope_k
+    return keys.double().cpu().numpy()
 
 
 def _rotation(facts, layer, calls, tables):

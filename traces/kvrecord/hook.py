@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from kvbase.errors import TraceError
 
+from .latent import Latent, LatentTaps
 from .release import interface_changed, require_release
 
 require_release()
@@ -34,6 +35,7 @@ class AttentionCall:
 
     q [Hq, n, D], k [Hkv, n, D], v [Hkv, n, Dv]: rows of the n new tokens, after RoPE, kv heads not repeated.
     out [Hq, n, Dv]: the layer's attention output. kv_len: how many rows the call attended to, cache included.
+    latent: what the cache holds instead of k and v, with latent attention; then Hkv is Hq.
     """
 
     layer: int
@@ -48,6 +50,17 @@ class AttentionCall:
     softcap: float
     sinks: Any
     q_prescaled: bool
+    latent: Latent | None = None
+
+    def cached(self):
+        """{name in the trace: rows [heads, n, width]} of what a cache holds of the new tokens."""
+        if self.latent is None:
+            return {"k": self.k, "v": self.v}
+        return {"latent": self.latent.rows[None], "rope_k": self.latent.rope_k[None]}
+
+    def cached_keys(self):
+        """The keys in the cache [heads, n, width]; with latent attention, its rows are those of one head."""
+        return self.k if self.latent is None else self.latent.keys()
 
 
 def base_implementation(model):
@@ -130,10 +143,22 @@ class AttentionHook(NamedAttention):
     def __init__(self, model, on_call):
         super().__init__(model)
         self.on_call = on_call
+        self.latents = LatentTaps(model)
+
+    def __enter__(self):
+        entered = super().__enter__()
+        self.latents.listen()
+        return entered
+
+    def __exit__(self, *failure):
+        self.latents.remove()
+        super().__exit__(*failure)
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         output = own(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-        self.on_call(_describe(module, query, key, value, output[0], scaling, kwargs))
+        call = _describe(module, query, key, value, output[0], scaling, kwargs)
+        call.latent = self.latents.of(module, key[0], value[0], query.shape[2])
+        self.on_call(call)
         return output
 
 

@@ -60,7 +60,7 @@ class _CutByMask(AttentionHook):
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         (heads, n), rows = key.shape[1:3], query.shape[2]
         shown = torch.zeros(heads, n, dtype=torch.bool, device=key.device)
-        shown.scatter_(1, self.kept[layer_of(module)], True)
+        shown.scatter_(1, self.kept[layer_of(module)].expand(heads, -1), True)
         shown[:, n - rows :] = True
         seen = shown[:, None] & torch.ones(rows, n, dtype=torch.bool, device=key.device).tril(n - rows)
         least = torch.finfo(query.dtype).min

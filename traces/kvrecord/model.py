@@ -167,6 +167,9 @@ def shape_of(config):
     text = each[0] if each else text
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    latent, rotated = (getattr(text, name, None) or 0 for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    if latent:
+        head_dim = text.qk_nope_head_dim + rotated
     return Shape(
         n_layers=text.num_hidden_layers,
         n_q_heads=heads,
@@ -174,6 +177,8 @@ def shape_of(config):
         head_dim=head_dim,
         v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
         hidden=text.hidden_size,
+        latent=latent,
+        rotated=rotated,
     )
 
 

@@ -21,7 +21,10 @@ LOGIT_BYTES = 40
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model: layers, query heads, kv heads, key and value dims per head, hidden size."""
+    """Sizes of a model: layers, query heads, kv heads, key and value dims per head, hidden size.
+
+    latent, rotated: with latent attention, the numbers of a token's latent and of the rotated part beside it.
+    """
 
     n_layers: int
     n_q_heads: int
@@ -29,6 +32,19 @@ class Shape:
     head_dim: int
     v_head_dim: int
     hidden: int
+    latent: int = 0
+    rotated: int = 0
+
+    @property
+    def cached(self):
+        """Numbers of a token in the cache of a layer."""
+        per_head = self.n_kv_heads * (self.head_dim + self.v_head_dim)
+        return self.latent + self.rotated if self.latent else per_head
+
+    @property
+    def projections(self):
+        """Numbers of a layer that make keys and values of the latent."""
+        return self.n_q_heads * self.latent * (self.head_dim - self.rotated + self.v_head_dim)
 
 
 def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_output=False, gradients=0):
@@ -37,7 +53,7 @@ def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_outpu
     element = STORED[dtype][1]
     queries = math.ceil(tokens / query_stride)
     size = element * (queries * shape.n_q_heads * shape.head_dim)
-    size += element * tokens * shape.n_kv_heads * (shape.head_dim + shape.v_head_dim)
+    size += element * (tokens * shape.cached + shape.projections)
     if with_out or with_output:
         size += element * queries * shape.n_q_heads * shape.v_head_dim
     if with_output:
@@ -48,7 +64,8 @@ def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_outpu
 
 def repeat_bytes(shape, rows, dtype):
     """Bytes of `rows` repeated rows in one layer: queries, keys and a norm."""
-    return rows * (STORED[dtype][1] * shape.head_dim * (shape.n_q_heads + shape.n_kv_heads) + 4)
+    keys = shape.cached if shape.latent else shape.head_dim * shape.n_kv_heads
+    return rows * (STORED[dtype][1] * (shape.head_dim * shape.n_q_heads + keys) + 4)
 
 
 def lookahead_bytes(shape, rows, dtype):

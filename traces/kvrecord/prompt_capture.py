@@ -21,7 +21,9 @@ from .self_check import check_output_reproduced
 from .text import token_classes, token_texts
 
 TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+STORAGE_OF = {torch_type: name for name, torch_type in TORCH_OF.items()}
 NORMS = ("resid_norm", "resid_in_norm", "repeat_in_norm")
+ONE_ROW = ("latent", "rope_k")  # all heads share them
 FIXED_DTYPES = dict.fromkeys(NORMS, "f32") | {"g": "bf16", "g_recorded": "bf16"}
 OVERFLOW = ": the model's type overflows in the backward pass; load it in bfloat16 or float32"
 
@@ -45,6 +47,7 @@ class PromptCapture:
         self.rows = dict.fromkeys(layers, 0)
         self.modules = {}
         self.sinks = {}
+        self.latents = {}
         self.taps = []
         self.of_gradient = {}
         self.gradient_rows = None
@@ -91,10 +94,11 @@ class PromptCapture:
         self.rows[call.layer] = start + new
         self.modules[call.layer] = call.module
         self.sinks[call.layer] = call.sinks
+        self.latents[call.layer] = call.latent
         queries = slice(-start % self.recorder.options.query_stride, None, self.recorder.options.query_stride)
         self.keep(call.layer, "q", call.q[:, queries])
-        self.keep(call.layer, "k", call.k)
-        self.keep(call.layer, "v", call.v)
+        for name, rows in call.cached().items():
+            self.keep(call.layer, name, rows)
         if call.layer in self.out_layers:
             self.keep(call.layer, "out", call.out[:, queries])
         self.on_step(f"layer {call.layer}, {start + new} tokens")
@@ -230,9 +234,16 @@ class PromptCapture:
         """A tensor in the trace's shape, from its rows [heads, n, dim] in the spool."""
         if name in NORMS:
             return stored[0, :, 0]
+        if name in ONE_ROW:
+            return stored[0]
         if name == "g":
             return stored.reshape(self.recorder.options.gradient, -1, *stored.shape[1:])
         return stored
+
+    def _projections(self, latent):
+        """The datasets up_k and up_v, in the model's own type where a trace can hold it."""
+        dtype = STORAGE_OF.get(latent.up_k.dtype, "f32")
+        return {name: (to_stored(getattr(latent, name), dtype), dtype) for name in ("up_k", "up_v")}
 
     def _layer_parts(self, layer):
         spool = self.recorder.spool
@@ -250,6 +261,8 @@ class PromptCapture:
         stride = self.recorder.options.query_stride
         if stride > 1:
             datasets["q_pos"] = (np.arange(0, len(self.tokens), stride, dtype=np.int32), None)
+        if self.latents[layer] is not None:
+            datasets |= self._projections(self.latents[layer])
         if self.sinks[layer] is not None:
             datasets["sinks"] = (to_stored(self.sinks[layer], "f32"), "f32")
         if self.recorder.options.with_output:

@@ -19,13 +19,11 @@ from .layout import check_layout
 from .lookahead import check_cut
 from .model import model_name
 from .options import LIVE, options_of
-from .prompt_capture import PromptCapture
+from .prompt_capture import STORAGE_OF, PromptCapture
 from .repeat import check_cached
 from .repeat_rows import has_template, suffix_of
 from .sinks import DirectorySink, FileSink, is_directory_target
 from .spool import RowSpool
-
-STORAGE_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def storage_dtype(dtype, model_dtype):

@@ -133,7 +133,7 @@ def record_repeat(capture):
     def on_rows(call):
         if call.layer in capture.rows:
             capture.keep(call.layer, "repeat_q", call.q)
-            capture.keep(call.layer, "repeat_k", call.k)
+            capture.keep(call.layer, "repeat_k", call.cached_keys())
             capture.on_step(f"layer {call.layer}, repeated")
 
     def on_norm(layer, norm):
@@ -148,8 +148,9 @@ def record_repeat(capture):
 def check_context(capture, call, remedy):
     """TraceError unless the keys of the context, run again, equal those in the trace."""
     dtype = capture.recorder.dtype
-    recorded = capture.recorder.spool.first_rows(call.layer, "k", call.k.shape[1])
-    found = capture.stored(call.k)
+    name, keys = next(iter(call.cached().items()))
+    recorded = capture.recorder.spool.first_rows(call.layer, name, keys.shape[1])
+    found = capture.stored(keys)
     if np.array_equal(found, recorded):
         return
     off = mean_relative_deviation(widen(found, dtype), widen(recorded, dtype))

@@ -26,8 +26,9 @@ class Cut:
 
 
 def kept_tokens(call, cut):
-    """Tokens [Hkv, min(budget, n)], ascending, that each kv head keeps of an AttentionCall on n tokens."""
-    heads, n = call.k.shape[:2]
+    """Tokens [Hkv, min(budget, n)], ascending, that each kv head keeps of an AttentionCall on n tokens. With
+    latent attention all heads share a cache, and Hkv is 1."""
+    heads, n = call.cached_keys().shape[:2]
     if n <= cut.budget or cut.budget <= cut.window or n <= cut.window:
         return torch.arange(max(n - cut.budget, 0), n, device=call.k.device).expand(heads, -1)
     prefix = n - cut.window
@@ -79,5 +80,6 @@ def cut_cache(cache, kept):
     for layer, tokens in kept.items():
         rows = cache.layers[layer]
         where = tokens[None, :, :, None]
-        rows.keys = rows.keys.gather(2, where.expand(-1, -1, -1, rows.keys.shape[-1]))
-        rows.values = rows.values.gather(2, where.expand(-1, -1, -1, rows.values.shape[-1]))
+        heads = rows.keys.shape[1]  # latents may be cached as the keys and values of every head
+        rows.keys = rows.keys.gather(2, where.expand(-1, heads, -1, rows.keys.shape[-1]))
+        rows.values = rows.values.gather(2, where.expand(-1, heads, -1, rows.values.shape[-1]))

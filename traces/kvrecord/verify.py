@@ -61,10 +61,10 @@ def too_few_digits(group):
     A logit is a sum over channels. Rounding moves it by up to scaling * sum |q| |k| / 2^9 (bfloat16), which
     is not small where a bias of the keys makes channels of hundreds.
     """
-    dtype = stored_dtype(group["k"])
+    dtype = cache_dtype(group)
     if dtype == "f32":
         return ""
-    q, k = (np.abs(read_floats(group[name])) for name in "qk")
+    q, k = (np.abs(rows) for rows in head_rows(group)[:2])
     largest = float(k.max())
     typical = np.einsum("hd,gd->", q.mean(axis=1), k.mean(axis=1)) / (len(q) * len(k))
     moved = float(group.attrs["scaling"]) * float(typical) * HALF_UNIT[dtype]
@@ -89,9 +89,25 @@ def states_differ(model):
     )
 
 
+def cache_dtype(group):
+    """Stored type of what a cache holds: keys, or latents."""
+    return stored_dtype(group["latent" if "latent" in group else "k"])
+
+
+def head_rows(group):
+    """q [Hq, Tq, D], k [Hkv, T, D] and v [Hkv, T, Dv] of an open layer group. From latents, k and v are
+    those of every query head."""
+    q = read_floats(group["q"])
+    if "latent" not in group:
+        return q, read_floats(group["k"]), read_floats(group["v"])
+    rows, rope_k, up_k, up_v = (read_floats(group[name]) for name in ("latent", "rope_k", "up_k", "up_v"))
+    shared = np.broadcast_to(rope_k, (len(q), *rope_k.shape))
+    return q, np.concatenate([rows @ up_k, shared], axis=-1), rows @ up_v
+
+
 def attend_stored(group):
     """Exact attention [Hq, Tq, Dv] from the stored tensors of an open layer group."""
-    q, k, v = (read_floats(group[name]) for name in "qkv")
+    q, k, v = head_rows(group)
     q_pos = group["q_pos"][...] if "q_pos" in group else np.arange(k.shape[1])
     attributes = group.attrs
     return exact_attention(
@@ -146,7 +162,7 @@ class _LayerComparison:
         """Compares the norms of a module's input rows with the recorded ones."""
         group = self.trace[layer_group(self.prompt_id, layer)]
         off = mean_relative_deviation(group["resid_in_norm"][...][:, None], _doubles(norm)[:, None])
-        bound = TOLERANCE_ROWS[stored_dtype(group["k"])]
+        bound = TOLERANCE_ROWS[cache_dtype(group)]
         self._add(layer, "norm of what q is projected from against one full prefill", off, bound)
 
     def __call__(self, call):
@@ -154,16 +170,16 @@ class _LayerComparison:
         if name not in self.trace:
             return
         group = self.trace[name]
-        dtype = stored_dtype(group["k"])
+        dtype = cache_dtype(group)
         q_pos = group["q_pos"][...] if "q_pos" in group else slice(None)
-        seen = {"q": call.q[:, q_pos], "k": call.k, "v": call.v}
+        seen = {"q": call.q[:, q_pos], **call.cached()}
         rows = max(
             mean_relative_deviation(read_floats(group[tensor]), _doubles(live))
             for tensor, live in seen.items()
         )
         self._add(
             call.layer,
-            "q, k, v against one full prefill",
+            f"{', '.join(seen)} against one full prefill",
             rows,
             TOLERANCE_ROWS[dtype],
             lambda: self.of_states,

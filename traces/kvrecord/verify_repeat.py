@@ -75,11 +75,11 @@ class _Repeated:
 
         def on_call(call):
             if call.layer in self.layers:
-                dataset = self.layers[call.layer]["k"]
+                name, keys = next(iter(call.cached().items()))
+                dataset = self.layers[call.layer][name]
                 dtype = stored_dtype(dataset)
-                found[call.layer] = self._difference(
-                    widen(to_stored(call.k, dtype), dtype), read_floats(dataset)[:, : self.n_context]
-                )
+                recorded = read_floats(dataset)[..., : self.n_context, :]
+                found[call.layer] = self._difference(widen(to_stored(keys, dtype), dtype), recorded)
 
         with AttentionHook(self.model, on_call), torch.no_grad():
             run_cached(self.model, self.context, self.positions)
@@ -111,7 +111,7 @@ class _Repeated:
         def on_call(call):
             if call.layer in self.layers:
                 compare(call.layer, "repeat_q", call.q)
-                compare(call.layer, "repeat_k", call.k)
+                compare(call.layer, "repeat_k", call.cached_keys())
 
         def on_norm(layer, norm):
             compare(layer, "repeat_in_norm", norm[:, None])

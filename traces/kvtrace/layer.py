@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 # How numpy holds the engine's types; it has no bfloat16.
+# With latent attention; q, rope_k and up_k as recorded.
+LATENT_TENSORS = ("q", "latent", "rope_k", "up_k", "up_v", "out")
 NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
@@ -25,6 +27,10 @@ class Layer:
 
     q and k are as the attention call sees them, after rotary embedding. Query head h reads kv head
     h // group. Arrays are read on first access, cached, and read-only: copy an array to change it.
+
+    With latent attention (`latent`) the layer has one kv head, whose keys are the rotated part and the latent
+    of each token, and whose values are the latents. q is projected to such keys, and `up_v` makes the output
+    of each query head from its sum over latents.
     """
 
     def __init__(self, trace: "Trace", prompt: "_engine.PromptFacts"):
@@ -48,20 +54,35 @@ class Layer:
         """Values [Hkv, T, Dv]; types and errors as for `q`."""
         return self._floats("v")
 
+    @property
+    def latent(self) -> dict[str, int] | None:
+        """Latent attention: numbers of a latent (`width`), of the rotated part beside it (`rope`), of a
+        recorded query without that part (`key`; 0: it was recorded projected) and of a head's value
+        (`value`). None if the layer has keys and values of its own."""
+        return self._facts.latent
+
+    @cached_property
+    def up_v(self) -> np.ndarray | None:
+        """Latent attention: float32 [Hq, width, value], what makes a query head's value from a latent; else
+        None."""
+        return self._floats("up_v") if self.latent else None
+
     @cached_property
     def out(self) -> np.ndarray | None:
         """The model's attention output [Hq, Tq, Dv], types as for `q`; None if not recorded."""
         return self._floats("out") if self._facts.has_out else None
 
     def raw(self, name: str) -> tuple[np.ndarray, str]:
-        """The array "q", "k", "v" or "out" as stored, and its type: "float32", "float16" or "bfloat16".
+        """The array "q", "k", "v" or "out" (with latent attention "q", "latent", "rope_k", "up_k", "up_v" or
+        "out") as stored, and its type: "float32", "float16" or "bfloat16".
 
         Nothing is converted or checked: bfloat16 comes as its bits (uint16), and NaN stays NaN. If the file
         holds the array contiguously (no chunks, no compression, native byte order), the result is a
         read-only numpy.memmap instead of a copy.
         """
-        if name not in TENSORS:
-            fail(str(self.trace.path), f"a layer has the tensors {', '.join(TENSORS)}, not {name}")
+        names = LATENT_TENSORS if self.latent else TENSORS
+        if name not in names:
+            fail(str(self.trace.path), f"the layer has the tensors {', '.join(names)}, not {name}")
         here = (self._prompt.id, self.number, name)
         reader = self.trace._open(self._prompt)
         dtype, shape, place = reader.storage(*here)
@@ -73,6 +94,8 @@ class Layer:
     def _floats(self, name: str) -> np.ndarray:
         here = (self._prompt.id, self.number, name)
         reader = self.trace._open(self._prompt)
+        if self.latent and name != "out":
+            return reader.rows(*here)
         array = reader.floats(*here)
         if reader.storage(*here)[0] == "float16":
             array = array.astype(np.float16)

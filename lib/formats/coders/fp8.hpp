@@ -63,6 +63,41 @@ struct Fp8 {
     return scale_of(team.largest(row.width(), [&](int32_t i) { return std::fabs(row.x[size_t(i)]); }).score);
   }
 };
+// Rows of latent attention in E4M3, their rotated part in bfloat16.
+//  1. The first `rope` numbers are rounded to bfloat16.
+//  2. The others are tiles of 128: s = float32 of max(largest |x| / 448, 2^-126), read back E(x / s) * s.
+struct Fp8DsMla {
+  static constexpr FormatInfo info{
+      .name = "fp8_ds_mla",
+      .title = "latents in E4M3 by tiles of 128, the rotated part in bfloat16: 656 bytes a token of DeepSeek V3",
+      .source = "FlashMLA fp8 cache; vLLM fp8_ds_mla",
+      .tier = 2,
+      .of_latents = true};
+  static constexpr int32_t kTile = 128;
+  int32_t rope = 64;
+
+  static void declare(auto& d) {
+    d.integer("rope", &Fp8DsMla::rope, {1, 4096}, "numbers of the rotated part of a row");
+  }
+  CodedBytes bytes(RowPart, int32_t width) const {
+    const int32_t apart = rope < width ? rope : width;
+    return {2 * apart + width - apart, 4 * groups_of(width - apart, kTile)};
+  }
+
+  template <Team T>
+  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+    const size_t apart = size_t(rope < row.width() ? rope : row.width());
+    const std::span<double> latent = row.x.subspan(apart);
+    team.each(int32_t(apart), [&](int32_t i) { row.x[size_t(i)] = to_bfloat16(row.x[size_t(i)]); });
+    return tally(team, groups_of(int32_t(latent.size()), kTile), [&](int32_t tile) {
+      const std::span<double> x = group_of(latent, kTile, tile);
+      const double largest = largest_magnitude(x) / e4m3().largest,
+                   scale = to_float32(largest > 0x1p-126 ? largest : 0x1p-126);
+      return code_fp8(SerialTeam{}, x, e4m3(), scale);
+    });
+  }
+};
+
 using Fp8E4M3 = Fp8<false>;
 using Fp8E5M2 = Fp8<true>;
 

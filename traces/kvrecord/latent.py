@@ -1,0 +1,112 @@
+"""Latent attention (MLA): the one row a token from which all heads' keys and values are projected.
+
+Models of this kind (DeepSeek V2 and V3, Kimi, GLM-5, MiniCPM3) compute keys and values of every head by the
+module `kv_b_proj`. Its input is the latent, which a serving engine caches. The recorder notes that input,
+reads the projection off the module, and checks that both give the keys and values of the attention call.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Relative error of projected keys and values. A part of the model that is not accounted for causes more.
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
+TOLERANCE_HALF = 2e-2
+
+
+@dataclass
+class Latent:
+    """What the cache holds of n tokens, and its projections.
+
+    rows [n, C]: latents. rope_k [n, R]: the rotated part of the keys, which all heads share. up_k [Hq, C, D]
+    and up_v [Hq, C, Dv]: key and value of head h are `rows @ up_k[h]`, before the rotated part, and
+    `rows @ up_v[h]`.
+    """
+
+    rows: Any
+    rope_k: Any
+    up_k: Any
+    up_v: Any
+
+    def keys(self, rotated_first=False):
+        """The cached rows as the keys of one kv head, [1, n, C + R], or [1, n, R + C] as the engine has
+        them."""
+        parts = [self.rope_k, self.rows] if rotated_first else [self.rows, self.rope_k]
+        return torch.cat(parts, dim=-1)[None]
+
+    def queries(self, q):
+        """Queries [Hq, n, D + R] of such keys with the rotated part first, [Hq, n, R + C]."""
+        d = self.up_k.shape[-1]
+        return torch.cat([q[..., d:], q[..., :d] @ self.up_k.to(q.dtype).mT], dim=-1)
+
+    def by_head(self):
+        """Keys [Hq, n, D + R] and values [Hq, n, Dv] of the heads."""
+        shared = self.rope_k.expand(len(self.up_k), -1, -1)
+        return torch.cat([self.rows @ self.up_k, shared], dim=-1), self.rows @ self.up_v
+
+    def explains(self, key, value):
+        """Whether the projections give key [Hq, n, D + R] and value [Hq, n, Dv]."""
+        d = self.up_k.shape[-1]
+        keys, values = self.by_head()
+        pairs = (keys[..., :d], key[..., :d]), (keys[..., d:], key[..., d:]), (values, value)
+        return all(_agree(made, given) for made, given in pairs)
+
+
+def _agree(made, given):
+    tolerance = TOLERANCE.get(given.dtype, TOLERANCE_HALF)
+    given = given.double()
+    return bool((made.double() - given).norm() <= tolerance * given.norm())
+
+
+class LatentTaps:
+    """Notes the input of every `kv_b_proj` of a model from `listen` until `remove`."""
+
+    def __init__(self, model):
+        self.model = model
+        self.inputs = {}
+        self.projections = {}
+        self.handles = []
+
+    def listen(self):
+        """Registers the hooks; none in models without latent attention."""
+        for module in self.model.modules():
+            if isinstance(getattr(module, "kv_b_proj", None), torch.nn.Module):
+                self.handles.append(module.kv_b_proj.register_forward_pre_hook(self._note(module)))
+
+    def remove(self):
+        """Removes the hooks."""
+        while self.handles:
+            self.handles.pop().remove()
+
+    def _note(self, attention):
+        def note(_, args):
+            self.inputs[attention] = args[0].detach()
+
+        return note
+
+    def of(self, module, key, value, n):
+        """Latent of the last n tokens of an attention call, key [Hq, T, D + R] and value [Hq, T, Dv]; None if
+        the module has no latents, or if they do not explain the call."""
+        given = self.inputs.pop(module, None)
+        if given is None or self.projections.get(module) == ():
+            return None
+        if module not in self.projections:
+            self.projections[module] = _projections(module.kv_b_proj, given, key.shape[0], value.shape[-1])
+        up_k, up_v = self.projections[module]
+        width = key.shape[-1] - up_k.shape[-1]
+        rows = given.reshape(-1, given.shape[-1])[-n:]
+        latent = Latent(rows, key[0, -n:, key.shape[-1] - width :].detach(), up_k, up_v)
+        if width < 1 or not latent.explains(key[:, -n:], value[:, -n:]):
+            self.projections[module] = ()
+            return None
+        return latent
+
+
+def _projections(projection, given, heads, v_dim):
+    """up_k [Hq, C, D] and up_v [Hq, C, Dv] of a `kv_b_proj`, whichever way it stores its weights."""
+    unit = torch.eye(given.shape[-1], dtype=given.dtype, device=given.device)
+    with torch.no_grad():
+        weights = projection.forward(unit)
+    by_head = weights.reshape(len(unit), heads, -1).transpose(0, 1)
+    return tuple(part.contiguous() for part in by_head.split([by_head.shape[-1] - v_dim, v_dim], dim=-1))

@@ -108,12 +108,10 @@ double excess(const std::vector<int32_t>& tokens, const Cell& like) {
   return sum;
 }
 
-void give_duo(const Cell& like, const BoundMethod& looking, const std::vector<HeadScores>& heads,
-              const std::vector<Receiver>& to) {
-  const Protect ends = looking.protection();
-  std::vector<bool> streams;
-  for (const int32_t held : looking.method().host.share(looking.policy(), looking.context(), heads))
-    streams.push_back(held < looking.context().tokens);
+}  // namespace
+
+void share_with_streaming(const Cell& like, Protect ends, const std::vector<bool>& streams,
+                          const std::vector<Receiver>& to) {
   const int32_t each = ends.sinks + ends.recent;
   const std::vector<int32_t> tokens = duo_tokens(streams, like.budget.tokens, each, like.extent.prompt_tokens);
   if (tokens.empty())
@@ -125,6 +123,16 @@ void give_duo(const Cell& like, const BoundMethod& looking, const std::vector<He
     if (streams[one.head]) stream_ends(*one.cell, ends);
     else give(*one.cell, tokens[one.head]);
   }
+}
+
+namespace {
+
+void give_duo(const Cell& like, const BoundMethod& looking, const std::vector<HeadScores>& heads,
+              const std::vector<Receiver>& to) {
+  std::vector<bool> streams;
+  for (const int32_t held : looking.method().host.share(looking.policy(), looking.context(), heads))
+    streams.push_back(held < looking.context().tokens);
+  share_with_streaming(like, looking.protection(), streams, to);
 }
 
 // The window is the one that the scorer protects.

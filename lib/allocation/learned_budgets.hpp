@@ -51,6 +51,11 @@ class CalibratedBudgets {
 void share_by_reach(const Cell& like, const BoundMethod& looking, const std::vector<HeadScores>& heads,
                     const std::vector<Receiver>& to);
 
+// Heads that stream hold `ends` at every step, and the others share the rest of the budget of `like` equally. streams:
+// for each head that shares. Throws ConfigError if nothing is left for the others.
+void share_with_streaming(const Cell& like, Protect ends, const std::vector<bool>& streams,
+                          const std::vector<Receiver>& to);
+
 // Allocator headkv with a file of head importance. layers: see HeadSource::layers.
 void share_by_importance(Cell& cell, const std::vector<Place>& layers);
 

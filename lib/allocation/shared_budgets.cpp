@@ -4,6 +4,7 @@
 #include <new>
 
 #include "allocation/allocator_files.hpp"
+#include "allocation/gates_file.hpp"
 #include "allocation/head_scoring.hpp"
 #include "allocation/learned_budgets.hpp"
 #include "allocation/lu_kv.hpp"
@@ -151,6 +152,7 @@ class PromptBudgets {
 
 // For a head whose share needs no other head's scores.
 void share_alone(Cell& cell, const std::vector<Place>& layers, const std::vector<int32_t>& windows) {
+  if (!gates_of(cell).empty()) return share_by_gates(cell, layers);
   if (cell.options().allocator == Allocator::headkv) return share_by_importance(cell, layers);
   if (cell.options().allocator == Allocator::pyramid) return give(cell, by_pyramid(cell));
   if (cell.options().allocator == Allocator::windows) return give(cell, by_window(cell, layers, windows));
@@ -175,7 +177,8 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
       cuts.add(*cell);
       continue;
     }
-    const bool alone = has_fixed_share(*cell), by_file = !cell->options().allocator_file.empty();
+    const bool alone = has_fixed_share(*cell),
+               by_file = !cell->options().allocator_file.empty() || !gates_of(*cell).empty();
     if (!alone && fits(*cell)) continue;
     if (!alone && !by_file && !learned.is_for(*cell)) {
       budgets.add(*cell);

@@ -22,7 +22,7 @@ std::string calibration_json(Calibration c, const std::string& digest) {
 std::string value_json(const ParameterSpec& spec, const MethodValues& values, const FileDigests& files) {
   if (spec.kind == ParameterSpec::Kind::calibration) return calibration_json(values.calibration(), files.calibration);
   if (spec.kind != ParameterSpec::Kind::file) return parameter_json(spec, values.policy());
-  return files.lists.empty() ? file_json(values.file()) : json_of(files.lists);
+  return files.given.empty() ? file_json(values.file()) : json_of(files.given);
 }
 JsonObject parameters_object(const MethodValues& values, const FileDigests& files) {
   JsonObject all;

@@ -16,7 +16,7 @@ class MethodValues {
   const Method& method() const { return *method_; }
   // json: as for assign_parameter(). A file is stored as its path.
   void set(const ParameterSpec& spec, const std::string& json);
-  const std::string& file() const { return file_; }  // path of the kept lists; "" if the method has no such parameter
+  const std::string& file() const { return file_; }  // path of the method's own file; "" if it has none
   // The text whose queries the method may use, if it has such a parameter; a file is its path.
   const Calibration& calibration() const { return calibration_; }
   // Passes the scores of all heads to the method (hook hear). Its parameters do not change.
@@ -75,9 +75,9 @@ bool draws(const BoundMethod& method, const CommonOptions& options);
 
 // Canonical JSON of the common options, named as in configurations.
 std::string options_json(const CommonOptions& options);
-// Digests of files' contents, which replace their names where known.
+// Digests of files' contents, which replace their names where known. given: the method's own file, or its lists.
 struct FileDigests {
-  std::string lists, allocator, uniforms, calibration;
+  std::string given, allocator, uniforms, calibration;
 };
 // JSON of the values and options that differ from the method's defaults. It identifies an instance.
 std::string given_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files = {});

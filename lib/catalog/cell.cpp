@@ -15,8 +15,10 @@ MethodContext Cell::context() const {
 }
 
 std::string shown_params(const BoundMethod& method, const Variant& variant) {
+  // Lists are named by their file, because each head of it has lists of its own.
+  const std::string given = method.method().lists_in.empty() ? variant.digests.given : "";
   return params_json(method, variant.options,
-                     {"", variant.digests.allocator, variant.digests.uniforms, variant.digests.calibration});
+                     {given, variant.digests.allocator, variant.digests.uniforms, variant.digests.calibration});
 }
 
 namespace {

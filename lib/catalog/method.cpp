@@ -74,6 +74,12 @@ JsonObject headkv_object(const CommonOptions& o) {
   return all.add("importance", o.allocator_file.empty() ? "mass" : "file:" + o.allocator_file);
 }
 
+JsonObject duo_object(const CommonOptions& o) {
+  JsonObject all;
+  all.add("name", "duo");
+  return o.allocator_file.empty() ? all : all.add("gates", o.allocator_file);
+}
+
 }  // namespace
 
 std::string allocator_json(const CommonOptions& o) {
@@ -81,7 +87,7 @@ std::string allocator_json(const CommonOptions& o) {
   if (o.allocator == Allocator::windows) return JsonObject().add("name", "windows").add("share", o.window_share).text();
   if (o.allocator == Allocator::lu_kv) return lu_kv_object(o.lu_kv).text();
   if (o.allocator != Allocator::duo && o.allocator != Allocator::headkv) return json_of(word(o.allocator));
-  JsonObject all = o.allocator == Allocator::headkv ? headkv_object(o) : JsonObject().add("name", "duo");
+  JsonObject all = o.allocator == Allocator::headkv ? headkv_object(o) : duo_object(o);
   for (const auto& [name, json] : o.looking) all.add_json(name, json);
   return all.text();
 }

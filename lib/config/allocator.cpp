@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 
 // The method whose parameters define how far a head looks; each rule takes some of them.
 constexpr const char* kReachMethod = "duo_attention";
+constexpr const char* kOfGates = "of gates, a line for each layer and a column for each kv head";
 
 class Reader {
  public:
@@ -32,7 +33,7 @@ class Reader {
     value_.word = *word;
     if (*word == "windows") windows();
     else if (*word == "lu_kv") lu_kv();
-    else if (*word == "duo") looking({"rule", "stream_frac", "sinks", "recent", "length"}, {});
+    else if (*word == "duo") duo();
     else if (*word == "headkv") headkv();
     else if (is_map) return wrong(*name);
     return problems_.errors() == before ? std::optional(value_) : std::nullopt;
@@ -49,7 +50,11 @@ class Reader {
   }
 
   std::optional<fs::path> file_in(const Node& node, const char* content) {
-    const fs::path file = source_.at(node.text.substr(std::string_view(kFilePrefix).size()));
+    return existing(node, node.text.substr(std::string_view(kFilePrefix).size()), content);
+  }
+
+  std::optional<fs::path> existing(const Node& node, const std::string& path, const char* content) {
+    const fs::path file = source_.at(path);
     std::error_code ignored;
     if (fs::is_regular_file(file, ignored)) return file;
     problems_.error(node.mark, fmt::format("no file {} {} (the path is relative to {})", file.string(), content,
@@ -93,6 +98,16 @@ class Reader {
           "calibrated on the rows that it is measured on");
   }
 
+  void duo() {
+    const Section all = looking({"rule", "stream_frac", "sinks", "recent", "length"}, {"gates"});
+    const Node* gates = all.find("gates");
+    if (gates == nullptr) return;
+    if (const auto text = read_text(problems_, *gates, "gates"))
+      if (const auto file = existing(*gates, *text, kOfGates)) value_.heads_file = file->string();
+    leave_out(all, {"rule", "length"}, "heads that are ranked by their attention: leave it out with gates");
+    for (const char* name : {"rule", "length"}) value_.looking.erase(name);
+  }
+
   void headkv() {
     const Section all = looking({"sinks", "recent"}, {"beta", "temp", "importance"});
     if (const Node* beta = all.find("beta"))
@@ -107,11 +122,14 @@ class Reader {
           "mass (attention of the prompt to its middle), or file:PATH, a JSON object {\"LAYER-HEAD\": score}");
     value_.looking.clear();
     if (const auto file = file_in(*importance, "of importance, a JSON object {\"LAYER-HEAD\": score}"))
-      value_.importance = file->string();
-    for (const char* name : {"sinks", "recent"})
-      if (const Node* of_mass = all.find(name))
-        problems_.error(of_mass->mark,
-                        fmt::format("{} is a parameter of importance mass: leave it out with a file", name));
+      value_.heads_file = file->string();
+    leave_out(all, {"sinks", "recent"}, "importance mass: leave it out with a file");
+  }
+
+  void leave_out(const Section& all, std::initializer_list<const char*> names, const char* whose) {
+    for (const char* name : names)
+      if (const Node* given = all.find(name))
+        problems_.error(given->mark, fmt::format("{} is a parameter of {}", name, whose));
   }
 
   // Reads the parameters of the method that defines how far heads look (`names`), and allows those of the rule (`own`).

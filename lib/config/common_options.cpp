@@ -156,7 +156,7 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
                Allocator::lu_kv, Allocator::duo, Allocator::headkv});
     options.window_share = value.window_share, options.lu_kv = value.lu_kv, options.headkv = value.headkv,
     options.looking = value.looking;
-    options.allocator_file = value.importance;
+    options.allocator_file = value.heads_file;
   }
 }
 

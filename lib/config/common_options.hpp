@@ -27,18 +27,18 @@ struct OptionValue {
   std::string word;
   RowFormat row_format = {};
   Wrapper wrapper = {};
-  // Parameters of an allocator, as in CommonOptions; importance is a file.
+  // Parameters of an allocator, as in CommonOptions; heads_file: importance of headkv, gates of duo.
   double window_share = CommonOptions{}.window_share;
   LuKv lu_kv = {};
   HeadKv headkv = {};
   std::map<std::string, std::string> looking = {};
-  std::string importance = {};
+  std::string heads_file = {};
   Merge merge = {};
   bool operator==(const OptionValue& other) const {
     return word == other.word && row_format_json(row_format) == row_format_json(other.row_format) &&
            wrapper_json(wrapper) == wrapper_json(other.wrapper) && merge_json(merge) == merge_json(other.merge) &&
            window_share == other.window_share && lu_kv == other.lu_kv && headkv == other.headkv &&
-           looking == other.looking && importance == other.importance;
+           looking == other.looking && heads_file == other.heads_file;
   }
 };
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);

@@ -161,16 +161,22 @@ class MethodsReader {
                                            by.name, words().folder()));
     return std::nullopt;
   }
-  // The file's name may contain a budget, so its existence is checked when budgets are known.
-  std::optional<std::string> read_file(const Node& item, const ParameterSpec& spec) {
+  // The name of a file of lists may contain a budget, so its existence is checked when budgets are known.
+  std::optional<std::string> read_file(const Method& method, const Node& item, const ParameterSpec& spec) {
     const auto text = read_text(problems_, item, spec.name);
-    return text ? std::optional(json_of(source_.at(*text).string())) : std::nullopt;
+    if (!text) return std::nullopt;
+    const fs::path file = source_.at(*text);
+    std::error_code ignored;
+    if (spec.name == method.lists_in || fs::is_regular_file(file, ignored)) return json_of(file.string());
+    problems_.error(item.mark, fmt::format("no file {} (the path is relative to {}). {}: {}", file.string(),
+                                           words().folder(), spec.name, spec.help));
+    return std::nullopt;
   }
   // False, after reporting it, for a method without the file that it needs.
   bool has_its_files(const Entry& entry, const Node& node) {
     for (const ParameterSpec& spec : entry.method->parameters) {
       const auto same = [&](const SweepAxis& axis) { return axis.name == spec.name; };
-      if (spec.kind != ParameterSpec::Kind::file || std::any_of(entry.sweep.begin(), entry.sweep.end(), same)) continue;
+      if (spec.name != entry.method->lists_in || std::any_of(entry.sweep.begin(), entry.sweep.end(), same)) continue;
       const Node* given = node.kind == Node::Kind::map ? node.find(spec.name) : nullptr;
       if (given == nullptr || given->kind == Node::Kind::null)  // otherwise its value has already been reported
         problems_.error(
@@ -202,7 +208,7 @@ class MethodsReader {
                                      [](const Node& item) { return item.kind == Node::Kind::list; });
     using Kind = ParameterSpec::Kind;
     const auto read = [&](const Node& item) -> std::optional<AxisValue> {
-      const auto json = spec.kind == Kind::file          ? read_file(item, spec)
+      const auto json = spec.kind == Kind::file          ? read_file(*entry.method, item, spec)
                         : spec.kind == Kind::calibration ? read_calibrated(item, spec)
                                                          : read_parameter(problems_, item, spec);
       return json ? std::optional(AxisValue{*json, {}}) : std::nullopt;

@@ -78,7 +78,7 @@ JsonObject replay_json(const RunConfig::Replay& replay) {
 
 // Files are recorded by their paths.
 std::string value_json(const ParameterSpec& spec, const MethodValues& values) {
-  if (spec.kind == ParameterSpec::Kind::file) return json_of(values.file());
+  if (spec.kind == ParameterSpec::Kind::file) return values.file().empty() ? "null" : json_of(values.file());
   if (spec.kind == ParameterSpec::Kind::calibration) return json_of(word(values.calibration()));
   return parameter_json(spec, values.policy());
 }

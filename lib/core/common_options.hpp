@@ -82,7 +82,7 @@ struct CommonOptions {
   PromptMode prompt = PromptMode::as_run;
   Reweight reweight = Reweight::none;
   Allocator allocator = Allocator::uniform;
-  std::string allocator_file;  // for file: rows layer,kv_head,tokens; for headkv: importance, or ""
+  std::string allocator_file;  // for file: rows layer,kv_head,tokens; for headkv: importance, for duo: gates, or ""
   double window_share = 0.5;   // for windows: share of the budget that a layer with a sliding window gets
   LuKv lu_kv;                  // for lu_kv
   HeadKv headkv;               // for headkv

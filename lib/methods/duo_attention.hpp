@@ -16,6 +16,7 @@ namespace kvreplay {
 //     rotation, the key at `length` positions and the query at the last; then the mean over positions of the
 //     attention's running sum, mean over the group.
 //  2. The round(stream_frac heads) heads of the model that look least far hold sinks and recents at every step.
+//  With `gates` the engine separates the heads (allocation/gates_file.hpp), and nothing of 1 is computed.
 struct DuoAttention {
   static constexpr MethodInfo info{
       .name = "duo_attention",
@@ -24,8 +25,9 @@ struct DuoAttention {
       .tier = 3,
       .memory = "sinks + recent tokens in streaming heads, everything in the others",
       .deviation =
-          "the published gates are trained on synthetic passkeys and cannot come from a trace: heads are ranked by "
-          "their attention in the prompt, among the layers that the trace holds.",
+          "gates are trained on synthetic passkeys and cannot come from a trace: without `gates`, heads are ranked by "
+          "their attention in the prompt, among the layers that the trace holds. Equal gates stream in the order of "
+          "layers and heads; the published code breaks such ties by random numbers.",
       .oneshots = false,
       .takes_budget = false,
       .shared_over = SharedOver::model,
@@ -47,6 +49,7 @@ struct DuoAttention {
     d.integer("recent", &DuoAttention::recent, {1, kManyTokens},
               "last tokens of a streaming head, the newest included");
     d.integer("length", &DuoAttention::length, {1, 1 << 20}, "positions of the mean key (rule area)");
+    d.file("gates", "file of trained gates as DuoAttention publishes them; it replaces rule and length", "none");
   }
   void resolve(const MethodContext& context) { tokens = context.tokens, budget = context.budget.tokens; }
   Layout layout(const MethodContext& context) const {

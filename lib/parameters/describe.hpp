@@ -74,7 +74,9 @@ class Describe {
     to_.add(Kind::rows, {name, at(m_.*member), help}, {1, kManyTokens}, {"full", "decode_only", "last:w"});
   }
   // A path, relative to the configuration. The policy does not see it.
-  void file(const char* name, const char* help) { to_.add(Kind::file, {name, 0, help, "none: give a file"}, {0, 0}); }
+  void file(const char* name, const char* help, const char* derived = "none: give a file") {
+    to_.add(Kind::file, {name, 0, help, derived}, {0, 0});
+  }
   // Selects the queries behind the statistics of Prompt::mean_query() and its neighbours. The policy does not see it. A
   // scorer that another method wraps is calibrated on the replayed prompt.
   void calibration(const char* help) {

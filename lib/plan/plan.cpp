@@ -110,6 +110,8 @@ class Planner {
     variant->options = instance.options;
     if (!instance.options.allocator_file.empty())
       variant->digests.allocator = digest_of_file(instance.options.allocator_file);
+    if (const std::string& file = instance.values.file(); !file.empty() && instance.method().lists_in.empty())
+      variant->digests.given = digest_of_file(file);
     variant->uniforms = instance.uniforms.string();
     if (!variant->uniforms.empty()) variant->digests.uniforms = digest_of_file(instance.uniforms);
     Problems told;  // ignored: the check of the configuration has reported them
@@ -163,7 +165,7 @@ class Planner {
     own->kept = kept_file_of(own->values.file(), cell.budget.none() ? std::nullopt : std::optional(cell.budget.tokens));
     const KeptLists lists = read_kept_lists(own->kept, list_scope(own->options, selected.method.context(), cell.place,
                                                                   layer.sliding_window, layer.group()));
-    own->digests.lists = digest_of(lists);
+    own->digests.given = digest_of(lists);
     const CommonOptions usual = own->values.default_options();
     CommonOptions given = own->options;
     given.phase = usual.phase;

@@ -33,7 +33,7 @@ void read_lists(Decision<Real>& d, const HeadStream<Real>& stream, int32_t cache
   const KeptScope scope{cell.place, cell.extent, stream.window, caches, budget};
   try {
     d.lists = read_kept_lists(cell.variant->kept, scope);
-    const bool same = cell.variant->digests.lists.empty() || digest_of(d.lists) == cell.variant->digests.lists;
+    const bool same = cell.variant->digests.given.empty() || digest_of(d.lists) == cell.variant->digests.given;
     if (!same) throw ConfigError(cell.variant->kept + ": has changed since the run was planned: run again");
   } catch (const ConfigError& e) {
     d.failure = e.what();

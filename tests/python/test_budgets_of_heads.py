@@ -231,6 +231,108 @@ def test_streaming_heads_that_leave_nothing_are_refused(trace, tmp_path):
     )
 
 
+# --- DuoAttention by a file of gates ----------------------------------------------------------------
+
+# In ascending order: 0.1 (layer 2), 0.2 (layer 0), 0.5 and 0.5 (layer 1), 0.7, 0.9.
+GATES = "9.0e-01\t2.0e-01\n5.0e-01\t5.0e-01\n1.0e-01\t7.0e-01\n"
+
+
+def streaming_of(found):
+    return {(layer, head) for (_, layer, head), (row, _) in found.items() if extras(row)["streams"] == 1}
+
+
+@pytest.mark.parametrize(
+    ("frac", "streams"),
+    [
+        (0.0, set()),
+        (0.2, {(2, 0)}),  # the quantile is the second of six gates: one lies below it
+        (0.3, {(2, 0), (0, 1)}),
+        (0.5, {(2, 0), (0, 1), (1, 0)}),  # halfway between two equal gates: the tie goes to the lower kv head
+        (0.9, {(2, 0), (0, 1), (1, 0), (1, 1), (2, 1)}),
+        (1.0, {(layer, head) for layer in range(3) for head in range(2)}),
+    ],
+)
+def test_heads_with_small_gates_stream_and_the_others_keep_everything(trace, tmp_path, frac, streams):
+    (tmp_path / "full_attention_heads.tsv").write_text(GATES)
+    method = {"name": "duo_attention", "gates": "full_attention_heads.tsv", "stream_frac": frac}
+    found = run(trace, {**method, "sinks": 4, "recent": 12}, tmp_path, select={"prompts": ["a"]})
+    assert streaming_of(found) == streams
+    for (_, layer, head), (row, lists) in found.items():
+        P = int(row["n_prefill"])
+        for t, kept in enumerate(lists, P):
+            ends = [*range(4), *range(t - 12, t)]
+            assert kept.tolist() == (ends if (layer, head) in streams else list(range(t)))
+
+
+def test_a_trace_of_some_layers_takes_its_rows_of_the_gates(trace, tmp_path):
+    (tmp_path / "gates.tsv").write_text(GATES.replace("1.0e-01", "-1.2e-03").replace("9.0e-01", "1.0003"))
+    method = {"name": "duo_attention", "gates": "gates.tsv", "sinks": 4, "recent": 12, "stream_frac": 0.3}
+    path = tmp_path / "two.h5"
+    shutil.copy(trace, path)
+    with h5py.File(path, "r+") as f:
+        del f["prompts/a/layers/000"]
+    found = run(path, method, tmp_path, select={"prompts": ["a"]})
+    assert set(found) == {("a", layer, head) for layer in (1, 2) for head in range(2)}
+    assert streaming_of(found) == {(2, 0)}  # head 1 of layer 0 would be the other
+
+
+def test_the_allocator_duo_takes_the_gates_too(trace, tmp_path):
+    (tmp_path / "gates.tsv").write_text(GATES)
+    rule = {"name": "duo", "gates": "gates.tsv", "stream_frac": 0.3, "sinks": 4, "recent": 12}
+    found = run(trace, {**SNAP, "allocator": rule}, tmp_path, select={"prompts": ["a"]})
+    assert streaming_of(found) == {(2, 0), (0, 1)}
+    # Six heads share 6 * 41 tokens; two hold 16 each, and the other four 214: 53.5.
+    given = {at[1:]: extras(row)["allocated_tokens"] for at, (row, _) in found.items()}
+    assert given == {(0, 0): 54, (0, 1): 16, (1, 0): 54, (1, 1): 53, (2, 0): 16, (2, 1): 53}
+
+
+WRONG_GATES = [
+    (GATES + "0.5\n", ":4: holds 1 gates, and layer 3 has 2 kv heads: take the file of this model"),
+    (GATES.replace("\t5.0e-01", "\t0.5\t0.5"), ":2: holds 3 gates, and layer 1 has 2 kv heads"),
+    (
+        "0.9\t0.2\n0.5\t0.5\n",
+        ": holds gates of 2 layers, and the trace has layer 2: take the file of this model",
+    ),
+    (
+        GATES.replace("7.0e-01", "seven"),
+        ':3: "seven" is not a number: write the gate of each kv head, from 0 to 1',
+    ),
+    (GATES.replace("7.0e-01", "nan"), ":3: nan is not a gate: write a number from 0 to 1 for each kv head"),
+    (GATES.replace("9.0e-01", "90"), ":1: 90 is not a gate: write a number from 0 to 1 for each kv head"),
+    (GATES.replace("9.0e-01", "-0.2"), ":1: -0.2 is not a gate: write a number from 0 to 1 for each kv head"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_GATES, ids=[said for _, said in WRONG_GATES])
+def test_wrong_gates_are_one_error_with_file_line_and_value(trace, tmp_path, text, said):
+    (tmp_path / "gates.tsv").write_text(text)
+    method = {"name": "duo_attention", "gates": "gates.tsv", "sinks": 4, "recent": 12}
+    done = kvreplay("run", config(trace, method, tmp_path, select={"prompts": ["a"]}), "--progress", "none")
+    assert done.returncode == 2
+    assert f"{tmp_path / 'gates.tsv'}{said}" in done.stderr
+    assert done.stderr.count("gates.tsv") == 1
+
+
+def test_gates_that_are_not_there_are_reported_before_the_run(trace, tmp_path):
+    done = kvreplay("validate", config(trace, {"name": "duo_attention", "gates": "none.tsv"}, tmp_path))
+    assert done.returncode == 2
+    assert f"no file {tmp_path / 'none.tsv'} (the path is relative to" in done.stderr
+    assert "gates: file of trained gates" in done.stderr
+
+
+def test_other_gates_are_another_cell(trace, tmp_path):
+    for method in (
+        {"name": "duo_attention", "gates": "gates.tsv", "sinks": 4, "recent": 12},
+        {**SNAP, "allocator": {"name": "duo", "gates": "gates.tsv", "sinks": 4, "recent": 12}},
+    ):
+        keys = []
+        for text in (GATES, GATES.replace("9.0e-01", "3.0e-01")):
+            (tmp_path / "gates.tsv").write_text(text)
+            found = run(trace, method, tmp_path, select={"prompts": ["a"]})
+            keys.append({row["key"] for row, _ in found.values()})
+        assert not keys[0] & keys[1]
+
+
 @pytest.mark.parametrize("words", [{}, {"beta": 1.005}, {"beta": 3, "temp": 2}], ids=str)
 def test_headkv_adds_a_pool_by_importance_and_reports_the_rounding_excess(trace, tmp_path, words):
     ends = {"sinks": 4, "recent": 12}
@@ -299,6 +401,8 @@ def test_layers_with_a_window_leave_their_share_to_the_others(windowed, tmp_path
         ({"name": "windows", "share": 1.5}, "share is 1.5 and must be"),
         ({"name": "duo", "sinks": -1}, "sinks"),
         ({"name": "duo", "beta": 2}, "beta"),
+        ({"name": "duo", "gates": "none.tsv"}, "none.tsv of gates, a line for each layer"),
+        ({"name": "duo", "gates": "config.yaml", "rule": "mass"}, "leave it out with gates"),
         ({"name": "headkv", "beta": 0.5}, "beta is 0.5 and must be"),
         ({"name": "headkv", "importance": "needles"}, "must be mass"),
         ({"name": "headkv", "importance": "file:none.json"}, "no file"),

@@ -142,7 +142,7 @@ TEST_CASE("a cell whose lists exceed its share of a budget fails, and no other",
   CHECK_THAT(result.cells[0].error, Contains("3 tokens, more than the budget of 2"));
   CHECK(result.cells[1].ok);
   CHECK(result.cells[2].ok);
-  const Cell planned = changed(whole, [](Variant& v) { v.digests.lists = "what was planned"; });
+  const Cell planned = changed(whole, [](Variant& v) { v.digests.given = "what was planned"; });
   CHECK_THAT(replay(s, {planned}).only().error, Contains("has changed since the run was planned"));
 }
 

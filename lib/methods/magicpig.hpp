@@ -66,7 +66,7 @@ struct MagicPig {
   static constexpr int32_t kMostBits = 24;
   int32_t K = 10, L = 150, sinks = 4, local = 64, min_tables = 2;
   LayerSet dense_layers{{1 | uint64_t{1} << 16 | uint64_t{1} << 32 | uint64_t{1} << 48, 1}};
-  int32_t prompt = 0, first = 0, middle = 0;  // prompt length; first row and number of rows that are hashed
+  int32_t prompt = 0, first = 0, middle = 0;  // prompt length; first token and number of tokens that are hashed
   bool dense = false;
   std::span<double> state;  // [dim] kbar, [K L, dim] Phi, [P, L] codes of the middle, [P] norms, [L] codes of a query
   Rng rng;
@@ -107,12 +107,13 @@ struct MagicPig {
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
     const int32_t d = p.shape().dim, columns = K * L;
-    first = held_sinks(cache, sinks);
-    middle = cache.size() - first > local ? cache.size() - first - local : 0;
+    const int32_t row = held_sinks(cache, sinks);
+    middle = cache.size() - row > local ? cache.size() - row - local : 0;
     if (dense || middle == 0) return middle = 0, void();
+    first = cache.token(row);
     team.each(d, [&](int32_t c) {
       double sum = 0;
-      for (int32_t i = 0; i < middle; ++i) sum += double(cache.key(first + i)[size_t(c)]);
+      for (int32_t i = 0; i < middle; ++i) sum += double(cache.key(row + i)[size_t(c)]);
       centre(d)[size_t(c)] = sum / middle;
     });
     const std::span<double> phi = projection(d);
@@ -120,7 +121,7 @@ struct MagicPig {
       phi[size_t(int64_t(i % columns) * d + i / columns)] = gaussian(rng, RngStream::sketch_matrix, i);
     });
     const auto centred = [&](int32_t i, int32_t c) {
-      return double(cache.key(first + i)[size_t(c)]) - centre(d)[size_t(c)];
+      return double(cache.key(row + i)[size_t(c)]) - centre(d)[size_t(c)];
     };
     team.each(middle * L, [&](int32_t i) {
       codes(d)[size_t(i)] = sign_code(phi.data(), d, K, i % L, [&](int32_t c) { return centred(i / L, c); });
@@ -136,15 +137,17 @@ struct MagicPig {
                      uint8_t* chosen, double* weights) {
     const int32_t rows = cache.size(), d = queries.dim;
     team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead, weights[i] = 1; });
-    for (int32_t h = 0; h < queries.heads && middle > 0; ++h) {
+    const int32_t oldest = cache.token(0), gone = oldest > first ? oldest - first : 0;  // a window evicts tokens
+    for (int32_t h = 0; h < queries.heads && middle > gone; ++h) {
       const auto q = queries(h);
       const std::span<double> own = state.last(size_t(L));
       team.each(L, [&](int32_t t) {
         own[size_t(t)] = sign_code(projection(d).data(), d, K, t, [&](int32_t c) { return double(q[size_t(c)]); });
       });
       const double length = norm(q);
-      team.each(middle, [&](int32_t i) {
-        const int64_t at = int64_t(h) * rows + first + i;
+      team.each(middle - gone, [&](int32_t held) {
+        const int32_t i = gone + held;
+        const int64_t at = int64_t(h) * rows + first + i - oldest;
         const double* const stored = &codes(d)[size_t(i) * size_t(L)];
         int32_t agree = 0;
         for (int32_t t = 0; t < L; ++t) agree += stored[t] == own[size_t(t)] ? 1 : 0;
@@ -167,7 +170,7 @@ struct MagicPig {
   template <class Real>
   KVR_FN double chance(const BasicCache<Real>& cache, int32_t i, std::span<const Real> q, double length) const {
     const int32_t d = int32_t(q.size());
-    const auto key = cache.key(first + i);
+    const auto key = cache.key(first + i - cache.token(0));
     double product = 0;
     for (int32_t c = 0; c < d; ++c) product += double(q[size_t(c)]) * (double(key[size_t(c)]) - centre(d)[size_t(c)]);
     const double lengths = length * norms(d)[size_t(i)], cosine = lengths > 0 ? product / lengths : 0;

@@ -14,12 +14,13 @@ struct ProductCodes {
   double* codes;      // [parts, tokens]
   double* sizes;      // [count] scratch
   int32_t count, dim, parts, tokens;
+  int32_t oldest;  // token of row 0, as a layer's window may have evicted earlier ones
 
   KVR_FN int32_t width() const { return dim / parts; }
   KVR_FN double* centroid(int32_t part, int32_t which) const {
     return centroids + int64_t(which) * dim + int64_t(part) * width();
   }
-  KVR_FN double& code(int32_t part, int32_t row) const { return codes[int64_t(part) * tokens + row]; }
+  KVR_FN double& code(int32_t part, int32_t row) const { return codes[int64_t(part) * tokens + oldest + row]; }
 
   KVR_FN int32_t nearest(const auto& cache, int32_t part, int32_t row) const {
     const auto key = cache.key(row);
@@ -106,7 +107,7 @@ struct PqCache {
   static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs traits state"};
   int32_t subvectors = 2, bits = 6, sinks = 32, recent = kDerived, iterations = 25;
   int32_t budget = 0, tokens = 0;
-  int32_t coded = 0;        // number of tokens, from the first on, that have codes
+  int32_t coded = 0;        // the first token without codes
   bool learnt = false;      // whether there are centroids
   std::span<double> state;  // [2^bits, dim] centroids, [subvectors, tokens] codes, [2^bits] sizes, [2, tokens] scores
 
@@ -140,10 +141,10 @@ struct PqCache {
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     const int32_t first = held_sinks(cache, sinks), count = cache.size() - first;
-    coded = cache.size();
+    coded = cache.token(0) + cache.size();
     learnt = count >= centroids();
     for (int32_t part = 0; part < subvectors && learnt; ++part)
-      parts(cache.shape().dim).learn(team, cache, part, first, count, iterations);
+      parts(cache.shape().dim, cache.token(0)).learn(team, cache, part, first, count, iterations);
   }
   template <class Real>
   KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
@@ -151,12 +152,13 @@ struct PqCache {
     const int32_t rows = cache.size(), first = held_sinks(cache, sinks), n = rows - first - recent;
     const int32_t count = budget - first - recent;
     if (!learnt || n <= count) return team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
-    const ProductCodes keys = parts(queries.dim);
-    team.each((rows - coded) * subvectors, [&](int32_t i) {
-      const int32_t row = coded + i / subvectors, part = i % subvectors;
+    const int32_t oldest = cache.token(0), uncoded = coded > oldest ? coded - oldest : 0;
+    const ProductCodes keys = parts(queries.dim, oldest);
+    team.each((rows - uncoded) * subvectors, [&](int32_t i) {
+      const int32_t row = uncoded + i / subvectors, part = i % subvectors;
       keys.code(part, row) = keys.nearest(cache, part, row);
     });
-    coded = rows;
+    coded = oldest + rows;
     const std::span<double> together = state.last(2 * size_t(tokens)).first(size_t(n)),
                             own = state.last(size_t(tokens)).first(size_t(n));
     team.each(n, [&](int32_t i) { together[size_t(i)] = 0; });
@@ -176,9 +178,9 @@ struct PqCache {
 
  private:
   KVR_FN int32_t centroids() const { return 1 << bits; }
-  KVR_FN ProductCodes parts(int32_t dim) const {
+  KVR_FN ProductCodes parts(int32_t dim, int32_t oldest) const {
     double* const codes = state.data() + int64_t(centroids()) * dim;
-    return {state.data(), codes, codes + int64_t(subvectors) * tokens, centroids(), dim, subvectors, tokens};
+    return {state.data(), codes, codes + int64_t(subvectors) * tokens, centroids(), dim, subvectors, tokens, oldest};
   }
 };
 

@@ -138,3 +138,47 @@ TEST_CASE("The full cache is charged once, the data of each query head for each 
   const nlohmann::json cut{{"stage1", 40}};
   CHECK(bytes("rocketkv", GqaLevel::query, cut).first == 2 * bytes("rocketkv", GqaLevel::kv, cut).first);
 }
+
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// The tokens that each step reads.
+std::vector<Tokens> tokens_read(const HeadStream<double>& s, const std::string& method, std::optional<int32_t> budget,
+                                const nlohmann::json& params) {
+  const StreamShape shape{s.tokens, s.prompt, s.shape.dim, s.shape.v_dim, s.shape.heads};
+  CommonOptions options = default_options(method);
+  options.positions = Positions::original;
+  const CellResult r = replay(s, {make_cell(method, budget, shape, params, options, 3)}).only();
+  INFO(r.error);
+  REQUIRE(r.ok);
+  std::vector<Tokens> all;
+  const auto at = [&](size_t i) { return r.attended.flat.begin() + r.attended.off[i]; };
+  for (size_t i = 0; i + 1 < r.attended.off.size(); ++i) all.emplace_back(at(i), at(i + 1));
+  return all;
+}
+
+}  // namespace
+
+// The prompt is tokens 0..7, and a row sees eight tokens. Token 3 has nearly all of the attention until it leaves.
+TEST_CASE("PQCache reads the codes of the tokens that a window has left", "[pqcache]") {
+  HeadStream<double> s = weighted_stream({1, 1, 1, 900, 1, 1, 1, 1, 1, 1, 1, 1}, 8);
+  s.window = 8;
+  const nlohmann::json params = {{"subvectors", 1}, {"bits", 1}, {"sinks", 0}, {"recent", 1}};
+  // Among equal scores the first token is read.
+  CHECK(tokens_read(s, "pqcache", 2, params) == std::vector<Tokens>{{3, 8}, {3, 9}, {3, 10}, {4, 11}});
+}
+
+// Hashes decide about each token by itself, so hiding some of them changes nothing for the others.
+TEST_CASE("MagicPIG reads the same tokens whichever of them a window hides", "[magicpig]") {
+  const StreamShape s{.tokens = 60, .prompt = 40};
+  const nlohmann::json params = {{"K", 3}, {"L", 10}, {"local", 8}, {"dense_layers", nlohmann::json::array()}};
+  auto stream = make_stream<double>(s, 5);
+  std::vector<Tokens> wanted = tokens_read(stream, "magicpig", {}, params);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const int32_t t = s.prompt + int32_t(i) % (s.tokens - s.prompt);
+    std::erase_if(wanted[i], [&](int32_t token) { return token <= t - s.prompt; });
+  }
+  stream.window = s.prompt;
+  CHECK(tokens_read(stream, "magicpig", {}, params) == wanted);
+}

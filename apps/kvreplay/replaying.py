@@ -44,6 +44,7 @@ def replay(
     save: Any = (),
     scaling: float | None = None,
     sliding_window: int = 0,
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     sinks: Any = None,
     rope: Mapping[str, Any] | str | None = None,
@@ -80,7 +81,8 @@ def replay(
         queries: which decode rows are scored: "all" (default), {"last": 256} or {"stride": 16}.
         prompt: "cut" (default): the cache is cut once after the prompt; "stream": the budget holds from token
             0 on. needles: spans of the prompt for the metric needle_mass, {"at": [0.5], "tokens": 16}.
-        scaling: factor of the logits (default 1/sqrt(D)). sliding_window in tokens, softcap: 0 means none.
+        scaling: factor of the logits (default 1/sqrt(D)). sliding_window and attention_chunk in tokens,
+            softcap: 0 means none.
         sinks: [Hq] logits that are added to the softmax's denominator. q_prescaled: q includes the scaling.
         q_pos: [Tq] token of each query row, if queries are strided. position_ids: [T].
         rope: {"theta": 10000.0}, or all of `rope_json` (docs/formats.md), for methods that move positions.
@@ -113,8 +115,8 @@ def replay(
     """
     sources = Sources(
         q, k, v, layers, position_ids, model, n_layers,
-        facts={"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks,
-               "q_pos": q_pos, "rope": rope, "q_prescaled": q_prescaled},
+        facts={"scaling": scaling, "sliding_window": sliding_window, "attention_chunk": attention_chunk,
+               "softcap": softcap, "sinks": sinks, "q_pos": q_pos, "rope": rope, "q_prescaled": q_prescaled},
     )  # fmt: skip
     if prefill is None:
         sources.require_prefill()
@@ -132,7 +134,9 @@ def replay(
         ),
         "methods": entries,
         "seeds": seeds_of(seeds),
-        "run": without_none(device=device, jobs=jobs, precision=precision, audit=audit or None),
+        "run": without_none(
+            device=device, jobs=jobs, precision=precision, audit=None if audit is False else audit
+        ),
         "output": {"save": saves_of(save)},
         **without_none(metrics=metrics),
     }

@@ -21,7 +21,9 @@ ARRAYS = "arrays"  # name of a trace that consists of arrays in memory
 MOST_LAYERS = 1 << 16
 MOST = (65535, 1 << 24, 65536)  # heads, rows and width of a tensor: the engine refuses larger ones
 FINGERPRINT_HEADS, FINGERPRINT_ROWS = 8, 16  # heads hashed per tensor, rows hashed per head
-FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope", "sinks", "q_pos")
+FACTS = (
+    *("scaling", "sliding_window", "attention_chunk", "softcap", "q_prescaled", "rope", "sinks", "q_pos"),
+)
 
 
 class Sources:
@@ -120,7 +122,9 @@ class Sources:
 def _is_default(name: str, value: Any) -> bool:
     if value is None or (isinstance(value, bool) and not value):
         return True
-    return name in ("sliding_window", "softcap") and isinstance(value, int | float) and value == 0
+    if name not in ("sliding_window", "attention_chunk", "softcap"):
+        return False
+    return isinstance(value, int | float) and value == 0
 
 
 def _trace(given: Any) -> Trace:
@@ -249,19 +253,26 @@ def _expect_heads_first(tensors: Mapping[str, Any], where: str) -> None:
 
 
 def _facts(said: Mapping[str, Any], width: int, where: str) -> dict[str, Any]:
-    scaling = said.get("scaling")
+    scaling, softcap = said.get("scaling"), said.get("softcap")
     found = {
         "scaling": max(width, 1) ** -0.5
         if scaling is None
         else _number(scaling, f"{where}scaling", 1e-9, 1e9),
         "sliding_window": _whole(said.get("sliding_window"), f"{where}sliding_window"),
-        "softcap": _number(said.get("softcap") or 0, f"{where}softcap", 0, 1e9),
+        "attention_chunk": _whole(said.get("attention_chunk"), f"{where}attention_chunk"),
+        "softcap": _number(0 if softcap is None else softcap, f"{where}softcap", 0, 1e9),
         "q_prescaled": _flag(said.get("q_prescaled"), f"{where}q_prescaled"),
         "sinks": _vector(said.get("sinks"), np.float32, f"{where}sinks"),
         "q_pos": _vector(said.get("q_pos"), np.int32, f"{where}q_pos"),
     }
+    if found["sliding_window"] and found["attention_chunk"]:
+        raise ConfigError(f"{where}sliding_window and attention_chunk exclude each other: give one of them")
     rope = said.get("rope")
-    found["rope"] = None if rope in (None, "none") else rope_facts(rope, width, f"{where}rope")
+    found["rope"] = (
+        None
+        if rope is None or (isinstance(rope, str) and rope == "none")
+        else rope_facts(rope, width, f"{where}rope")
+    )
     found["rope_recorded"] = rope is not None
     return found
 

@@ -74,6 +74,7 @@ LayerInfo layer_of(nb::dict given, PythonArrays& all, PromptArrays& into) {
   info.layer = nb::cast<int32_t>(given["layer"]);
   info.scaling = nb::cast<double>(given["scaling"]);
   info.sliding_window = nb::cast<int32_t>(given["sliding_window"]);
+  info.attention_chunk = nb::cast<int32_t>(given["attention_chunk"]);
   info.softcap = nb::cast<double>(given["softcap"]);
   info.q_prescaled = nb::cast<bool>(given["q_prescaled"]);
   info.rope = rope_of(given["rope"]);

@@ -135,6 +135,7 @@ void define_facts(nb::module_& module) {
       .def_ro("source_dtype", &LayerInfo::source_dtype)
       .def_ro("scaling", &LayerInfo::scaling)
       .def_ro("sliding_window", &LayerInfo::sliding_window)
+      .def_ro("attention_chunk", &LayerInfo::attention_chunk)
       .def_ro("softcap", &LayerInfo::softcap)
       .def_ro("q_prescaled", &LayerInfo::q_prescaled)
       .def_prop_ro("rope", [](const LayerInfo& layer) { return dict_of(layer.rope); })

@@ -37,7 +37,8 @@ struct HeadSource {
   std::function<HeadStream<Real>(const HeadRequest&)> load;
   // (layer, kv heads) that a prompt of a trace holds; kv_head is their number.
   std::function<std::vector<Place>(size_t trace, const std::string& prompt)> layers;
-  // Sliding windows in the order of `layers`, 0: none. Needed by cells of the allocator windows.
+  // Most tokens that a window or chunk shows, in the order of `layers`; 0: there is none. Needed by cells of the
+  // allocator windows.
   std::function<std::vector<int32_t>(size_t trace, const std::string& prompt)> windows = nullptr;
 };
 

@@ -25,7 +25,7 @@ FastPath CacheSteps<Real>::fast_path() const {
       layout.own_rows == 0 && !layout.coded && !layout.split && layout.extra_rows == 0 && !state_.moves_positions();
   const bool own_way = method.method().hooks.has(Hook::append) || method.traits().changes_logits ||
                        method.traits().chooses || state_.wrapped.steps();
-  if (own_way || !as_recorded || state_.watch.audit || state_.stream.window > 0) return {};
+  if (own_way || !as_recorded || state_.watch.audit || state_.stream.window.any()) return {};
   if (!rules.streaming) return {state_.prompt_streams ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
   if (layout.weights) return {};
   if (!state_.observes()) return {FastPath::Kind::sliding, {}};

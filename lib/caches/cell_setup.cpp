@@ -67,12 +67,12 @@ double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / doub
 
 }  // namespace
 
-HeldTokens exact_cache_tokens(int32_t tokens, int32_t prompt, int32_t window) {
-  const int64_t most = window > 0 ? std::min(tokens, window) : tokens;
-  const auto held = [&](int64_t seen) { return std::min(seen, most); };
-  const auto sum = [&](int64_t seen) { return held(seen) * (held(seen) + 1) / 2 + (seen - held(seen)) * most; };
-  const int64_t before = std::max(prompt - 1, 0);  // tokens before the first S_t
-  return {int32_t(most), int32_t(held(prompt)), ratio(sum(tokens) - sum(before), tokens - before)};
+HeldTokens exact_cache_tokens(int32_t tokens, int32_t prompt, LayerWindow window) {
+  const int32_t first = std::max(prompt - 1, 0);  // the newest token of the first S_t
+  int64_t sum = 0;
+  int32_t most = 0;
+  for (int32_t t = first; t < tokens; ++t) sum += window.seen(t), most = std::max(most, window.seen(t));
+  return {most, prompt > 0 ? window.seen(prompt - 1) : 0, ratio(sum, tokens - first)};
 }
 
 void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& sizes, Measured& to) {

@@ -24,12 +24,12 @@ inline GivenLists given_lists(const TokenLists& all) {
 // If the cell has a file of uniforms, reads the policy's random numbers from there. held: owns the numbers.
 void inject(const Cell& cell, CacheSetup& setup, std::vector<std::vector<double>>& held);
 
-// Tokens that a cache without a method holds: all tokens, or those in a layer's sliding window.
+// Tokens that a cache without a method holds: all tokens, or those in a layer's window.
 struct HeldTokens {
   int32_t at_end = 0, after_prompt = 0;  // after_prompt 0: there is no prompt
   double mean = 0;                       // mean over S_t, from the end of the prompt on
 };
-HeldTokens exact_cache_tokens(int32_t tokens, int32_t prompt, int32_t window);
+HeldTokens exact_cache_tokens(int32_t tokens, int32_t prompt, LayerWindow window);
 
 // Context for reducing the ledgers of a cell's caches to sizes (docs/measures.md, section 3).
 struct CellSizes {

@@ -43,7 +43,7 @@ size_t selected_heads(const RunConfig& config, const std::vector<TraceInfo>& tra
 
 }  // namespace
 
-KeptScope list_scope(const CommonOptions& options, const MethodContext& context, const Place& place, int32_t window,
+KeptScope list_scope(const CommonOptions& options, const MethodContext& context, const Place& place, LayerWindow window,
                      int32_t query_heads) {
   KeptScope scope;
   scope.place = place, scope.extent = context, scope.window = window;
@@ -83,8 +83,7 @@ std::vector<KeptScope> ListChecks::heads_of(const MethodInstance& m, const Promp
   std::vector<KeptScope> heads;
   for (int32_t h = 0; h < layer->kv_heads; ++h) {
     if (!is_selected(h)) continue;
-    KeptScope scope =
-        list_scope(m.options, context, {0, prompt.id, context.layer, h}, layer->sliding_window, layer->group());
+    KeptScope scope = list_scope(m.options, context, {0, prompt.id, context.layer, h}, layer->window(), layer->group());
     scope.may_be_root = one_head_;
     heads.push_back(scope);
   }

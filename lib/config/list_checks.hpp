@@ -32,7 +32,7 @@ class ListChecks {
 };
 
 // Requirements on the lists of an instance at one place. query_heads: number of query heads in a group.
-KeptScope list_scope(const CommonOptions& options, const MethodContext& context, const Place& place, int32_t window,
+KeptScope list_scope(const CommonOptions& options, const MethodContext& context, const Place& place, LayerWindow window,
                      int32_t query_heads);
 
 }  // namespace kvreplay

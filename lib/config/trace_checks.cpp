@@ -130,8 +130,8 @@ void TraceChecks::check_logits(const MethodInstance& instance, const TraceInfo& 
   if (layer.is_latent() && writes_rows(instance))
     refuse(instance, "write", "keys and values apart, and a row of latent attention is both", remedy,
            places_of(trace, prompt, layer));
-  if (instance.method().info.needs_every_token && layer.sliding_window > 0)
-    refuse(instance, "sum", "up all tokens and cannot forget those that leave a sliding window", remedy,
+  if (instance.method().info.needs_every_token && layer.window().any())
+    refuse(instance, "sum", "up all tokens and cannot forget those that leave a window or chunk", remedy,
            places_of(trace, prompt, layer));
 }
 

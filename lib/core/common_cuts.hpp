@@ -70,7 +70,7 @@ struct CommonCuts {
       if (head.tokens != first->tokens)
         throw ParameterError("level", "heads of layers " + std::to_string(first->layer) + " and " +
                                           std::to_string(head.layer) +
-                                          " hold different tokens at a common cut, because a sliding window evicts "
+                                          " hold different tokens at a common cut, because a window or chunk evicts "
                                           "some from one of them: write level: layer_head");
       for (size_t i = 0; i < scores.size(); ++i)
         scores[i] = sums ? scores[i] + head.scores[i] : std::max(scores[i], head.scores[i]);

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "core/common_options.hpp"
+#include "core/layer_window.hpp"
 #include "core/token.hpp"
 
 namespace kvreplay {
@@ -31,7 +32,7 @@ struct MethodContext : Extent {
   Phase phase = Phase::stream;
   double scale = 1;  // scale of the logits
   Aggregate aggregate = Aggregate::sum;
-  int32_t window = 0;  // the layer's sliding window; known during the replay only
+  LayerWindow window = {};  // known during the replay only
   // Computed from the whole trace, future included; 0 unless the method's oracle_needs() asks for them, and while a run
   // is planned.
   double median_key_distance = 0, largest_query_norm = 0;

@@ -1,5 +1,6 @@
 #pragma once
 #include "core/attend.hpp"
+#include "core/layer_window.hpp"
 #include "core/policy.hpp"
 
 // One step of the replay; the same code runs on a CPU thread and on a block of a device. `heads` provides the logits of
@@ -11,7 +12,7 @@ namespace kvreplay {
 struct StepRules {
   bool streaming = true;     // the budget is enforced after every step (phase: stream)
   bool evict_first = false;  // order: evict_then_attend
-  int32_t window = 0;        // the layer's sliding window; tokens outside it are evicted for every method
+  LayerWindow window;        // tokens outside it are evicted for every method
   Aggregate aggregate = Aggregate::sum;
 };
 
@@ -92,11 +93,11 @@ KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const Step
   else calls.observe(team, cache, std::span<const double>{scratch.group, size_t(rows)});
 }
 
-// A layer's sliding window: tokens outside it at token `last` are evicted, for every method (convention C3).
+// Tokens outside a layer's window at token `last` are evicted, for every method (convention C3).
 template <Team T, Cache C>
-KVR_FN void evict_outside_window(const T& team, C& cache, int32_t window, int32_t last) {
-  const int32_t first = last - window + 1;
-  if (window <= 0 || cache.size() == 0 || cache.token(0) < 0 || cache.token(0) >= first) return;
+KVR_FN void evict_outside_window(const T& team, C& cache, LayerWindow window, int32_t last) {
+  const int32_t first = window.first(last);
+  if (!window.any() || cache.size() == 0 || cache.token(0) < 0 || cache.token(0) >= first) return;
   cache.retain(team, [&](int32_t i) { return cache.token(i) < 0 || cache.token(i) >= first; });
 }
 

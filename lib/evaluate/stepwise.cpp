@@ -115,7 +115,7 @@ template <class Real>
 std::span<const int32_t> Stepwise<Real>::rows_of_products(const Tile<Real>& tile) {
   const BasicCache<Real>& cache = replay_.cache();
   const bool verbatim = cache.has_shared_codes() && replay_.options().row_format.key.is_source();
-  const bool all = cache.has_changed_rows() && !verbatim && coded_ == nullptr && stream_.window == 0;
+  const bool all = cache.has_changed_rows() && !verbatim && coded_ == nullptr && !stream_.window.any();
   rows_of_products_.clear();
   size_t row = 0;
   for (int32_t t = tile.begin; t < tile.end; ++t) {

@@ -253,7 +253,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   stream.tokens = request.extent.tokens;
   stream.prompt = request.extent.prompt_tokens;
   stream.rule = {Real(layer.scaling), Real(layer.softcap)};
-  stream.window = layer.sliding_window;
+  stream.window = layer.window();
   stream.stored_bytes = bytes_of(layer.dtype);
   load_rows(trace, request, first, stream);
   load_queries(trace, request, stream);

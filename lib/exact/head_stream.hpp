@@ -9,6 +9,7 @@
 
 #include "calibration/calibrate.hpp"
 #include "core/attend.hpp"
+#include "core/layer_window.hpp"
 #include "core/method_context.hpp"
 #include "core/place.hpp"
 #include "exact/sensitivity.hpp"
@@ -41,7 +42,7 @@ struct HeadStream {
   // Reads rows first..first+count-1 of every head into queries; empty if all rows are in memory.
   std::function<void(int32_t first, int32_t count, std::vector<Real>& queries)> fetch_queries;
   LogitRule<Real> rule;
-  int32_t window = 0;                             // sliding window of the layer; 0: none
+  LayerWindow window;
   std::vector<Real> sink_logits;                  // [heads], or empty
   std::vector<int32_t> positions;                 // [tokens] position ids
   std::unique_ptr<RotationTable<Real>> rotation;  // only if a method reassigns positions
@@ -82,7 +83,7 @@ struct HeadStream {
   void hold_queries(int32_t first, int32_t last) const;
 
   // The first token that row t may attend to.
-  int32_t first_key(int32_t t) const { return window > 0 && t >= window ? t - window + 1 : 0; }
+  int32_t first_key(int32_t t) const { return window.first(t); }
   Rotation<Real> rotate() const {
     if (rotation == nullptr) return {};
     return {rotation->cosines.data(), rotation->sines.data(), positions.data(), rotation->pairs, rotation->interleaved};

@@ -25,8 +25,8 @@ struct Tile {
   int32_t begin = 0, end = 0;   // tokens that arrive during the tile
   std::vector<int32_t> rows;    // its tokens that have a strip, ascending
   std::vector<uint8_t> scored;  // [rows]
-  int32_t window = 0;           // the layer's sliding window; 0: none
-  int64_t stride = 0;           // tokens in a strip row, more than `end`; zeros after a row's own token
+  LayerWindow window;
+  int64_t stride = 0;  // tokens in a strip row, more than `end`; zeros after a row's own token
   int32_t heads = 0, v_dim = 0, blocks = 1;
   std::vector<Real> strip;  // [heads, rows, stride]; 0 where a row does not attend
   std::vector<Real> shift;  // [heads, rows] largest logit

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/layer_window.hpp"
 #include "core/method_info.hpp"
 
 namespace kvreplay {
@@ -46,7 +47,7 @@ struct ExactRow {
   double v_frobenius = 0, v_operator = 0, v_largest = 0;  // norms of V_0..t
 
   ExactRow() = default;
-  ExactRow(int32_t t, int32_t window) : token(t), visible(window > 0 ? std::min(t + 1, window) : t + 1) {}
+  ExactRow(int32_t t, LayerWindow window) : token(t), visible(window.seen(t)) {}
 };
 
 // Another output of the same rows: sums [v_dim] over some of the coefficients, and their divisors.

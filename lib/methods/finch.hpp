@@ -25,8 +25,9 @@ struct Finch : Selecting<> {
   };
   static constexpr Hooks hooks{"observe_prompt read_prompt evict layout needs protection state"};
   int32_t window = kDerived, chunks = 1;
-  int32_t prompt = 0, sliding = 0;  // sliding: the layer's window; 0: none
-  std::span<double> state;          // [P] s
+  int32_t prompt = 0;
+  LayerWindow of_layer;
+  std::span<double> state;  // [P] s
 
   static void declare(auto& d) {
     d.integer_or_word(
@@ -39,7 +40,7 @@ struct Finch : Selecting<> {
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
-    prompt = context.prompt_tokens, sliding = context.window;
+    prompt = context.prompt_tokens, of_layer = context.window;
     const int32_t question = context.question_tokens;
     if (window == kWord && question == 0)
       throw ParameterError("window",
@@ -55,7 +56,7 @@ struct Finch : Selecting<> {
   KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
-    const int32_t seen = sliding > 0 && t >= sliding ? sliding : t + 1, rows = prompt < window ? prompt : window;
+    const int32_t seen = of_layer.seen(t), rows = prompt < window ? prompt : window;
     team.each(x.rows, [&](int32_t j) { state[size_t(j)] += x.group(j) * seen / rows; });
   }
   template <class Real>

@@ -34,7 +34,8 @@ struct Scissorhands : Selecting<0, 10> {
   static constexpr double kCodeRank = 0.9;
   Variant variant = Variant::standard;
   int32_t hist = kHist, drop = kDerived;
-  int32_t prompt = 0, tokens = 0, window = 0, heads = 1;
+  int32_t prompt = 0, tokens = 0, heads = 1;
+  LayerWindow window;
   Aggregate how = Aggregate::sum;
   bool prompt_ends = false;  // the next cut is the prompt's
   std::span<double> state;   // [tokens, words] rings of marks, 64 to a word
@@ -71,7 +72,7 @@ struct Scissorhands : Selecting<0, 10> {
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto probability = [&](int32_t i) { return p.group(i); };
-    const double limit = limit_of(team, t + 1, prompt, window > 0 && window <= t ? window : t + 1, probability);
+    const double limit = limit_of(team, t + 1, prompt, window.seen(t), probability);
     team.each(t + 1, [&](int32_t i) { mark(i, t, is_marked(probability(i), limit)); });
   }
   template <class Real>

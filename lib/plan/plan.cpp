@@ -49,6 +49,7 @@ std::string logits_json(const LayerInfo& layer) {
   JsonObject facts;
   facts.add("scaling", layer.scaling).add("softcap", layer.softcap).add("sliding_window", layer.sliding_window);
   facts.add("q_prescaled", layer.q_prescaled).add("query_rows", layer.query_rows).add("sinks", layer.has_sinks);
+  if (layer.attention_chunk > 0) facts.add("attention_chunk", layer.attention_chunk);
   if (layer.rope) facts.add("inv_freq", layer.rope->inv_freq).add("rope_layout", int(layer.rope->layout));
   return facts.text();
 }
@@ -163,8 +164,8 @@ class Planner {
   static void take_lists(Cell& cell, const SelectedLayer::Variant& selected, const LayerInfo& layer) {
     auto own = std::make_shared<Variant>(*cell.variant);
     own->kept = kept_file_of(own->values.file(), cell.budget.none() ? std::nullopt : std::optional(cell.budget.tokens));
-    const KeptLists lists = read_kept_lists(own->kept, list_scope(own->options, selected.method.context(), cell.place,
-                                                                  layer.sliding_window, layer.group()));
+    const KeptLists lists = read_kept_lists(
+        own->kept, list_scope(own->options, selected.method.context(), cell.place, layer.window(), layer.group()));
     own->digests.given = digest_of(lists);
     const CommonOptions usual = own->values.default_options();
     CommonOptions given = own->options;

@@ -115,7 +115,7 @@ class Reader {
   std::vector<int32_t> windows(size_t trace, const std::string& prompt) {
     const std::lock_guard lock(mutex_);
     std::vector<int32_t> held;
-    for (const LayerInfo& l : opened(trace).prompt(prompt).layers) held.push_back(l.sliding_window);
+    for (const LayerInfo& l : opened(trace).prompt(prompt).layers) held.push_back(l.window().most());
     return held;
   }
   // See HeadSource::layers.

@@ -73,7 +73,7 @@ Products products_of(std::span<const double> query, const Rows& keys) {
 SeenTokens seen_by(const AttentionRule& rule, int32_t token, int64_t tokens) {
   if (!rule.causal) return {0, tokens};
   const int64_t end = std::clamp<int64_t>(int64_t{token} + rule.ahead + 1, 0, tokens);
-  const int64_t first = rule.window > 0 ? std::max<int64_t>(0, end - rule.window) : 0;
+  const int64_t first = end > 0 ? rule.window.first(static_cast<int32_t>(end - 1)) : 0;
   return {std::min(first, end), end};
 }
 

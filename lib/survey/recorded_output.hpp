@@ -26,9 +26,9 @@ inline void turn_row(const RopeView& rope, double position, int32_t times, doubl
 struct AttentionRule {
   double scale = 1, softcap = 0;     // softcap 0: none
   std::optional<double> sink_logit;  // enters the denominator only
-  int32_t window = 0;                // 0: none
-  bool causal = true;                // false: the row sees every token of the trace
-  int32_t ahead = 0;                 // the last token that a row sees, relative to its own
+  LayerWindow window;
+  bool causal = true;  // false: the row sees every token of the trace
+  int32_t ahead = 0;   // the last token that a row sees, relative to its own
 };
 
 struct RecordedRow {

@@ -107,6 +107,7 @@ class Search {
     try_scales();
     try_masks();
     try_windows();
+    try_chunks();
     try_softcaps();
     try_sinks();
     try_swapped();
@@ -182,19 +183,42 @@ class Search {
 
   void try_windows() {
     AttentionRule rule = rule_;
-    rule.window = 0;
-    if (rule_.window > 0)
+    rule.window = {};
+    const auto [sliding, chunk] = std::pair(rule_.window.sliding, rule_.window.chunk);
+    if (sliding > 0)
       consider(stated_, rule,
-               fmt::format("without the sliding window of {} they agree: write sliding_window 0", rule_.window));
+               fmt::format("without the sliding window of {} they agree: write sliding_window 0", sliding));
+    if (chunk > 0)
+      consider(stated_, rule, fmt::format("without the chunks of {} they agree: write attention_chunk 0", chunk));
     if (rule_.softcap > 0 || rule_.sink_logit) return;
     const std::vector<double> cost = cost_of_windows(stated_, rule_);
     const auto solved = static_cast<int32_t>(std::min_element(cost.begin(), cost.end()) - cost.begin() + 1);
-    if (solved == rule_.window || solved == layer_.tokens) return;
+    if (solved == sliding || solved == layer_.tokens) return;
     rule.window = solved;
-    const std::string off = std::abs(solved - rule_.window) == 1 ? " (off by one: a row counts itself)" : "";
+    const std::string off = std::abs(solved - sliding) == 1 ? " (off by one: a row counts itself)" : "";
     consider(stated_, rule,
              fmt::format("with a sliding window of {} instead of {} they agree{}: write sliding_window {}", solved,
-                         rule_.window == 0 ? "none" : std::to_string(rule_.window), off, solved));
+                         chunk > 0      ? fmt::format("chunks of {}", chunk)
+                         : sliding == 0 ? "none"
+                                        : std::to_string(sliding),
+                         off, solved));
+  }
+
+  // The first token that the last row sees divides the text into whole chunks.
+  void try_chunks() {
+    if (rule_.softcap > 0 || rule_.sink_logit || stated_.rows.empty()) return;
+    const Case last{{stated_.rows.back()}, {stated_.products.back()}, stated_.values};
+    const std::vector<double> cost = cost_of_windows(last, rule_);
+    const auto seen = static_cast<int32_t>(std::min_element(cost.begin(), cost.end()) - cost.begin() + 1);
+    const int32_t first = last.rows.front().token + 1 - seen;
+    AttentionRule rule = rule_;
+    for (int32_t chunk = first; chunk >= seen; --chunk) {
+      rule.window = {0, chunk};
+      if (first % chunk != 0 || rule.window == rule_.window) continue;
+      consider(stated_, rule,
+               fmt::format("with chunks of {} instead of {} they agree: write attention_chunk {}", chunk,
+                           rule_.window.any() ? std::to_string(rule_.window.most()) : "none", chunk));
+    }
   }
 
   void try_softcaps() {
@@ -342,7 +366,7 @@ AttentionRule stated_rule(const Trace& trace, const std::string& prompt, const L
   AttentionRule rule;
   rule.scale = layer.scaling;
   rule.softcap = layer.softcap;
-  rule.window = layer.sliding_window;
+  rule.window = layer.window();
   if (layer.has_sinks) rule.sink_logit = trace.sink_logits(prompt, layer.layer)[static_cast<size_t>(q_head)];
   return rule;
 }

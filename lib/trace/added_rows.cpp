@@ -95,11 +95,10 @@ void check_layer(const h5::Node& prompt_node, const LayerInfo& layer, const Look
     h5::fail(where, fmt::format("has {} rows, but lookahead/tokens has {}", layer.lookahead_rows, lookahead.rows));
   // The window hides part of the prompt from these rows, and the file cannot record which cut they were generated
   // after.
-  if (layer.sliding_window > 0)
+  if (layer.window().any())
     h5::fail(where,
-             fmt::format("stands in a layer with a sliding window of {}, whose cache is not cut this way: leave the "
-                         "dataset out",
-                         layer.sliding_window));
+             fmt::format("stands in a layer with {} of {}, whose cache is not cut this way: leave the dataset out",
+                         layer.sliding_window > 0 ? "a sliding window" : "chunks", layer.window().most()));
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ std::string content_id(const h5::Node& root, const TraceInfo& info, const Digest
     for (const LayerInfo& layer : prompt.layers) {
       sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));
+      if (layer.attention_chunk > 0) sum.update(fmt::format("attention_chunk {}\n", layer.attention_chunk));
       if (layer.kv_layer >= 0) sum.update(fmt::format("kv_layer {}\n", layer.kv_layer));
       add_arrays(sum, h5::open_path(root, layer_path(prompt.id, layer.layer)),
                  {"g", "g_rows", "k", "latent", "lookahead_q", "out", "q", "q_pos", "repeat_in_norm", "repeat_k",

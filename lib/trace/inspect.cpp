@@ -46,6 +46,7 @@ json layer_json(const LayerInfo& l) {
           {"source_dtype", l.source_dtype},
           {"scaling", l.scaling},
           {"sliding_window", l.sliding_window},
+          {"attention_chunk", l.attention_chunk},
           {"softcap", l.softcap},
           {"q_prescaled", l.q_prescaled},
           {"rope", rope_json(l)},
@@ -139,6 +140,7 @@ std::string extras_text(const LayerInfo& l) {
   if (l.query_rows != l.tokens) text += fmt::format(" {} query rows", l.query_rows);
   if (l.is_latent()) text += fmt::format(" latent {} + {}", l.latent.width, l.latent.rope);
   if (l.kv_layer >= 0) text += fmt::format(" kv of layer {}", l.kv_layer);
+  if (l.attention_chunk > 0) text += fmt::format(" chunks of {}", l.attention_chunk);
   if (l.softcap > 0) text += fmt::format(" softcap {:g}", l.softcap);
   if (l.has_sinks) text += " sinks";
   if (l.has_out) text += " out";

@@ -232,7 +232,7 @@ class ListChecks {
   }
 
   // First token that a query behind `newest` can see; tokens outside the window need no check.
-  int32_t oldest(int32_t newest) const { return scope_.window > 0 ? std::max(0, newest - scope_.window + 1) : 0; }
+  int32_t oldest(int32_t newest) const { return scope_.window.first(newest); }
 
   // An evicted token must not return. Both lists ascend.
   void check_returns(int32_t i, int32_t newest) const {

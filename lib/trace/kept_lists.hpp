@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/layer_window.hpp"
 #include "core/method_context.hpp"
 #include "core/place.hpp"
 
@@ -25,7 +26,7 @@ struct KeptLists {
 struct KeptScope {
   Place place;
   Extent extent;
-  int32_t window = 0;       // the layer's sliding window; 0: none
+  LayerWindow window;
   int32_t caches = 1;       // caches of the kv head; their lists follow one another
   int64_t most = 0;         // most tokens in a list; 0: any number
   bool may_be_root = true;  // the only kv head, so its lists may be at the root

@@ -115,8 +115,8 @@ const Names kRootAttributes = {
 const Names kPromptAttributes = {"answer_from", "final_token",   "masked_runs", "n_generated",
                                  "n_prompt",    "question_from", "sampling",    "seed",
                                  "source",      "text",          "text_sha256"};
-const Names kLayerAttributes = {"kv_layer", "q_prescaled", "rope",           "rope_json",   "rotary_dims",
-                                "scaling",  "softcap",     "sliding_window", "source_dtype"};
+const Names kLayerAttributes = {"attention_chunk", "kv_layer", "q_prescaled", "rope",           "rope_json",
+                                "rotary_dims",     "scaling",  "softcap",     "sliding_window", "source_dtype"};
 const Names kLookaheadAttributes = {"budget", "context_tokens", "kernel", "window"};
 const Names kRepeatAttributes = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
 const Names kPromptDatasets = {"g_entropy",        "g_logprob",  "layers",         "lookahead",    "masked_a",
@@ -130,10 +130,17 @@ const Names kLayerDatasets = {
     "sinks", "up_k",       "up_v",           "v"};
 
 // Names from other programs that edit distance would not match.
-constexpr std::pair<const char*, const char*> kSynonyms[] = {
-    {"window", "sliding_window"}, {"scale", "scaling"}, {"logit_cap", "softcap"}, {"attn_logit_softcapping", "softcap"},
-    {"rope_theta", "rope_json"},  {"s_aux", "sinks"},   {"output", "out"},        {"attn_output", "out"},
-    {"positions", "q_pos"}};
+constexpr std::pair<const char*, const char*> kSynonyms[] = {{"window", "sliding_window"},
+                                                             {"attention_chunk_size", "attention_chunk"},
+                                                             {"chunk", "attention_chunk"},
+                                                             {"scale", "scaling"},
+                                                             {"logit_cap", "softcap"},
+                                                             {"attn_logit_softcapping", "softcap"},
+                                                             {"rope_theta", "rope_json"},
+                                                             {"s_aux", "sinks"},
+                                                             {"output", "out"},
+                                                             {"attn_output", "out"},
+                                                             {"positions", "q_pos"}};
 
 std::string intended_name(const std::string& name, const Names& missing) {
   for (const auto& [word, means] : kSynonyms)

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/layer_window.hpp"
+
 // Metadata of a trace: shapes and attributes of its layers, without tensors.
 
 namespace kvreplay {
@@ -43,8 +45,9 @@ struct LayerInfo {
   int64_t query_rows = 0;  // Tq; Tq < T when queries are strided
   DType dtype = DType::float32;
   double scaling = 0;
-  int32_t sliding_window = 0;  // 0: none
-  double softcap = 0;          // 0: none
+  int32_t sliding_window = 0;   // 0: none
+  int32_t attention_chunk = 0;  // 0: none; only without a sliding window
+  double softcap = 0;           // 0: none
   bool q_prescaled = false;
   std::string source_dtype;
   std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
@@ -60,6 +63,8 @@ struct LayerInfo {
   int64_t lookahead_rows = 0;                       // rows in `lookahead_q`; 0: not recorded
   bool has_repeat_norm = false, has_in_norm = false;  // the layer has `repeat_in_norm`, `resid_in_norm`
   int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
+  // A chunk that holds the whole text hides nothing: such a layer is replayed as one without.
+  LayerWindow window() const { return {sliding_window, attention_chunk < tokens ? attention_chunk : 0}; }
   int32_t group() const { return q_heads / kv_heads; }
   bool is_latent() const { return latent.width > 0; }
   // Numbers of a head's attention output; of a value that a cache stores beside its key.

@@ -161,6 +161,12 @@ void read_layer_attributes(const h5::Node& node, LayerInfo& layer) {
                      1 / std::sqrt(layer.head_dim)));
   layer.scaling = checked_factor(node, "scaling", *scaling);
   layer.sliding_window = static_cast<int32_t>(h5::integer(node, "sliding_window", 0, INT32_MAX).value_or(0));
+  layer.attention_chunk = static_cast<int32_t>(h5::integer(node, "attention_chunk", 0, INT32_MAX).value_or(0));
+  if (layer.sliding_window > 0 && layer.attention_chunk > 0)
+    fail(node.where(),
+         fmt::format("attributes sliding_window {} and attention_chunk {} exclude each other: write 0 for "
+                     "the one that the layer does not have",
+                     layer.sliding_window, layer.attention_chunk));
   layer.softcap = h5::number(node, "softcap").value_or(0);
   if (layer.softcap != 0) checked_factor(node, "softcap", layer.softcap);  // 0: none
   layer.q_prescaled = h5::flag(node, "q_prescaled").value_or(false);

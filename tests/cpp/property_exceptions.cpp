@@ -34,6 +34,7 @@ constexpr Exception kExceptions[] = {
     {"fills its budget", "buzz", "sizes follow its recursion"},
     {"fills its budget", "scissorhands", "drops several tokens at a time"},
     {"attends to what it kept", "subgen_stream", "a token joins before the step attends: C_t is S_t"},
+    {"chunks", "balancekv_stream", "its halving may leave no token of a chunk in the denominator"},
     {"attends to what it kept", "balancekv_stream", "a token joins before the step attends: C_t is S_t"},
     {"attends to what it kept", "qjl", "its keys are sketches"},
     {"attends to what it kept", "wildcat", "its values are sums"},
@@ -173,12 +174,15 @@ using namespace kvreplay;
 using namespace kvreplay::test;
 
 TEST_CASE("every exception names a known property and a method, once", "[properties]") {
-  const std::set<std::string> properties = {
-      "everything fits",     "within the budget",        "small budgets",         "fills its budget",
-      "streams its prompt",  "attends to what it kept",  "equal values",          "protection",
-      "shift of the keys",   "scale of the values",      "scale of the queries",  "truncation",
-      "sampled queries",     "order of the query heads", "identical query heads", "kv heads of a layer",
-      "ends with its prompt"};
+  const std::set<std::string> properties = {"everything fits",       "within the budget",
+                                            "small budgets",         "fills its budget",
+                                            "streams its prompt",    "attends to what it kept",
+                                            "equal values",          "protection",
+                                            "shift of the keys",     "scale of the values",
+                                            "scale of the queries",  "truncation",
+                                            "sampled queries",       "order of the query heads",
+                                            "identical query heads", "kv heads of a layer",
+                                            "ends with its prompt",  "chunks"};
   std::set<std::pair<std::string, std::string>> seen;
   for (const auto& [property, method] : exception_names()) {
     INFO(property << ": " << method);

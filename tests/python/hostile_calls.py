@@ -230,6 +230,7 @@ KEYWORDS = (
     "save",
     "scaling",
     "sliding_window",
+    "attention_chunk",
     "softcap",
     "sinks",
     "rope",

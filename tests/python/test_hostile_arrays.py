@@ -278,6 +278,7 @@ ARGUMENTS = [
     ("save", ["x", ["kept", 3], 3], "save"),
     ("scaling", [0, NAN, -1, "x", float("inf"), [1], 1e-30, 10**400], "scaling"),
     ("sliding_window", [-1, 1.5, "x", 2**70], "sliding_window"),
+    ("attention_chunk", [-1, 1.5, "x", 2**70], "attention_chunk"),
     ("softcap", [-1, NAN, "x"], "softcap"),
     ("q_prescaled", ["x", 3], "q_prescaled"),
     ("model", [3, None, b"x"], "model"),

@@ -130,6 +130,7 @@ def _features(expected, group):
     return {
         "scaling": expected.scaling,
         "sliding_window": expected.window,
+        "chunk": expected.chunk,
         "softcap": expected.softcap,
         "sinks": group["sinks"][...] if expected.sinks else None,
     }
@@ -142,6 +143,8 @@ def _left_out(expected, group):
     causal = np.roll(v, 1, axis=1)
     cases = {
         "window": ({"sliding_window": 0}, expected.window),
+        "chunk": ({"chunk": 0}, expected.chunk),
+        "a chunk as a window": ({"chunk": 0, "sliding_window": expected.chunk}, expected.chunk),
         "softcap": ({"softcap": 0.0}, expected.softcap),
         "sinks": ({"sinks": None}, expected.sinks),
         "its own scale": ({"scaling": usual}, expected.scaling != usual),
@@ -165,6 +168,7 @@ def test_the_attributes_are_those_worked_out_by_hand(recorded, name):
         assert attributes == {
             "scaling": pytest.approx(expected.scaling, rel=1e-12),
             "sliding_window": expected.window,
+            **({"attention_chunk": expected.chunk} if expected.chunk else {}),
             "softcap": expected.softcap,
             "rotary_dims": expected.rope.dims if expected.rope else 0,
             "rope": "post" if expected.rope else "none",
@@ -226,12 +230,17 @@ def unturned(model, ids):
     with AttentionHook(model, lambda call: found.update({call.layer: call})), torch.no_grad():
         for module, args, kwargs in inputs:
             if kwargs.get("position_embeddings") is not None:
-                # Either order of cosines and sines is possible: the sines of position 0 are 0.
-                kwargs["position_embeddings"] = [
-                    torch.full_like(x, float(x[:, 0].all())) for x in kwargs["position_embeddings"]
-                ]
+                kwargs["position_embeddings"] = at_rest(kwargs["position_embeddings"])
             module(*args, **kwargs)
     return {layer: {"q": call.q.numpy(), "k": call.k.numpy()} for layer, call in found.items()}
+
+
+def at_rest(table):
+    """A table of rotations that turn nothing: complex numbers, or cosines and sines in either order."""
+    if torch.is_tensor(table):
+        return torch.ones_like(table)
+    # The sines of position 0 are 0.
+    return [torch.full_like(x, float(x[:, 0].all())) for x in table]
 
 
 def turned(x, rope):

@@ -139,7 +139,7 @@ def test_every_block_hands_on_the_stream_that_was_recorded(tmp_path, name):
 
 def feed_forward_end(block):
     """The module whose output is the block's feed-forward part."""
-    names = ("post_feedforward_layernorm", "mlp", "fc2")
+    names = ("post_feedforward_layernorm", "mlp", "feed_forward", "fc2")
     return next(getattr(block, name) for name in names if hasattr(block, name))
 
 

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 
 import kvrecord  # noqa: E402
 import kvtrace.trace  # noqa: E402
-from kvrecord import facts  # noqa: E402
+from kvrecord import facts, hook  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, SILENT, build, generate, logits, silent  # noqa: E402
 
@@ -140,19 +140,10 @@ def test_attention_that_a_trace_cannot_describe_is_refused(tmp_path):
     assert "does more than a trace can record" in refusal(model_with_later_keys(), tmp_path, logits)
 
 
-def test_chunked_attention_is_refused_beyond_a_chunk_and_recorded_within_one(tmp_path):
-    sizes = {
-        "num_local_experts": 2,
-        "intermediate_size_mlp": 48,
-        "head_dim": 8,
-        "attn_temperature_tuning": False,
-    }
-    chunks = {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]}
-    model = build("Llama4Text", num_key_value_heads=2, **sizes, **chunks)
-    says = refusal(model, tmp_path, logits)
-    assert says.startswith("layer 0: Llama4TextAttention does more than a trace can record (chunks")
-    with kvrecord.record(model, tmp_path / "short.h5"):
-        logits(model, PROMPT[:, :8])
+def test_chunks_of_another_size_than_the_model_attends_in_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(hook, "_chunk_of", lambda module: 8)
+    says = refusal(ARCHITECTURES["llama 4, chunks"].build(), tmp_path, logits)
+    assert says.startswith("layer 0: Llama4TextAttention does more than a trace can record (a sparse mask")
 
 
 def model_with_large_logits(implementation, size, seed):

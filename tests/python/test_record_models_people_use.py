@@ -14,9 +14,10 @@ transformers = pytest.importorskip("transformers")
 
 import kvrecord  # noqa: E402
 from kvrecord.rotary import rotate  # noqa: E402
+from kvrecord.verify import verify  # noqa: E402
 from kvreplay_cli import BINARY  # noqa: E402
 from recording import refusal  # noqa: E402
-from tiny_models import PROMPT, build, config_class, generate, logits  # noqa: E402
+from tiny_models import ARCHITECTURES, PROMPT, build, config_class, generate, logits  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -329,12 +330,16 @@ def test_two_texts_without_a_name_for_the_second_are_refused(tmp_path):
     assert says == "layer 0, LlamaAttention: another text began: use rec.prompt(id) for each"
 
 
-def test_chunked_attention_behind_its_first_chunk_is_named_with_the_chunk(tmp_path):
-    sizes = {"num_local_experts": 2, "intermediate_size_mlp": 48, "head_dim": 8, "num_key_value_heads": 2}
-    model = build("Llama4Text", attention_chunk_size=28, num_hidden_layers=4, **sizes)
-    says = refusal(model, tmp_path, lambda m: generate(m, 12))
-    assert "it attends in chunks (attention_chunk_size = 28), which a trace cannot hold" in says
-    assert "record at most 28 tokens" in says
+def test_chunked_attention_is_recorded_over_several_chunks(tmp_path):
+    """The prompts are shorter and longer than a chunk, and the generations go on into later chunks."""
+    model = ARCHITECTURES["llama 4, chunks"].build()
+    for n_prompt in (3, 7, 8, 24):
+        path = tmp_path / f"{n_prompt}.h5"
+        record(model, path, lambda m, n=n_prompt: generate(m, 12, ids=PROMPT[:, :n]))
+        assert attributes(path, "prompts/0/layers/000")["attention_chunk"] == 7
+        assert all(check.ok for check in verify(model, path))
+        done = subprocess.run([BINARY, "validate", "--deep", path], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 # ---- low precision of large channels

@@ -166,6 +166,7 @@ def test_the_real_sample_has_the_numbers_of_the_program_as_a_file_and_as_arrays(
 
 FACTS = {
     "sliding window": {"sliding_window": 24},
+    "chunks": {"attention_chunk": 24},
     "soft cap": {"softcap": 5.0},
     "sinks": {"sinks": np.float32([0.5, -1.0, 2.0, 0.0])},
     "scaling": {"scaling": 0.4},
@@ -198,7 +199,7 @@ def test_facts_of_a_layer_are_not_lost():
         for name, facts in FACTS.items()
     }
     plain = replayed(*arrays, **words).table["rel_err_out_mean"][0]
-    for name in ("sliding window", "soft cap", "sinks", "scaling", "prescaled queries"):
+    for name in ("sliding window", "chunks", "soft cap", "sinks", "scaling", "prescaled queries"):
         assert errors[name] != plain, name
 
 

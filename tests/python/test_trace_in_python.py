@@ -170,6 +170,7 @@ def layer_facts(layer: Layer):
         "source_dtype": layer.source_dtype,
         "scaling": layer.scaling,
         "sliding_window": layer.sliding_window,
+        "attention_chunk": layer.attention_chunk,
         "softcap": layer.softcap,
         "q_prescaled": layer.q_prescaled,
         "rope": rope,
@@ -750,6 +751,7 @@ def test_a_trace_is_named_by_its_content_facts_included(tmp_path):
     changes = (
         {"scaling": 0.5},
         {"sliding_window": 4},
+        {"attention_chunk": 4},
         {"softcap": 9.0},
         {"rope": "none"},
         {"q_prescaled": True},
@@ -864,6 +866,12 @@ REFUSED = {
     "q_pos that falls": ({0: LayerArrays(Q, KEYS, V, q_pos=range(47, -1, -1))}, {}, "q_pos: must ascend"),
     "scaling 0": ({0: LayerArrays(Q, KEYS, V, scaling=0)}, {}, "scaling is 0, it must be from 1e-12"),
     "a negative window": ({0: LayerArrays(Q, KEYS, V, sliding_window=-1)}, {}, "sliding_window is -1"),
+    "a negative chunk": ({0: LayerArrays(Q, KEYS, V, attention_chunk=-1)}, {}, "attention_chunk is -1"),
+    "a window and chunks": (
+        {0: LayerArrays(Q, KEYS, V, sliding_window=4, attention_chunk=5)},
+        {},
+        "sliding_window 4 and attention_chunk 5 exclude each other",
+    ),
     "rope without theta": ({0: (Q, KEYS, V)}, {"rope": {"type": "yarn"}}, 'rope: needs "inv_freq"'),
     "rope of a word": ({0: (Q, KEYS, V)}, {"rope": "yes"}, "rope is 'yes', it must be a mapping"),
     "layers of other lengths": ({0: (Q, KEYS, V), 1: drawn(tokens=40)}, {}, "layer 1: k has 40 tokens, but"),

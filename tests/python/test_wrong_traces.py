@@ -57,6 +57,15 @@ AGAINST_OUT = {
         {"out": attention(Q, K, V, window=33), "sliding_window": 32},
         "with a sliding window of 33 instead of 32 they agree (off by one",
     ),
+    "chunks that are missing": (
+        {"out": attention(Q, K, V, chunk=24)},
+        "with chunks of 24 instead of none they agree: write attention_chunk 24",
+    ),
+    "chunks of another size": (
+        {"out": attention(Q, K, V, chunk=24), "attention_chunk": 48},
+        "with chunks of 24 instead of 48 they agree",
+    ),
+    "chunks that are none": ({"attention_chunk": 24}, "without the chunks of 24 they agree"),
     "a window that is none": ({"sliding_window": 32}, "without the sliding window of 32"),
     "a soft cap that is missing": (
         {"out": attention(Q, K, V, softcap=20.0)},
@@ -153,6 +162,7 @@ def test_a_disagreement_is_reported_with_head_row_expected_and_found(tmp_path):
 RIGHT = {
     "as it is": {},
     "a window": {"out": attention(Q, K, V, window=48), "sliding_window": 48},
+    "chunks": {"out": attention(Q, K, V, chunk=24), "attention_chunk": 24},
     "a soft cap": {"out": attention(Q, K, V, softcap=20.0), "softcap": 20.0},
     "sink logits": {"out": attention(Q, K, V, sinks=SINKS), "more": {"sinks": SINKS.astype("f4")}},
     "strided queries": {

@@ -53,6 +53,7 @@ class Layer:
     scaling: float
     rope: Rope | None = None
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
     q_prescaled: bool = False
@@ -292,6 +293,22 @@ ARCHITECTURES = {
             1: Layer((4, 2, 8, 8), 8**-0.5),
         },
         {"num_key_value_heads": 2, "sliding_window": 6, "layer_types": [WINDOWED, GLOBAL]},
+    ),
+    "llama 4, chunks": Architecture(
+        "Llama4Text",
+        {
+            0: Layer((4, 2, 8, 8), 8**-0.5, Rope(5e5, 8, "interleaved"), chunk=7),
+            1: Layer((4, 2, 8, 8), 8**-0.5),
+        },
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": 7,
+            "no_rope_layers": [1, 0],
+            "layer_types": ["chunked_attention", GLOBAL],
+        },
     ),
     "mimo, narrow values": Architecture(
         "MiMoV2Flash",

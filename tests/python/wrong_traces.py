@@ -37,7 +37,9 @@ def rotated(rows, times=1, interleaved=False):
     return turned
 
 
-def attention(q, k, v, scale=SCALE, window=0, softcap=0.0, sinks=None, causal=True, reads=None, tokens=None):
+def attention(
+    q, k, v, scale=SCALE, window=0, chunk=0, softcap=0.0, sinks=None, causal=True, reads=None, tokens=None
+):  # fmt: skip
     """Exact attention [Hq, Tq, Dv] in float64. `reads`: kv head of each query head; `tokens`: token of each
     row of q."""
     tokens = np.arange(q.shape[1]) if tokens is None else tokens
@@ -46,6 +48,8 @@ def attention(q, k, v, scale=SCALE, window=0, softcap=0.0, sinks=None, causal=Tr
     seen = (distance >= 0) | (not causal)
     if window:
         seen &= distance < window
+    if chunk:
+        seen &= tokens[:, None] // chunk == keys // chunk
     out = np.empty((*q.shape[:2], v.shape[2]))
     for head in range(q.shape[0]):
         kv_head = head // (q.shape[0] // k.shape[0]) if reads is None else reads[head]

@@ -76,11 +76,12 @@ class RowReader:
             self.read(layer, k, v, None)
 
     def check_window(self, layer):
-        """TraceError if a row's codes depend on other rows, which a layer with a window may have dropped."""
+        """TraceError if a row's codes depend on other rows, which a layer with a window or chunks may have
+        dropped."""
         facts = [self.engine.describe(name) for name in sorted(self.names)]
         if any(one["coded_in_blocks"] or one["calibrated"] for one in facts):
             told = " and ".join(one["name"] for one in facts)
-            raise TraceError(f"layer {layer}: {told} in a layer with a window: use --select own")
+            raise TraceError(f"layer {layer}: {told} in a layer with a window or chunks: use --select own")
 
 
 class FormatTrial:

@@ -16,8 +16,8 @@ class LayerCall:
     """One layer's attention over all tokens so far.
 
     q [Hq, R, D]: queries of the new tokens. k [Hkv, T', D], v [Hkv, T', Dv]: the model's cache, with all T
-    tokens, or the last T' of them in a layer with a window. own(mask): the model's attention function.
-    latent: what the cache holds instead of k and v, with latent attention.
+    tokens, or the last T' of them in a layer with a window or chunks. own(mask): the model's attention
+    function. latent: what the cache holds instead of k and v, with latent attention.
     """
 
     layer: int

@@ -68,7 +68,7 @@ class PromptJob:
     def measure_full(self):
         """Checks the full model's run and measures all instances' layers in the same pass."""
         trace = self.inputs.trace
-        every_row = EveryRow(self.run, lambda layer: trace.window(self.prompt, layer))
+        every_row = EveryRow(self.run, lambda layer: trace.sight(self.prompt, layer))
         self.checks |= check_full_run(self.run, self.attention, every_row)
         ways = {} if self.inputs.engine else dict(self._ways())
         layers = self.inputs.layers

@@ -6,7 +6,7 @@ from kvbase.errors import TraceError
 
 from .attention import attend, bias_of
 from .coded_rows import RowReader, with_columns
-from .row_weights import LayerRows, moves, stack, weigh
+from .row_weights import LayerRows, first_seen, moves, stack, weigh
 
 
 class RecordedRows:
@@ -59,7 +59,7 @@ class RecordedRows:
         missing = self.instance.n_tokens - call.k.shape[1]
         if missing and self.reader.codes:
             self.reader.check_window(call.layer)
-        # No list names a token outside of a layer's window, so its rows may be zeros.
+        # No list names a token that a layer's window or chunk hides, so its rows may be zeros.
         return [torch.nn.functional.pad(x.float(), (0, 0, missing, 0)) for x in (call.k, call.v)]
 
     def _as_stored(self, layer, rows, k, v, holds):
@@ -74,9 +74,9 @@ class RecordedRows:
         i = self.instance
         keys = [key for (at, _), key in sorted(i.cells.items()) if at == layer]
         lists = _alike([self.kept.lists(key, i.n_prefill, i.n_tokens) for key in keys])
-        window = self.trace.window(i.prompt, layer)
+        sight = self.trace.sight(i.prompt, layer)
         each = [
-            weigh(series, one.kind, i.n_prefill, i.n_tokens, window) for one in lists for series in one.series
+            weigh(series, one.kind, i.n_prefill, i.n_tokens, *sight) for one in lists for series in one.series
         ]
         num, den = stack(each)
         holds = [held for one in lists for held in one.holds(i.n_prefill)]
@@ -104,22 +104,20 @@ def _alike(lists):
 
 
 class EveryRow:
-    """`way` callback of PromptRun.decode: every layer attends to all tokens in its window, through masks like
-    those of compressed runs.
+    """`way` callback of PromptRun.decode: every layer attends to all tokens in its window or chunk, through
+    masks like those of compressed runs.
 
-    `window_of(layer)`: its sliding window in tokens, 0 for none.
+    `sight_of(layer)`: its sliding window and its chunk in tokens, 0 for none.
     """
 
-    def __init__(self, run, window_of):
+    def __init__(self, run, sight_of):
         total, prefill = run.tokens.shape[1], run.prefill
-        rows = torch.arange(prefill, total, device=run.tokens.device)[:, None]
-        columns = torch.arange(total, device=run.tokens.device)[None, :]
-        self.distance = rows - columns
-        self.window_of = window_of
+        self.rows = torch.arange(prefill, total, device=run.tokens.device)[:, None]
+        self.columns = torch.arange(total, device=run.tokens.device)[None, :]
+        self.sight_of = sight_of
 
     def __call__(self, call):
-        hidden = self.distance < 0
-        if window := self.window_of(call.layer):
-            hidden = hidden | (self.distance >= window)
-        mask = torch.zeros_like(self.distance, dtype=torch.float32).masked_fill(hidden, -torch.inf)
+        first = first_seen(self.rows, *self.sight_of(call.layer))
+        hidden = (self.columns > self.rows) | (self.columns < first)
+        mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill(hidden, -torch.inf)
         return call.with_mask(mask[None, None])

@@ -34,12 +34,22 @@ class Weights:
     held: np.ndarray
 
 
-def weigh(series, kind, prefill, tokens, window=0):
-    """Weights of one Series (`kind`: see kept_lists.Lists). `window` w > 0: row t sees nothing before token
-    t - w + 1."""
+def first_seen(rows, window=0, chunk=0):
+    """The first token that each of `rows` (an array of tokens) sees in a layer with a sliding window or with
+    chunks of that many tokens; 0 for neither."""
+    if window:
+        return rows - window + 1
+    return rows - rows % chunk if chunk else rows * 0
+
+
+def weigh(series, kind, prefill, tokens, window=0, chunk=0):
+    """Weights of one Series (`kind`: see kept_lists.Lists). `window` and `chunk`: see first_seen."""
 
     def table(weights):
-        return _table(series, weights, kind, prefill, tokens, window)
+        found = _table(series, weights, kind, prefill, tokens)
+        first = first_seen(np.arange(prefill, tokens), window, chunk)
+        found[np.arange(tokens)[None, :] < first[:, None]] = 0
+        return found
 
     held = table(None)
     num, den = (held if w is None or (w == 1).all() else table(w) for w in (series.num, series.den))
@@ -47,7 +57,7 @@ def weigh(series, kind, prefill, tokens, window=0):
     return Weights(num, num if same else den, held)
 
 
-def _table(series, weights, kind, prefill, tokens, window):
+def _table(series, weights, kind, prefill, tokens):
     """[R, T] float32: `weights` (None: 1) for the listed tokens, and 1 for tokens added after the prompt."""
     rows = tokens - prefill
     own = np.arange(rows)
@@ -61,8 +71,6 @@ def _table(series, weights, kind, prefill, tokens, window):
         found.reshape(-1)[row * tokens + series.tokens[:last]] = 1 if weights is None else weights[:last]
     if kind == "before":
         found[own, prefill + own] = 1
-    if window:
-        found[np.arange(tokens)[None, :] <= (prefill + own - window)[:, None]] = 0
     return found
 
 

@@ -112,9 +112,10 @@ class Trace:
             return None
         return Rotary(torch.tensor(rope["inv_freq"], dtype=torch.float64), rope["layout"])
 
-    def window(self, prompt_id, layer):
-        """Sliding window of a layer in tokens, 0 for none."""
-        return self.layer(prompt_id, layer).sliding_window
+    def sight(self, prompt_id, layer):
+        """(sliding window, chunk) of a layer in tokens, 0 for none: see first_seen."""
+        facts = self.layer(prompt_id, layer)
+        return facts.sliding_window, facts.attention_chunk
 
 
 def trace_path(given, results):

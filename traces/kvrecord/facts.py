@@ -47,6 +47,7 @@ class LayerFacts:
     v_head_dim: int
     scaling: float
     sliding_window: int
+    attention_chunk: int
     softcap: float
     q_prescaled: bool
     source_dtype: str
@@ -69,6 +70,7 @@ class LayerFacts:
         return {
             "scaling": self.scaling,
             "sliding_window": self.sliding_window,
+            "attention_chunk": self.attention_chunk or None,
             "softcap": self.softcap,
             "rotary_dims": 2 * len(self.spans[0][1].inv_freq) if self.spans else None if self.unknown else 0,
             "rope": rotated,
@@ -159,6 +161,7 @@ def _layer_facts(call):
         v_head_dim=call.v.shape[-1],
         scaling=call.scaling,
         sliding_window=call.sliding_window,
+        attention_chunk=call.attention_chunk,
         softcap=call.softcap,
         q_prescaled=call.q_prescaled,
         source_dtype=str(call.k.dtype).removeprefix("torch."),

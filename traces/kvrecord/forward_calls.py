@@ -80,12 +80,6 @@ class ForwardCalls:
         return f"{what}: the model read all {new} tokens again: use a cache (use_cache=True)"
 
     def _cut(self):
-        chunk = getattr(self.config, "attention_chunk_size", None)
-        if chunk:
-            return (
-                f"it attends in chunks (attention_chunk_size = {chunk}), which a trace cannot hold: "
-                f"record at most {chunk} tokens, or leave the layer out with --layers"
-            )
         return "its cache evicts rows; use a cache that keeps all"
 
     def remarks(self, tokenizer=None):

@@ -47,6 +47,7 @@ class AttentionCall:
     kv_len: int
     scaling: float
     sliding_window: int
+    attention_chunk: int
     softcap: float
     sinks: Any
     q_prescaled: bool
@@ -173,6 +174,16 @@ def layer_of(module):
     return layer
 
 
+def _chunk_of(module):
+    """Tokens of a chunk in which the module attends; 0: it attends to all. Only the model's mask knows it, so
+    the call does not pass it on."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or kinds[layer_of(module) % len(kinds)] != "chunked_attention":
+        return 0
+    return int(getattr(config, "attention_chunk_size", None) or 0)
+
+
 def running_model(model):
     """The model whose forward passes read tokens: the one inside PEFT's, DataParallel's and compiled ones."""
     while True:
@@ -195,13 +206,15 @@ def _describe(module, query, key, value, out, scaling, kwargs):
         layer=layer_of(module),
         module=module,
         q=query[0].detach(),
-        # With a cache, key and value hold the whole cache (in a windowed layer: the window), new rows last.
+        # With a cache, key and value hold the whole cache (in a layer with a window or chunks: as
+        # many as it may need), new rows last.
         k=key[0, :, -n:].detach(),
         v=value[0, :, -n:].detach(),
         out=out[0].detach().transpose(0, 1),
         kv_len=key.shape[2],
         scaling=passed,
         sliding_window=int(kwargs.get("sliding_window") or 0),
+        attention_chunk=_chunk_of(module),
         softcap=float(kwargs.get("softcap") or 0.0),
         sinks=None if sinks is None else sinks.detach(),
         # OPT scales q itself and passes 1; other models pass the module's scaling.

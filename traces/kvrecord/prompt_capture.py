@@ -106,8 +106,9 @@ class PromptCapture:
     def _check_cache(self, call, expected):
         if call.kv_len > expected:
             raise TraceError(self.calls.why_more_rows(call, expected))
-        # A windowed layer's cache returns its window, or all rows while there are fewer.
-        windowed = call.sliding_window and call.kv_len == call.sliding_window - 1 + call.q.shape[1]
+        # The cache of a layer with a window or chunks returns as many rows, or all while there are fewer.
+        most = call.sliding_window or call.attention_chunk
+        windowed = most and call.kv_len == most - 1 + call.q.shape[1]
         if call.kv_len < expected and not windowed:
             raise TraceError(self.calls.why_fewer_rows(call, expected, self.tables.changed))
 

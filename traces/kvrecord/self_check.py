@@ -1,6 +1,6 @@
 """Checks on the first pass of every prompt that a trace describes a layer's attention completely.
 
-A trace records scale, window, soft cap and sinks. It cannot record chunked or sparse attention, a bias on the
+A trace records scale, window, chunk, soft cap and sinks. It cannot record sparse attention, a bias on the
 logits, or attention to later keys; in these cases the recorded rows do not reproduce the layer's output.
 """
 
@@ -35,14 +35,15 @@ def check_output_reproduced(call):
         call.sliding_window,
         call.softcap,
         None if call.sinks is None else _floats(call.sinks),
+        call.attention_chunk,
     )
     found = exact_attention(*rows_of)
     deviation = mean_relative_deviation(found, _floats(call.out[:, rows]))
     # NaN passes here; the check of the stored rows reports it.
     if deviation > TOLERANCE.get(call.q.dtype, TOLERANCE_HALF) and deviation > _rounded(call, found, rows_of):
         raise TraceError(
-            f"layer {call.layer}: {type(call.module).__name__} does more than a trace can record (chunks, "
-            "a sparse mask, a bias, later keys): attention over the recorded rows is off by "
+            f"layer {call.layer}: {type(call.module).__name__} does more than a trace can record (a "
+            "sparse mask, a bias, later keys): attention over the recorded rows is off by "
             f"{deviation:.1e}; leave this layer out with --layers"
         )
 

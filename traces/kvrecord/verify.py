@@ -119,6 +119,7 @@ def attend_stored(group):
         int(attributes["sliding_window"]),
         float(attributes["softcap"]),
         group["sinks"][...] if "sinks" in group else None,
+        int(attributes.get("attention_chunk", 0)),
     )
 
 

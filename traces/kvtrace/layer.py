@@ -181,6 +181,12 @@ class Layer:
         return self._facts.sliding_window
 
     @property
+    def attention_chunk(self) -> int:
+        """Tokens of a chunk: row t sees the rows of its own chunk, t - t % chunk..t. 0: there are no
+        chunks."""
+        return self._facts.attention_chunk
+
+    @property
     def softcap(self) -> float:
         """Soft cap: logits s become softcap * tanh(s / softcap). 0: no cap."""
         return self._facts.softcap

@@ -29,7 +29,7 @@ MOST_LAYERS = 1000  # three digits
 # Factors beyond these bounds overflow or vanish in single precision; no model has them.
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
 # What a layer to be written and one of a trace call by the same name.
-FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "source_dtype")
+FACTS = ("scaling", "sliding_window", "attention_chunk", "softcap", "q_prescaled", "source_dtype")
 
 
 def fail(where: str, what: str) -> NoReturn:
@@ -42,7 +42,8 @@ class LayerArrays:
     """A layer to be written. Arrays: float32, float16 or bfloat16, of numpy (ml_dtypes), torch, jax or cupy.
 
     q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv], out [Hq, Tq, Dv] (the model's own attention output);
-    scaling: factor of the logit (default 1/sqrt(D)); sliding_window: 0 = none; softcap: 0 = none;
+    scaling: factor of the logit (default 1/sqrt(D)); sliding_window, attention_chunk (tokens of a
+    chunk in which rows attend) and softcap: 0 = none;
     q_prescaled: q carries the model's scaling already, so that scaling is 1;
     rope: this layer's, where it is not the trace's: as `rope_json`, or "none";
     sinks: [Hq], logit that joins the denominator only; q_pos: [Tq] tokens of the query rows, ascending, where
@@ -54,6 +55,7 @@ class LayerArrays:
     v: Any
     scaling: float | None = None
     sliding_window: int = 0
+    attention_chunk: int = 0
     softcap: float = 0.0
     q_prescaled: bool = False
     rope: Mapping[str, Any] | str | None = None
@@ -197,6 +199,11 @@ class _Writing:
         scaling = 1 / math.sqrt(shapes.head_dim) if given.scaling is None else given.scaling
         softcap = given.softcap or 0.0
         window = _whole(given.sliding_window or 0, 0, MOST_TOKENS, where, "sliding_window")
+        chunk = _whole(given.attention_chunk or 0, 0, MOST_TOKENS, where, "attention_chunk")
+        if window and chunk:
+            raise TraceError(
+                f"{where}: sliding_window {window} and attention_chunk {chunk} exclude each other"
+            )
         own = given.rope
         kind = _rope_text(own, shapes.head_dim, where)
         everywhere = _rope_text(self.everywhere, shapes.head_dim, f"{self.path}")
@@ -204,6 +211,7 @@ class _Writing:
         return {
             "scaling": _factor(scaling, where, "scaling"),
             "sliding_window": window,
+            "attention_chunk": chunk or None,
             "softcap": _factor(softcap, where, "softcap") if softcap else 0.0,
             "q_prescaled": 1 if given.q_prescaled else None,
             "rope": rope_json.NONE if none else None,

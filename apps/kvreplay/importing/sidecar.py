@@ -10,7 +10,7 @@ from kvbase.errors import ConfigError
 from kvbase.files import no_such_file, reason
 
 # Facts of a layer: one value for all layers, a list in the order of the layers, or {number: value}.
-OF_LAYERS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope")
+OF_LAYERS = ("scaling", "sliding_window", "attention_chunk", "softcap", "q_prescaled", "rope")
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Sidecar:
     # facts of a layer, see OF_LAYERS
     scaling: Any = None
     sliding_window: Any = None
+    attention_chunk: Any = None
     softcap: Any = None
     q_prescaled: Any = None
     rope: Any = None
@@ -120,6 +121,7 @@ EXPECTED = {
     "scaling": "it must be a number, or one for each layer",
     "softcap": "it must be a number, or one for each layer",
     "sliding_window": "it must be a whole number, or one for each layer (0: none)",
+    "attention_chunk": "it must be a whole number, or one for each layer (0: none)",
     "q_prescaled": "it must be true or false, or one for each layer",
     "rope": 'it must be an object such as {"theta": 10000}, "none", or one for each layer',
 }
@@ -144,6 +146,6 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, dict) or value == "none"
     if name == "q_prescaled":
         return isinstance(value, bool)
-    if name == "sliding_window":
+    if name in ("sliding_window", "attention_chunk"):
         return _is(value, int)
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/layer_window.hpp"
 #include "device/kernels/block.hpp"
 
 // Attention of many rows over lists of tokens, on tensor cores. One kernel serves the exact pass (the list is a run of
@@ -20,7 +21,7 @@ struct KeySpan {
 };
 
 // One list of tokens for some query heads, with a span for each tile of 64 rows. A row of token t attends to token j of
-// its tile's span if j <= t, j > t - window (on a layer with a window), and t < until.
+// its tile's span if j <= t, j is in the row's window, and t < until.
 struct AttendPart {
   const KeySpan* spans;       // [row tiles]
   const int32_t* tokens;      // the list; null: the list is the trace itself
@@ -48,7 +49,7 @@ struct AttendArgs {
   AttendSums sums;
   int32_t rows, tokens, heads, group, parts_count;
   float scale, softcap;  // 0: no cap
-  int32_t window;        // 0: none
+  LayerWindow window;
 };
 
 // kLogitProducts, kValueProducts: 1 (high high), 2 (values only: probabilities have two parts, values one) or 3.
@@ -115,7 +116,7 @@ struct AttendKernel {
   // Whether every row sees every key of the stage, at weight 1. Lists ascend.
   KVR_DEVICE bool all_visible(const AttendPart& part, KeySpan span, int32_t s, int32_t least_token) const {
     const int32_t end = (s + 1) * kKeys;
-    return part.until == nullptr && part.num == nullptr && a.window <= 0 && end <= span.count &&
+    return part.until == nullptr && part.num == nullptr && !a.window.any() && end <= span.count &&
            token_of(part, span.first + end - 1) <= least_token;
   }
   KVR_DEVICE uint16_t* plane(const Block auto& block, int stage, int index) const {
@@ -168,7 +169,7 @@ struct AttendKernel {
     }
   }
   KVR_DEVICE bool sees(int32_t t, const Entry& e) const {
-    return e.token <= t && t < e.until && (a.window <= 0 || e.token > t - a.window);
+    return e.token <= t && t < e.until && (!a.window.any() || e.token >= a.window.first(t));
   }
   KVR_DEVICE static int32_t token_of(const AttendPart& part, int32_t i) {
     return part.tokens == nullptr ? i : part.tokens[i];

@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/layer_window.hpp"
 #include "device/kernels/block.hpp"
 
 // Column sums of the softmax, on tensor cores: for every token, how much attention the rows from some token on pay to
@@ -25,7 +26,7 @@ struct ColumnArgs {
   int32_t columns;       // tokens with a sum: 0..columns - 1
   int32_t first_row;     // rows of earlier tokens do not count
   float scale, softcap;  // 0: no cap
-  int32_t window;        // 0: none
+  LayerWindow window;
 };
 
 // kLogitProducts: 1 (high high) or 3. kMaxima: sums the probability of each row's largest head, over all heads.
@@ -104,11 +105,11 @@ struct ColumnKernel {
   }
   // First tile whose rows are all too late to see the key.
   KVR_DEVICE int32_t tile_end(int32_t key) const {
-    if (a.window <= 0) return row_tiles();
-    return first_tile_where([&](int32_t tile) { return a.row_token[tile * kRows] >= int64_t(key) + a.window; });
+    if (!a.window.any()) return row_tiles();
+    return first_tile_where([&](int32_t tile) { return a.window.first(a.row_token[tile * kRows]) > key; });
   }
   KVR_DEVICE bool sees(const Entry& row, int32_t key) const {
-    return key <= row.token && (a.window <= 0 || key > row.token - a.window);
+    return key <= row.token && (!a.window.any() || key >= a.window.first(row.token));
   }
 
   KVR_DEVICE uint16_t* queries(const Block auto& block, int stage, int index) const {
@@ -177,7 +178,7 @@ struct ColumnKernel {
       const Entry* const entry = k.entries(block, stage);
       // Rows ascend: if the first row sees the last key and the last row the first key, all rows see all keys.
       const int32_t first_key = key[0] - (block.thread() % kWarp) / 4, last = entry[kRows - 1].token;
-      if (entry[0].token >= first_key + 15 && last >= 0 && (k.a.window <= 0 || first_key > last - k.a.window))
+      if (entry[0].token >= first_key + 15 && last >= 0 && (!k.a.window.any() || first_key >= k.a.window.first(last)))
         weigh<true>(k, block, stage, entry);
       else weigh<false>(k, block, stage, entry);
     }

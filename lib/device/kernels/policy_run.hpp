@@ -127,10 +127,7 @@ class PolicyRun {
     return task.input.rotation.offset(token, cache.token(row), row, cache.size());
   }
   // First token that a query can see.
-  KVR_DEVICE int32_t oldest(int32_t token) const {
-    const int32_t window = task.rules.window;
-    return window > 0 && token >= window ? token - window + 1 : 0;
-  }
+  KVR_DEVICE int32_t oldest(int32_t token) const { return task.rules.window.first(token); }
   KVR_DEVICE float* partial() const { return in_shared(partial_at_); }
   // Counts over all rows.
   KVR_DEVICE RowCounts counts() const {

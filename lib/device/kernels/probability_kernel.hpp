@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/layer_window.hpp"
 #include "device/kernels/block.hpp"
 
 // Exact probabilities of whole rows, for rankings: the mean over the query heads and, if some cache ranks by its own
@@ -23,7 +24,7 @@ struct ProbabilityArgs {
   int32_t rows, tokens, heads, group, dim;
   int32_t first, count, planes, pitch;
   float scale, softcap;  // 0: no cap
-  int32_t window;        // 0: none
+  LayerWindow window;
 };
 
 struct ProbabilityKernel {
@@ -51,7 +52,7 @@ struct ProbabilityKernel {
     if (token > a.row_token[a.first + last_row]) return;  // no row sees that far
     Thread thread;
     thread.open(*this, block, row, token);
-    if (a.window > 0 && token + kTokens - 1 <= a.row_token[a.first + row] - a.window)  // outside every row's window
+    if (token + kTokens - 1 < a.window.first(a.row_token[a.first + row]))  // outside every row's window
       for (int32_t head = 0; head < a.heads; ++head) thread.end_head(*this, block, head);
     else multiply(block, thread, row, token);
     thread.close(*this);
@@ -140,7 +141,7 @@ struct ProbabilityKernel {
           float l = dot[i][j] * k.a.scale;
           if (k.a.softcap > 0) l = k.a.softcap * std::tanh(l / k.a.softcap);
           const int32_t t = row_token[i], key = token + 16 * j;
-          const bool sees = key <= t && (k.a.window <= 0 || key > t - k.a.window);
+          const bool sees = key <= t && (!k.a.window.any() || key >= k.a.window.first(t));
           const float p = sees ? block.exp2(l * kLog2e - top) * inverse : 0;
           if (k.a.planes > 1) k.put(1 + head, row + 8 * i, key, t, p);
           sum[i][j] += p, dot[i][j] = 0;

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/layer_window.hpp"
 #include "device/kernels/attend_kernel.hpp"
 #include "measures/row_result.hpp"
 
@@ -36,7 +37,7 @@ struct RecallArgs {
   RowResult* results;
   int32_t rows, caches_count;
   int32_t first, count, planes, pitch;
-  int32_t window;  // 0: none
+  LayerWindow window;
 };
 
 struct RecallKernel {
@@ -129,7 +130,7 @@ struct RecallKernel {
     if (cache.bits != nullptr) return count_bits(block, ranking, cache, row, last);
     const AttendPart& part = cache.part;
     const KeySpan span = part.spans[row / kRowTile];
-    const int32_t t = ranking.tokens - 1, oldest = a.window > 0 ? t - a.window + 1 : 0;
+    const int32_t t = ranking.tokens - 1, oldest = a.window.first(t);
     int32_t count = 0;
     const auto look = [&](int32_t token) {
       if (token >= oldest && (last == 0 || ranking.place(token) >= last)) ++count;

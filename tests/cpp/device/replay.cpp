@@ -79,6 +79,8 @@ TEST_CASE("a device replays any cache by the policy's own code", "[device][repla
   check_device(stream, cells, some);
   stream.window = 40;
   check_device(stream, cells);
+  stream.window = {0, 40};
+  check_device(stream, cells);
 }
 
 namespace {

@@ -88,6 +88,12 @@ TEST_CASE("Missing and wrong attributes are errors that name the object, the val
       {"scaling is text", set(kLayer, "scaling", text), kLayer + ": attribute scaling is not a number"},
       {"a negative window", set(kLayer, "sliding_window", int64_t{-1}), "attribute sliding_window is -1"},
       {"a fractional window", set(kLayer, "sliding_window", 1.5), "attribute sliding_window is 1.5"},
+      {"a negative chunk", set(kLayer, "attention_chunk", int64_t{-1}), "attribute attention_chunk is -1"},
+      {"a window and chunks", with([](H5Output& f) {
+         f.attribute(kLayer, "sliding_window", int64_t{4});
+         f.attribute(kLayer, "attention_chunk", int64_t{5});
+       }),
+       kLayer + ": attributes sliding_window 4 and attention_chunk 5 exclude each other: write 0 for the one"},
       {"a negative soft cap", set(kLayer, "softcap", -1.0), "attribute softcap is -1"},
       {"an unknown rope", set(kLayer, "rope", text), "attribute rope is \"x\""},
       {"rope_json is no JSON", set("/", "rope_json", text), "attribute rope_json: is not a JSON object"},

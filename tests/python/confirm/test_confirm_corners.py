@@ -54,6 +54,32 @@ def test_a_window_that_the_prompt_does_not_fill_is_followed(tmp_path):
     assert float(whole(out, method="exact", layers="0-2")[0]["loss_increase"]) == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("chunk", [16, 48])  # the prompt is 40 tokens long, and 32 follow
+def test_chunks_are_followed_from_one_to_the_next(tmp_path, chunk):
+    model = llama4(chunk)
+    trace, folder = record(model, tmp_path / "trace.h5"), saved(model, tmp_path / "model")
+    out = replay(
+        trace, tmp_path / "out", [{"name": "exact"}, {"name": "h2o"}, {"name": "snapkv", "window": 4}]
+    )
+    for layer in range(3):
+        assert confirm(out, folder, "--trace", trace, "--layers", layer, "--verify") == 0
+    assert confirm(out, folder, "--trace", trace, "--methods", "exact") == 0
+    assert float(whole(out, method="exact", layers="0-2")[0]["loss_increase"]) == pytest.approx(0, abs=1e-6)
+
+
+def llama4(chunk):
+    """Two layers in chunks, and one that sees all tokens and rotates nothing."""
+    if not hasattr(transformers, "Llama4TextConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no Llama4Text")
+    torch.manual_seed(0)
+    kinds = ["chunked_attention", "chunked_attention", "full_attention"]
+    experts = {"num_local_experts": 2, "intermediate_size_mlp": 48, "head_dim": 8}
+    layers = {"no_rope_layers": [1, 1, 0], "layer_types": kinds, "attention_chunk_size": chunk}
+    return transformers.Llama4ForCausalLM(
+        transformers.Llama4TextConfig(**SIZES | experts | layers, pad_token_id=0)
+    ).eval()
+
+
 def per_head(group, heads):
     """Replaces a cell's lists by those of its first query head, repeated `heads` times."""
     off = group["attended_off"][...]

@@ -79,6 +79,11 @@ def test_a_layers_window_hides_what_a_one_shot_list_would_show():
     assert found.num.tolist() == [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
 
 
+def test_a_layers_chunk_hides_what_a_one_shot_list_would_show():
+    found = weigh(series([[0, 2]]), "oneshot", prefill=3, tokens=6, chunk=4)
+    assert found.num.tolist() == [[1, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
+
+
 def test_the_j_th_attended_token_moves_to_position_j():
     shown = np.array([[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 1, 1]], dtype=bool)
     moved = moves(shown, prefill=4, positions=np.arange(6))

@@ -15,7 +15,7 @@ from kvrecord.plan import Shape, check_space, layer_bytes
 from kvrecord.prompts import read_prompts
 from kvrecord.sinks import DirectorySink, published
 from kvrecord.sizes import parse_bytes
-from kvrecord.spool import RowSpool
+from kvrecord.spool import Spool
 from kvrecord.text import PUNCTUATION, SPECIAL, WORD, token_class
 from kvrecord.threads import warn_if_busy
 from kvtrace.disk_file import DiskFile
@@ -178,12 +178,15 @@ def test_a_read_that_fails_is_remembered(tmp_path):
 
 
 def test_the_spool_joins_blocks_along_the_tokens(tmp_path):
-    spool = RowSpool(tmp_path / "t.h5")
+    spool = Spool(tmp_path / "t.h5")
+    parts = [spool.part(row) for row in (0, 1)]
     whole = np.random.default_rng(1).standard_normal((3, 7, 2)).astype(np.float32)
     for start, stop in ((0, 4), (4, 5), (5, 7)):
-        spool.append(0, "k", whole[:, start:stop])
-    assert np.array_equal(spool.take(0, "k"), whole)
-    assert list(spool.names(0)) == []
+        parts[0].append(0, "k", whole[:, start:stop])
+        parts[1].append(0, "k", -whole[:, start:stop])
+    for part, rows in zip(parts, (whole, -whole), strict=True):
+        assert np.array_equal(part.take(0, "k"), rows)
+        assert list(part.names(0)) == []
     spool.close()
     assert list(tmp_path.iterdir()) == []
 

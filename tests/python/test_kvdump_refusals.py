@@ -68,20 +68,6 @@ def test_a_full_static_cache_of_windows_holds_no_padding(tmp_path):
     assert "a static cache" in says
 
 
-def test_a_left_padded_batch_is_refused_with_its_reason(tmp_path):
-    model = build("Llama", num_key_value_heads=2)
-    both = torch.cat([PROMPT, PROMPT])
-    padded = torch.ones_like(both)
-    padded[1, :5] = 0
-    assert refusal(model, tmp_path, lambda m: m(input_ids=both, attention_mask=padded)).startswith(
-        "padded input"
-    )
-    assert refusal(model, tmp_path, lambda m: m(input_ids=both)).startswith("batch of 2 sequences")
-    padding_alone = padded[1:]
-    says = refusal(model, tmp_path, lambda m: m(PROMPT, attention_mask=padding_alone))
-    assert says.startswith("padded input: record every prompt on its own")
-
-
 @pytest.mark.parametrize(
     ("prefix", "changes"),
     [

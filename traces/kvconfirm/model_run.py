@@ -67,7 +67,8 @@ class SwitchedAttention(NamedAttention):
 
         if query.shape[0] != 1:
             raise TraceError(f"batch of {query.shape[0]} sequences: one sequence at a time")
-        latent = self.latents.of(module, key[0], value[0], key.shape[2])
+        latents = self.latents.take(module, 1)
+        latent = None if latents is None else self.latents.of(module, latents[0], key[0], value[0])
         if self.disturb and latent:
             query, latent, key, value = self._disturbed_latents(layer_of(module), query, latent)
         elif self.disturb:

@@ -31,11 +31,12 @@ _free_names = []
 
 @dataclass
 class AttentionCall:
-    """One attention call of one layer, batch size 1.
+    """One attention call of one layer, for one row of the batch.
 
     q [Hq, n, D], k [Hkv, n, D], v [Hkv, n, Dv]: rows of the n new tokens, after RoPE, kv heads not repeated.
-    out [Hq, n, Dv]: the layer's attention output. kv_len: how many rows the call attended to, cache included.
-    latent: what the cache holds instead of k and v, with latent attention; then Hkv is Hq.
+    out [Hq, n, Dv]: the layer's attention output. Without padding; with it the call reads `columns` new
+    tokens of the batch's row number `row`, and attends to kv_len, cache included. latent: what
+    the cache holds instead of k and v, with latent attention; then Hkv is Hq.
     """
 
     layer: int
@@ -51,6 +52,8 @@ class AttentionCall:
     softcap: float
     sinks: Any
     q_prescaled: bool
+    row: int
+    columns: int
     latent: Latent | None = None
 
     def cached(self):
@@ -112,8 +115,8 @@ class NamedAttention:
         self.name = None
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
-        """Returns the attention output [1, n, Hq, Dv], and the weights or None. query [1, Hq, n, D]; key and
-        value [1, Hkv, T, .]. `own`: the function that the model would have called with these arguments."""
+        """Returns the attention output [B, n, Hq, Dv] of B rows, and weights or None. query [B, Hq, n, D];
+        key and value [B, Hkv, T, .]. `own`: the function that the model would have called with these."""
         raise NotImplementedError
 
     def __enter__(self):
@@ -138,12 +141,21 @@ class NamedAttention:
         return self.attend(base_function(self.base, module), module, *args, **kwargs)
 
 
-class AttentionHook(NamedAttention):
-    """While entered, calls `on_call(AttentionCall)` after every attention call of `model`."""
+def only_row(n_rows):
+    """The tokens of a batch that must be one sequence without padding."""
+    if n_rows != 1:
+        raise TraceError(f"batch of {n_rows} sequences: record one sequence at a time")
+    return [(0, slice(None))]
 
-    def __init__(self, model, on_call):
+
+class AttentionHook(NamedAttention):
+    """While entered, calls `on_call(AttentionCall)` after every attention call of `model`, once for each row
+    of the batch that has tokens. tokens_in(n_rows): [(row, columns of its tokens)] of the pass in work."""
+
+    def __init__(self, model, on_call, tokens_in=only_row):
         super().__init__(model)
         self.on_call = on_call
+        self.tokens_in = tokens_in
         self.latents = LatentTaps(model)
 
     def __enter__(self):
@@ -157,9 +169,13 @@ class AttentionHook(NamedAttention):
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         output = own(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-        call = _describe(module, query, key, value, output[0], scaling, kwargs)
-        call.latent = self.latents.of(module, key[0], value[0], query.shape[2])
-        self.on_call(call)
+        latents = self.latents.take(module, len(query))
+        for row, columns in self.tokens_in(len(query)):
+            call = _describe(module, query, key, value, output[0], scaling, kwargs, row, columns)
+            if latents is not None:
+                own_rows = latents[row, -query.shape[2] :][columns]
+                call.latent = self.latents.of(module, own_rows, call.k, call.v)
+            self.on_call(call)
         return output
 
 
@@ -194,9 +210,7 @@ def running_model(model):
         model = inside
 
 
-def _describe(module, query, key, value, out, scaling, kwargs):
-    if query.shape[0] != 1:
-        raise TraceError(f"batch of {query.shape[0]} sequences: record one sequence at a time")
+def _describe(module, query, key, value, out, scaling, kwargs, row, columns):
     n = query.shape[2]
     default = query.shape[-1] ** -0.5
     passed = default if scaling is None else float(scaling)
@@ -205,12 +219,12 @@ def _describe(module, query, key, value, out, scaling, kwargs):
     return AttentionCall(
         layer=layer_of(module),
         module=module,
-        q=query[0].detach(),
+        q=query[row].detach()[:, columns],
         # With a cache, key and value hold the whole cache (in a layer with a window or chunks: as
         # many as it may need), new rows last.
-        k=key[0, :, -n:].detach(),
-        v=value[0, :, -n:].detach(),
-        out=out[0].detach().transpose(0, 1),
+        k=key[row, :, -n:].detach()[:, columns],
+        v=value[row, :, -n:].detach()[:, columns],
+        out=out[row].detach().transpose(0, 1)[:, columns],
         kv_len=key.shape[2],
         scaling=passed,
         sliding_window=int(kwargs.get("sliding_window") or 0),
@@ -219,4 +233,6 @@ def _describe(module, query, key, value, out, scaling, kwargs):
         sinks=None if sinks is None else sinks.detach(),
         # OPT scales q itself and passes 1; other models pass the module's scaling.
         q_prescaled=isinstance(own, float) and passed == 1.0 and own != 1.0,
+        row=row,
+        columns=n,
     )

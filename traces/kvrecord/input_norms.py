@@ -12,7 +12,7 @@ REMEDY = "leave --with-input and --repeat out"
 
 
 def input_of(args, kwargs):
-    """The hidden states [1, n, hidden] among an attention module's arguments, or None."""
+    """The hidden states [batch, n, hidden] among an attention module's arguments, or None."""
     given = args[0] if args else kwargs.get("hidden_states")
     return given if isinstance(given, torch.Tensor) else None
 
@@ -71,13 +71,13 @@ def _one_token(model):
         model(input_ids=token, use_cache=False)
 
 
-def watch_inputs(modules, on_norm):
-    """Calls `on_norm(layer, norm [n])`, float32, with the L2 norm of each input row of the modules {layer:
-    module}. Returns the hooks, each with `remove`."""
+def watch_inputs(modules, on_norms):
+    """Calls `on_norms(layer, norms [batch, n])`, float32, with the L2 norm of each input row of the modules
+    {layer: module}. Returns the hooks, each with `remove`."""
 
     def listen(layer):
         def before(_, args, kwargs):
-            on_norm(layer, input_of(args, kwargs)[0].detach().float().norm(dim=-1))
+            on_norms(layer, input_of(args, kwargs).detach().float().norm(dim=-1))
 
         return before
 
@@ -88,8 +88,8 @@ def watch_inputs(modules, on_norm):
 
 @contextmanager
 def watching_inputs(modules, on_norm):
-    """`watch_inputs` as a context manager."""
-    taps = watch_inputs(modules, on_norm)
+    """`watch_inputs` as a context manager, for one sequence: `on_norm(layer, norm [n])`."""
+    taps = watch_inputs(modules, lambda layer, norms: on_norm(layer, norms[0]))
     try:
         yield
     finally:

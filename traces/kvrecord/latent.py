@@ -47,6 +47,8 @@ class Latent:
 
     def explains(self, key, value):
         """Whether the projections give key [Hq, n, D + R] and value [Hq, n, Dv]."""
+        if self.rows.shape[0] != key.shape[1]:
+            return False
         d = self.up_k.shape[-1]
         keys, values = self.by_head()
         pairs = (keys[..., :d], key[..., :d]), (keys[..., d:], key[..., d:]), (values, value)
@@ -85,21 +87,22 @@ class LatentTaps:
 
         return note
 
-    def of(self, module, key, value, n):
-        """Latent of the last n tokens of an attention call, key [Hq, T, D + R] and value [Hq, T, Dv]; None if
-        the module has no latents, or if they do not explain the call."""
+    def take(self, module, n_rows):
+        """The input of the module's projection in this pass, [n_rows, tokens, C]; None if it has none."""
         given = self.inputs.pop(module, None)
-        if given is None or self.projections.get(module) == ():
-            return None
+        return None if given is None else given.reshape(n_rows, -1, given.shape[-1])
+
+    def of(self, module, rows, key, value):
+        """Latent of tokens whose latents are rows [n, C], keys [Hq, n, D + R] and values [Hq, n, Dv]; None if
+        the latents do not explain keys and values, now or in an earlier call of the module."""
         if module not in self.projections:
-            self.projections[module] = _projections(module.kv_b_proj, given, key.shape[0], value.shape[-1])
-        up_k, up_v = self.projections[module]
-        width = key.shape[-1] - up_k.shape[-1]
-        rows = given.reshape(-1, given.shape[-1])[-n:]
-        latent = Latent(rows, key[0, -n:, key.shape[-1] - width :].detach(), up_k, up_v)
-        if width < 1 or not latent.explains(key[:, -n:], value[:, -n:]):
-            self.projections[module] = ()
+            self.projections[module] = _projections(module.kv_b_proj, rows, len(key), value.shape[-1])
+        if self.projections[module] is None:
             return None
+        up_k, up_v = self.projections[module]
+        latent = Latent(rows, key[0, :, up_k.shape[-1] :], up_k, up_v)
+        if not latent.rope_k.shape[-1] or not latent.explains(key, value):
+            self.projections[module] = latent = None
         return latent
 
 

@@ -35,15 +35,17 @@ def to_stored(tensor, dtype):
 
 
 class PromptCapture:
-    """Collects one prompt's tokens and rows, checks that they are consistent, and writes them to the sink."""
+    """Collects the tokens and rows of one prompt, which is a row of a batch. Checks that they are consistent,
+    and writes them to the sink."""
 
-    def __init__(self, recorder, prompt_id, layers, attributes, on_step):
+    def __init__(self, recorder, prompt_id, layers, attributes, on_step, row=0):
         self.recorder = recorder
         self.prompt_id = prompt_id
         self.layers = layers
         self.attributes = attributes
         self.on_step = on_step
-        self.calls = ForwardCalls(recorder.model, recorder.n_generate)
+        self.calls = ForwardCalls(recorder.model, row)
+        self.spool = recorder.spool.part(row)
         self.rows = dict.fromkeys(layers, 0)
         self.modules = {}
         self.sinks = {}
@@ -77,17 +79,14 @@ class PromptCapture:
         """Tokens of the prompt, which end before the first generated one."""
         return self.calls.n_prompt
 
-    def on_forward(self, args, kwargs):
-        """Called before every forward pass of the model: stores token ids and positions."""
-        self.calls.on_forward(args, kwargs)
-
     def on_call(self, call):
         """Called after every attention call: stores the new rows if the layer is recorded."""
         if call.layer not in self.rows:
             return
         start = self.rows[call.layer]
         new = call.q.shape[1]
-        self._check_cache(call, start + new)
+        self.calls.columns.check_window(call)
+        self._check_cache(call, start + new + self.calls.n_padding)
         if start == 0:
             check_output_reproduced(call)
         self.calls.layers.add(call.layer)
@@ -108,14 +107,14 @@ class PromptCapture:
             raise TraceError(self.calls.why_more_rows(call, expected))
         # The cache of a layer with a window or chunks returns as many rows, or all while there are fewer.
         most = call.sliding_window or call.attention_chunk
-        windowed = most and call.kv_len == most - 1 + call.q.shape[1]
+        windowed = most and call.kv_len == most - 1 + call.columns
         if call.kv_len < expected and not windowed:
             raise TraceError(self.calls.why_fewer_rows(call, expected, self.tables.changed))
 
     def keep(self, layer, name, rows):
         """Adds rows [heads, n, dim] of a tensor to the spool."""
         if rows.shape[1]:
-            self.recorder.spool.append(layer, name, to_stored(rows, self._dtype(name)))
+            self.spool.append(layer, name, to_stored(rows, self._dtype(name)))
 
     def stored(self, rows):
         """Rows of q, k or v in the trace's stored type."""
@@ -124,12 +123,15 @@ class PromptCapture:
     def _dtype(self, name):
         return FIXED_DTYPES.get(name, self.recorder.dtype)
 
-    def _on_input(self, layer, norm):
-        self.keep(layer, "resid_in_norm", norm[None, :, None])
+    def _on_input(self, layer, norms):
+        self._keep_norms(layer, "resid_in_norm", norms)
 
     def _on_residual(self, layer, residual):
-        norm = residual[0].float().norm(dim=-1)
-        self.keep(layer, "resid_norm", norm[None, :, None])
+        self._keep_norms(layer, "resid_norm", residual.float().norm(dim=-1))
+
+    def _keep_norms(self, layer, name, norms):
+        if self.calls.real is not None:
+            self.keep(layer, name, norms[self.calls.row, self.calls.real][None, :, None])
 
     def close(self):
         """Removes the hooks from the model."""
@@ -247,7 +249,7 @@ class PromptCapture:
         return {name: (to_stored(getattr(latent, name), dtype), dtype) for name in ("up_k", "up_v")}
 
     def _layer_parts(self, layer):
-        spool = self.recorder.spool
+        spool = self.spool
         datasets = {}
         for name in spool.names(layer):
             stored, dtype = spool.take(layer, name), self._dtype(name)

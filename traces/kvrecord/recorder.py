@@ -11,7 +11,9 @@ from kvbase.errors import KvreplayWarning, TraceError
 from kvbase.selections import layers_in
 
 from . import __version__
+from .batch_capture import BatchCapture
 from .facts import measure, require_layers
+from .generate_calls import GenerateWatch
 from .gradient import check_chain
 from .hook import AttentionHook, running_model
 from .input_norms import query_input_modules
@@ -19,11 +21,11 @@ from .layout import check_layout
 from .lookahead import check_cut
 from .model import model_name
 from .options import LIVE, options_of
-from .prompt_capture import STORAGE_OF, PromptCapture
+from .prompt_capture import STORAGE_OF
 from .repeat import check_cached
 from .repeat_rows import has_template, suffix_of
 from .sinks import DirectorySink, FileSink, is_directory_target
-from .spool import RowSpool
+from .spool import Spool
 
 
 def storage_dtype(dtype, model_dtype):
@@ -47,36 +49,6 @@ def warn(text):
     warnings.warn(text, KvreplayWarning, stacklevel=3)
 
 
-class GenerateWatch:
-    """While entered, calls `on_generate(n)` with the prompt's number of tokens when `generate` of the model
-    begins."""
-
-    def __init__(self, model, on_generate):
-        self.model = model
-        self.on_generate = on_generate
-
-    def __enter__(self):
-        if not hasattr(self.model, "generate"):
-            return
-        self.own = vars(self.model).get("generate")
-        generate = self.model.generate
-
-        def watched(*args, **kwargs):
-            ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
-            if isinstance(ids, torch.Tensor) and ids.ndim == 2:
-                self.on_generate(ids.shape[1])
-            return generate(*args, **kwargs)
-
-        self.model.generate = watched
-
-    def __exit__(self, *_):
-        if "generate" not in vars(self.model):
-            return
-        del self.model.generate
-        if self.own is not None:
-            self.model.generate = self.own
-
-
 def require_no_dropout(model):
     """TraceError if a module is in training mode and has dropout."""
     for module in model.modules():
@@ -98,8 +70,8 @@ class Recorder:
     """Context manager that records the prompts that run through a model. It publishes the trace on a clean
     exit only.
 
-    Unless `prompt` is used, the first forward call opens prompt "0". The model must run one sequence at a
-    time, with a growing cache. Errors: see `record`.
+    Unless `prompt` is used, the first forward call opens prompt "0". The model must run with a growing
+    cache. Each row of a batch becomes a prompt, without its padding. Errors: see `record`.
     """
 
     def __init__(
@@ -107,7 +79,7 @@ class Recorder:
     ):
         self.model = running_model(model)
         self.warn = warn
-        self.n_generate = None
+        self.generation = None  # the call of `generate` in work
         self.path = path
         self.tokenizer = tokenizer
         self.resume = resume
@@ -141,16 +113,16 @@ class Recorder:
         if self.options.lookahead:
             check_cut(self.model)
         self._open_files(self._root_attributes(n_layers))
-        self.hook = AttentionHook(self.model, self._on_call)
+        self.hook = AttentionHook(self.model, self._on_call, self._tokens_in)
         self.hook.__enter__()
         self.tap = self.model.register_forward_pre_hook(self._on_forward, with_kwargs=True)
-        self.watch = GenerateWatch(self.model, self._on_generate)
+        self.watch = GenerateWatch(self.model, self._on_generate, lambda: self._on_generate(None))
         self.watch.__enter__()
         return self
 
     def _open_files(self, root):
         directory = is_directory_target(self.path)
-        self.spool = RowSpool(self.path)
+        self.spool = Spool(self.path)
         try:
             if directory:
                 self.sink = DirectorySink(self.path, root, self.options.compress, self.resume)
@@ -181,12 +153,11 @@ class Recorder:
 
     @contextmanager
     def prompt(self, prompt_id, attributes=None, on_step=None):
-        """Records everything that runs in the block as one prompt. Yields a dict of attributes of the
-        prompt's group, to which the block may add. `on_step(note)` is called for every captured and written
-        layer."""
+        """Records everything that runs in the block as one prompt, or as one prompt for each row of a batch.
+        Yields a dict of attributes of the prompt's group, to which the block may add. `on_step(note)` is
+        called for every captured and written layer."""
         attributes = dict(attributes or {})
-        missing = self.sink.missing_layers(prompt_id, self.layers)
-        self._begin_prompt(prompt_id, missing, attributes, on_step)
+        self._begin_prompt(prompt_id, attributes, on_step)
         try:
             yield attributes
         except BaseException:
@@ -207,16 +178,12 @@ class Recorder:
         if capture is not None:
             capture.close()
 
-    def _begin_prompt(self, prompt_id, layers, attributes=None, on_step=None):
+    def _begin_prompt(self, prompt_id, attributes=None, on_step=None):
         on_step = on_step or (lambda note: None)
-        self.capture = PromptCapture(self, prompt_id, layers, attributes or {}, on_step)
-        self.n_generate = None
+        self.capture = BatchCapture(self, prompt_id, attributes or {}, on_step)
 
     def _finish_prompt(self):
         capture, self.capture = self.capture, None
-        if not capture.tokens:
-            capture.close()
-            raise TraceError(f"prompt {capture.prompt_id}: the model never ran")
         self.listening = False
         try:
             capture.write()
@@ -227,20 +194,22 @@ class Recorder:
         if not self.listening:
             return None
         if self.capture is None:
-            self._begin_prompt("0", self.sink.missing_layers("0", self.layers))
+            self._begin_prompt(None)
         self.capture.on_forward(args, kwargs)
         # Where layers share keys and values, those above them skip the rows whose logits nobody asks for.
         if self.shares_kv and "logits_to_keep" in kwargs:
             return args, kwargs | {"logits_to_keep": 0}
         return None
 
-    def _on_generate(self, n_prompt):
+    def _on_generate(self, generation):
         if not self.listening:
             return
+        self.generation = generation
         if self.capture is not None:
-            self.capture.calls.on_generate(n_prompt)
-        else:
-            self.n_generate = n_prompt  # the next forward pass begins this prompt
+            self.capture.on_generate(generation)
+
+    def _tokens_in(self, n_rows):
+        return self.capture.tokens_in(n_rows) if self.capture is not None else []
 
     def _on_call(self, call):
         if self.capture is not None:
@@ -294,7 +263,7 @@ def record(model, path, tokenizer=None, name=None, **options):
     path: a file, or a directory for one file per layer. name: the model's name in the trace (default: the
     name that it was loaded by). options: those of `kvreplay.recorder`. tokenizer: needed only by `with_text`
     and `repeat`. Raises ConfigError if an option is wrong, TraceError if the model never calls the attention
-    interface, if its input is padded or batched, or if it runs without a growing cache.
+    interface, if it runs without a growing cache or with beams, or if padding cannot be told from tokens.
     """
     if options.get("with_text") and tokenizer is None:
         raise TraceError("with_text needs the tokenizer")

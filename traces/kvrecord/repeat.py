@@ -149,7 +149,7 @@ def check_context(capture, call, remedy):
     """TraceError unless the keys of the context, run again, equal those in the trace."""
     dtype = capture.recorder.dtype
     name, keys = next(iter(call.cached().items()))
-    recorded = capture.recorder.spool.first_rows(call.layer, name, keys.shape[1])
+    recorded = capture.spool.first_rows(call.layer, name, keys.shape[1])
     found = capture.stored(keys)
     if np.array_equal(found, recorded):
         return

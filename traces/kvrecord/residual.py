@@ -71,8 +71,8 @@ def joining(block):
 
 
 class BlockTap:
-    """Hooks one block: calls `on_sum(x + J(a))` after its attention, where x [1, n, hidden] is the block's
-    input, a its attention module's output and J the function from `joining`.
+    """Hooks one block: calls `on_sum(x + J(a))` after its attention, where x [batch, n, hidden] is the
+    block's input, a its attention module's output and J the function from `joining`.
 
     A block that adds attention and feed-forward part at once never computes this sum itself.
     """
@@ -104,7 +104,7 @@ def first_of(output):
 
 
 def watch_residual(blocks, on_residual):
-    """Calls `on_residual(layer, residual [1, n, hidden])` with the stream after adding the attention's
+    """Calls `on_residual(layer, residual [batch, n, hidden])` with the stream after adding the attention's
     output.
 
     `blocks`: [(layer, block)] that `layout.check_layout` accepts. Returns the hooks, each with `remove`.

@@ -18,16 +18,37 @@ def clear(output):
     shutil.rmtree(spool_folder(output), ignore_errors=True)
 
 
-class RowSpool:
-    """One raw file per (layer, tensor), token-major, in a folder beside the output that `close` removes."""
+class Spool:
+    """A folder beside the output, which `close` removes, with the rows of a batch's prompts."""
 
     def __init__(self, output):
         self.folder = spool_folder(output)
         clear(output)
-        try:
-            self.folder.mkdir(parents=True)
-        except OSError as error:
-            raise TraceError(f"{self.folder}: cannot write: {reason(error)}") from error
+        _make(self.folder)
+
+    def part(self, number):
+        """The empty RowSpool of a row of the batch."""
+        return RowSpool(self.folder / str(number))
+
+    def close(self):
+        """Removes the folder with everything in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make(folder):
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise TraceError(f"{folder}: cannot write: {reason(error)}") from error
+
+
+class RowSpool:
+    """One raw file per (layer, tensor) of a prompt, token-major, in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+        _make(folder)
         self._row = {}
 
     def append(self, layer, name, rows):
@@ -57,10 +78,6 @@ class RowSpool:
         rows = np.fromfile(file, dtype=dtype).reshape(-1, *shape)
         file.unlink()
         return np.ascontiguousarray(rows.swapaxes(0, 1))
-
-    def close(self):
-        """Removes the folder with everything in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _file(self, layer, name):
         return self.folder / f"{layer:03d}.{name}"

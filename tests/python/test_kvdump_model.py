@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import kvrecord  # noqa: E402
+import kvrecord.verify  # noqa: E402
 from kvrecord.attention import mean_relative_deviation  # noqa: E402
 from kvrecord.verify import attend_stored, verify  # noqa: E402
 from tiny_models import ARCHITECTURES, GENERATED, PROMPT, build, generate, logits  # noqa: E402
@@ -59,6 +60,16 @@ def test_verify_notices_a_changed_model(llama, tmp_path):
     failed = [check.what for check in verify(llama, tmp_path / "t.h5") if not check.ok]
     assert any("layer 1: q, k, v" in what for what in failed)
     assert not any("layer 0" in what for what in failed)
+
+
+def test_verify_computes_the_logits_of_a_long_text_for_its_last_tokens_alone(llama, tmp_path, monkeypatch):
+    with kvrecord.record(llama, tmp_path / "t.h5"):
+        generate(llama)
+    monkeypatch.setattr(kvrecord.verify, "LOGIT_ROWS", 8)
+    rows = []
+    llama.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape[1]))
+    assert all(check.ok for check in verify(llama, tmp_path / "t.h5"))
+    assert rows == [8, 8]
 
 
 def test_strided_queries_keep_every_third_row_also_in_decode(llama, tmp_path):

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import kvrecord  # noqa: E402
+import kvrecord.verify  # noqa: E402
 from kvrecord.rotary import rotate  # noqa: E402
 from kvrecord.verify import verify  # noqa: E402
 from kvreplay_cli import BINARY  # noqa: E402
@@ -192,6 +193,13 @@ def test_a_layer_that_reads_the_keys_of_another_says_so_and_is_charged_once(tmp_
     chosen = subprocess.run([*words, "--layers", "2"], capture_output=True, text=True)
     assert chosen.returncode == 0, chosen.stderr
     assert "left out" not in chosen.stderr
+
+
+def test_layers_that_share_keys_are_verified_in_all_rows_of_a_long_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(kvrecord.verify, "LOGIT_ROWS", 8)
+    model = gemma4(2)
+    record(model, tmp_path / "t.h5", logits)
+    assert all(check.ok for check in kvrecord.verify.verify(model, tmp_path / "t.h5"))
 
 
 def test_a_module_without_a_layer_index_is_refused(tmp_path):

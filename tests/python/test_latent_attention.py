@@ -266,23 +266,8 @@ import kvrecord  # noqa: E402
 from kvrecord.rotary import rotate  # noqa: E402
 from kvrecord.verify import verify  # noqa: E402
 from kvtrace.dtypes import read_floats  # noqa: E402
-from tiny_models import build  # noqa: E402
+from tiny_models import LATENT_SIZES, build  # noqa: E402
 
-SIZES = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 2,
-    "max_position_embeddings": 256,
-}
 TOKENS = torch.tensor([[(7 * i * i + 3 * i + 5) % 61 + 3 for i in range(80)]])
 
 
@@ -295,7 +280,7 @@ def record(model, path, **options):
 @pytest.fixture(scope="module", params=["DeepseekV2", "DeepseekV3"])
 def recorded(request, tmp_path_factory):
     """(model, path) of a tiny random model, recorded with what its heads gave."""
-    model = build(request.param, **SIZES)
+    model = build(request.param, **LATENT_SIZES)
     path = record(model, tmp_path_factory.mktemp("mla") / "t.h5", with_output=True)
     return model, path
 
@@ -349,7 +334,7 @@ def test_methods_move_the_rotated_part_alone(recorded):
 
 @pytest.mark.torch
 def test_further_passes_record_latents_too(tmp_path):
-    model = build("DeepseekV3", **SIZES)
+    model = build("DeepseekV3", **LATENT_SIZES)
     path = record(model, tmp_path / "t.h5", gradient=2, lookahead=4, with_output=True, with_input=True)
     assert [str(check) for check in verify(model, path) if not check.ok] == []
     methods = [
@@ -363,7 +348,7 @@ def test_further_passes_record_latents_too(tmp_path):
 
 @pytest.mark.torch
 def test_projections_on_the_gradient_are_those_of_the_heads_errors(tmp_path):
-    path = record(build("DeepseekV3", **SIZES), tmp_path / "t.h5", gradient=2, with_output=True)
+    path = record(build("DeepseekV3", **LATENT_SIZES), tmp_path / "t.h5", gradient=2, with_output=True)
     words = (
         "--method",
         "h2o",
@@ -393,7 +378,7 @@ def test_projections_on_the_gradient_are_those_of_the_heads_errors(tmp_path):
 @pytest.mark.torch
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_models_keep_their_projections_in_their_own_type(tmp_path, dtype):
-    model = build("DeepseekV3", **SIZES).to(dtype)
+    model = build("DeepseekV3", **LATENT_SIZES).to(dtype)
     path = record(model, tmp_path / "t.h5")
     assert [str(check) for check in verify(model, path) if not check.ok] == []
     layer = kv.open(path).layer(0)
@@ -402,7 +387,7 @@ def test_half_precision_models_keep_their_projections_in_their_own_type(tmp_path
 
 @pytest.mark.torch
 def test_keys_that_latents_do_not_explain_are_recorded_by_head(tmp_path):
-    model = build("DeepseekV3", **SIZES)
+    model = build("DeepseekV3", **LATENT_SIZES)
     for block in model.model.layers:
         block.self_attn.kv_b_proj.register_forward_hook(lambda module, args, out: out.tanh())
     path = record(model, tmp_path / "t.h5")
@@ -413,7 +398,7 @@ def test_keys_that_latents_do_not_explain_are_recorded_by_head(tmp_path):
 @pytest.mark.torch
 def test_the_closed_loop_attends_to_latents(tmp_path):
     """The first layer sees the recorded rows, so its errors in the model are those of the replay."""
-    model = build("DeepseekV3", **SIZES)
+    model = build("DeepseekV3", **LATENT_SIZES)
     model.save_pretrained(tmp_path / "model")
     path = record(model, tmp_path / "t.h5")
     methods = [

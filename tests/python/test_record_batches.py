@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 import kvrecord  # noqa: E402
 from kvrecord.verify import verify  # noqa: E402
 from recording import refusal  # noqa: E402
-from tiny_models import ARCHITECTURES, PROMPT, build  # noqa: E402
+from tiny_models import ARCHITECTURES, LATENT_SIZES, PROMPT, build  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -111,6 +111,16 @@ def test_rows_that_are_padded_on_the_left_are_those_of_the_texts_alone(tmp_path,
     model, texts = ARCHITECTURES[name].build(), padded(TEXTS, "left")
     where = positions(texts["attention_mask"])
     assert_rows_are_those_of_texts_alone(model, tmp_path, lambda: model(**texts, position_ids=where), model)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_of_a_batch_hold_their_own_latents(tmp_path, side):
+    model = build("DeepseekV3", **LATENT_SIZES)
+    inputs = padded(TEXTS, side)
+    where = {"position_ids": positions(inputs["attention_mask"])}
+    assert_rows_are_those_of_texts_alone(model, tmp_path, lambda: model(**inputs, **where), model)
+    with h5py.File(tmp_path / "batch.h5") as file:
+        assert "latent" in file["prompts/1/layers/000"]
 
 
 @pytest.mark.parametrize("name", PADDED_ARCHITECTURES)

@@ -26,6 +26,22 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": 1,
 }
+# Latent attention, as in DeepSeek V2 and V3: 4 heads of keys 12 + 8 and values 10 share latents of 24.
+LATENT_SIZES = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 2,
+    "max_position_embeddings": 256,
+}
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 

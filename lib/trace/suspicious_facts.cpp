@@ -124,10 +124,12 @@ const Names kPromptDatasets = {"g_entropy",        "g_logprob",  "layers",      
                                "token_class",      "token_text", "tokens"};
 const Names kLookaheadDatasets = {"tokens"};
 const Names kRepeatDatasets = {"ctx", "rows", "tokens"};
-const Names kLayerDatasets = {
-    "g",     "g_recorded", "g_rows",         "k",        "latent",   "lookahead_q",   "o_proj",     "out",
-    "q",     "q_pos",      "repeat_in_norm", "repeat_k", "repeat_q", "resid_in_norm", "resid_norm", "rope_k",
-    "sinks", "up_k",       "up_v",           "v"};
+const Names kLayerDatasets = {"g",        "g_recorded",  "g_rows",        "k",
+                              "latent",   "lookahead_q", "o_proj",        "out",
+                              "out_gate", "q",           "q_pos",         "repeat_in_norm",
+                              "repeat_k", "repeat_q",    "resid_in_norm", "resid_norm",
+                              "rope_k",   "sinks",       "up_k",          "up_v",
+                              "v"};
 
 // Names from other programs that edit distance would not match.
 constexpr std::pair<const char*, const char*> kSynonyms[] = {{"window", "sliding_window"},

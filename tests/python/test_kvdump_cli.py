@@ -206,15 +206,16 @@ def test_a_model_that_never_calls_the_interface_ends_the_program_with_its_name(t
     assert not list(tmp_path.glob("t.h5*"))
 
 
-def test_a_gated_output_ends_the_program_with_the_remedy(tmp_path, dump):
+def test_a_gated_output_is_recorded_with_its_gate(tmp_path, dump):
     name = "qwen3-next, one attention layer of four"
     model = saved(tmp_path / "model", name)
     prompts = jsonl(tmp_path / "p.jsonl", TEXT)
-    code, said = dump(model, prompts, tmp_path / "t.h5", "--layers", "3", "--with-output")
-    assert (code, "use --out-layers" in said) == (TROUBLE, True)
     code, said = dump(model, prompts, tmp_path / "t.h5", "--layers", "0")
     assert (code, "layers [0] call no attention" in said, "use --layers 3" in said) == (TROUBLE, True, True)
-    assert dump(model, prompts, tmp_path / "t.h5", "--out-layers", "3", "--verify")[0] == OK
+    assert dump(model, prompts, tmp_path / "t.h5", "--layers", "3", "--with-output", "--verify")[0] == OK
+    with h5py.File(tmp_path / "t.h5") as trace:
+        (prompt,) = trace["prompts"].values()
+        assert "out_gate" in prompt["layers/003"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "no tokenizer", "config"])

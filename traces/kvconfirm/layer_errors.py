@@ -35,13 +35,15 @@ def residuals(blocks, on_residual):
 
 
 def known_blocks(model, layers):
-    """[(layer, block)] for these layers; [] if a block does not add its projected attention to the stream.
+    """[(layer, block)] for these layers; [] if a block does not add its projected attention to the stream, or
+    multiplies it by a gate before.
 
     In that case only `rel_err_out_mean` of COLUMNS is filled, without a message; `kvreplay record
     --with-output` reports the reason.
     """
     try:
-        check_layout(model, layers)
+        if check_layout(model, layers):
+            return []
     except KvreplayError:
         return []
     return blocks_of(model, layers)

@@ -15,7 +15,14 @@ from .input_norms import watch_inputs
 from .lookahead import record_lookahead
 from .masked_runs import MaskedRuns
 from .repeat import record_repeat
-from .residual import blocks_of, o_proj_weights, watch_residual
+from .residual import (
+    attention_of,
+    blocks_of,
+    gate_of,
+    o_proj_weights,
+    watch_projected,
+    watch_residual,
+)
 from .rotary import TablesInUse
 from .self_check import check_output_reproduced
 from .text import token_classes, token_texts
@@ -50,6 +57,7 @@ class PromptCapture:
         self.modules = {}
         self.sinks = {}
         self.latents = {}
+        self.out_rows = None  # of the last attention call
         self.taps = []
         self.of_gradient = {}
         self.gradient_rows = None
@@ -57,7 +65,10 @@ class PromptCapture:
         options = recorder.options
         self.out_layers = set(layers) if options.with_output else set(options.out_layers)
         if options.with_output:
-            self.taps += watch_residual(blocks_of(recorder.model, layers), self._on_residual)
+            blocks = blocks_of(recorder.model, layers)
+            self.taps += watch_residual(blocks, self._on_residual)
+            gated = {layer: attention_of(block) for layer, block in blocks if layer in recorder.gated}
+            self.taps += watch_projected(gated, self._on_projected)
         if options.with_input:
             modules = {layer: recorder.modules[layer] for layer in layers}
             self.taps += watch_inputs(modules, self._on_input)
@@ -100,6 +111,7 @@ class PromptCapture:
             self.keep(call.layer, name, rows)
         if call.layer in self.out_layers:
             self.keep(call.layer, "out", call.out[:, queries])
+            self.out_rows = call.out
         self.on_step(f"layer {call.layer}, {start + new} tokens")
 
     def _check_cache(self, call, expected):
@@ -128,6 +140,14 @@ class PromptCapture:
 
     def _on_residual(self, layer, residual):
         self._keep_norms(layer, "resid_norm", residual.float().norm(dim=-1))
+
+    def _on_projected(self, layer, projected):
+        if self.calls.real is None:
+            return
+        gate = gate_of(projected[self.calls.row, self.calls.real], self.out_rows)
+        start = self.rows[layer] - gate.shape[1]
+        stride = self.recorder.options.query_stride
+        self.keep(layer, "out_gate", gate[:, -start % stride :: stride])
 
     def _keep_norms(self, layer, name, norms):
         if self.calls.real is not None:

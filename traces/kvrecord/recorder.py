@@ -85,6 +85,7 @@ class Recorder:
         self.resume = resume
         self.blocks = None
         self.modules = None
+        self.gated = set()
         self.dtype = storage_dtype(options.dtype, self.model.dtype)
         self.options = options
         self.settings = settings or {}
@@ -101,7 +102,7 @@ class Recorder:
         self.layers = list(self.facts) if wanted == "all" else layers_in(wanted, range(n_layers))
         require_layers(self.model, self.facts, self.layers)
         if self.options.with_output:
-            check_layout(self.model, self.layers)
+            self.gated = check_layout(self.model, self.layers)
         if self.options.gradient:
             self.blocks = check_chain(self.model, self.layers)
         if self.options.with_input or self.options.repeat:

@@ -41,6 +41,23 @@ def _is_plain(weight, axis, n_heads):
     return weight.shape[axis] % n_heads == 0
 
 
+def watch_projected(modules, on_projected):
+    """Calls `on_projected(layer, x [batch, n, Hq Dv])` with what the output projection of each of the modules
+    {layer: attention module} receives. Returns the hooks, each with `remove`."""
+
+    def listen(layer):
+        return lambda _, args: on_projected(layer, args[0].detach())
+
+    return [o_proj_of(module).register_forward_pre_hook(listen(layer)) for layer, module in modules.items()]
+
+
+def gate_of(projected, out):
+    """The factor [Hq, n, Dv] that stands between outputs `out` [Hq, n, Dv] and what is projected [n, Hq Dv];
+    0 where the output is 0."""
+    by_head = projected.unflatten(-1, (out.shape[0], -1)).transpose(0, 1)
+    return torch.where(out == 0, 0, by_head / torch.where(out == 0, 1, out))
+
+
 def attention_of(block):
     """The attention module of a block, or None."""
     modules = (getattr(block, name, None) for name in ATTENTION_NAMES)

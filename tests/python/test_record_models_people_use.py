@@ -1,5 +1,6 @@
 """A recorder must notice what other people's models and loops do. Each test is one kind of trouble."""
 
+import csv
 import json
 import subprocess
 import warnings
@@ -14,9 +15,10 @@ transformers = pytest.importorskip("transformers")
 
 import kvrecord  # noqa: E402
 import kvrecord.verify  # noqa: E402
+import kvreplay as kv  # noqa: E402
 from kvrecord.rotary import rotate  # noqa: E402
 from kvrecord.verify import verify  # noqa: E402
-from kvreplay_cli import BINARY  # noqa: E402
+from kvreplay_cli import BINARY, kvreplay, table  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, build, config_class, generate, logits  # noqa: E402
 
@@ -193,6 +195,42 @@ def test_a_layer_that_reads_the_keys_of_another_says_so_and_is_charged_once(tmp_
     chosen = subprocess.run([*words, "--layers", "2"], capture_output=True, text=True)
     assert chosen.returncode == 0, chosen.stderr
     assert "left out" not in chosen.stderr
+
+
+def test_in_the_closed_loop_a_layer_sees_what_is_left_in_the_cache_that_it_reads(tmp_path):
+    model, path = gemma4(2), tmp_path / "t.h5"
+    model.save_pretrained(tmp_path / "model")
+    record(model, path, lambda m: generate(m, 12))
+    out = tmp_path / "out"
+    words = ("--method", "h2o", "--budget", "8", "--save", "kept,curves", "-o", out)
+    assert kvreplay("run", path, *words).returncode == 0
+    done = kvreplay("confirm", out, "--model", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    with (out / "confirm_layers.csv").open(newline="", encoding="utf-8") as file:
+        (found,) = [float(row["rel_err_out_mean"]) for row in csv.DictReader(file) if row["layer"] == "3"]
+    cells = {row["kv_head"]: row["key"] for row in table(out) if row["layer"] == "1"}
+    layer, errors = kv.open(path).layer(3), []
+    with h5py.File(out / "kept.h5") as kept:
+        for head, key in cells.items():
+            flat, off = kept[key]["kept_flat"][...], kept[key]["kept_off"][...]
+            for step, row in enumerate(range(PROMPT.shape[1], layer.n_tokens)):
+                held = np.union1d(flat[off[step] : off[step + 1]], [row])
+                errors += errors_of(layer, int(head), row, held)
+    assert found == pytest.approx(np.mean(errors), rel=1e-4) and found > 0.1
+
+
+def errors_of(layer, kv_head, row, held):
+    """Relative errors of the query heads of a kv head that attend to the held tokens alone."""
+    found = []
+    for head in range(kv_head * layer.group, (kv_head + 1) * layer.group):
+        outputs = []
+        for tokens in (held, np.arange(row + 1)):
+            logits_of = layer.scaling * layer.k[kv_head, tokens].astype(float) @ layer.q[head, row]
+            weights = np.exp(logits_of - logits_of.max())
+            outputs.append(weights @ layer.v[kv_head, tokens] / weights.sum())
+        mine, exact = outputs
+        found.append(np.linalg.norm(mine - exact) / np.linalg.norm(exact))
+    return found
 
 
 def test_layers_that_share_keys_are_verified_in_all_rows_of_a_long_text(tmp_path, monkeypatch):

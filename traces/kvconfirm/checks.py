@@ -53,7 +53,7 @@ def check_shape(config, trace):
 def check_layers(layers, instance, trace):
     """ConfigError if the results lack one of the layers to compress, or one of its kv heads."""
     held = sorted({layer for layer, _ in instance.cells})
-    missing = [layer for layer in layers if layer not in held]
+    missing = [layer for layer in layers if instance.replayed(layer) not in held]
     if missing:
         raise ConfigError(
             f"{instance.name}: the results hold layers {spans(held)}, not {spans(missing)}: "
@@ -61,7 +61,8 @@ def check_layers(layers, instance, trace):
         )
     for layer in layers:
         caches = trace.caches(instance.prompt, layer)
-        heads = [head for head in range(caches) if (layer, head) not in instance.cells]
+        replayed = instance.replayed(layer)
+        heads = [head for head in range(caches) if (replayed, head) not in instance.cells]
         if heads:
             raise ConfigError(
                 f"{instance.name}: the results lack kv heads {spans(heads)} of layer {layer}: "

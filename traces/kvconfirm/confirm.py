@@ -61,6 +61,7 @@ class Confirmation:
         sizes = trace.shape()
         layers = self._layers(trace, sizes["n_layers"])
         for instance in self.instances:
+            instance.owners = trace.owners(instance.prompt)
             check_layers(layers, instance, trace)
         if args.select == "recorded":
             self._check_kept(layers, trace)

@@ -52,6 +52,8 @@ class OwnRows:
             return None
         if self.trace.is_latent(self.instance.prompt, call.layer):
             raise TraceError(f"layer {call.layer} has latent attention: use --select recorded")
+        if call.layer in self.instance.owners:
+            raise TraceError(f"layer {call.layer} reads the cache of another layer: use --select recorded")
         prefill = self.instance.n_prefill
         decoded = [call.q, call.k[:, -call.q.shape[1] :], call.v[:, -call.q.shape[1] :]]
         rows = [

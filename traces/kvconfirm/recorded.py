@@ -66,14 +66,14 @@ class RecordedRows:
         """(rows, keys, values) of each series, with a column for each state of its tokens."""
         if (series := len(rows.num)) > len(k):
             k, v = (x.repeat_interleave(series // len(x), 0) for x in (k, v))
-        backs = [self.reader.read(layer, *one) for one in zip(k, v, holds, strict=True)]
+        replayed = self.instance.replayed(layer)
+        backs = [self.reader.read(replayed, *one) for one in zip(k, v, holds, strict=True)]
         return with_columns(rows, k, v, backs)
 
     def rows_of(self, layer):
         """(LayerRows of a layer as tensors, tokens in the cache of each of its series)."""
         i = self.instance
-        keys = [key for (at, _), key in sorted(i.cells.items()) if at == layer]
-        lists = _alike([self.kept.lists(key, i.n_prefill, i.n_tokens) for key in keys])
+        lists = _alike([self.kept.lists(key, i.n_prefill, i.n_tokens) for key in i.keys_of(layer)])
         sight = self.trace.sight(i.prompt, layer)
         each = [
             weigh(series, one.kind, i.n_prefill, i.n_tokens, *sight) for one in lists for series in one.series

@@ -33,6 +33,7 @@ class Instance:
     params: str  # resolved parameters in the first layer; some methods resolve them layer by layer
     cells: dict = field(default_factory=dict)  # (layer, kv head) -> key
     failed: list = field(default_factory=list)  # (layer, kv head) of cells without a result
+    owners: dict = field(default_factory=dict)  # layer -> the layer whose keys and values it reads
 
     @property
     def name(self):
@@ -41,6 +42,16 @@ class Instance:
         parts += [f"B={self.budget_tokens}" if self.budget_tokens else ""]
         parts += [f"seed {self.seed}" if self.seed else ""]
         return " ".join(part for part in parts if part)
+
+    def replayed(self, layer):
+        """The layer whose cells say what is in the cache that `layer` reads."""
+        held = any(at == layer for at, _ in self.cells)
+        return layer if held else self.owners.get(layer, layer)
+
+    def keys_of(self, layer):
+        """Keys of the cells of the cache that a layer reads, by kv head."""
+        replayed = self.replayed(layer)
+        return [key for (at, _), key in sorted(self.cells.items()) if at == replayed]
 
     def parameters(self):
         """Resolved parameters of the first layer, as a dict."""

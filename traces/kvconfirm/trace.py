@@ -97,6 +97,11 @@ class Trace:
         """Whether the heads of a layer share latents."""
         return self.layer(prompt_id, layer).latent is not None
 
+    def owners(self, prompt_id):
+        """{layer: the layer whose keys and values it reads}."""
+        found = {layer: self.view.layer(layer, prompt_id).kv_layer for layer in self.layers(prompt_id)}
+        return {layer: owner for layer, owner in found.items() if owner is not None}
+
     def caches(self, prompt_id, layer):
         """Number of kv heads that the results of a layer have."""
         return self.layer(prompt_id, layer).n_kv_heads

@@ -57,7 +57,7 @@ class Witness:
         return out
 
     def _compare(self, found):
-        keys = [key for (layer, _), key in sorted(self.instance.cells.items()) if layer == self.layer]
+        keys = self.instance.keys_of(self.layer)
         group = len(found) // len(keys)
         worst = []
         for head, key in enumerate(keys):

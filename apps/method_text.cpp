@@ -231,11 +231,15 @@ std::string rotation_text(const RowFormatEntry& format) {
   return format.info.default_rotate == RowRotation::hadamard_signed ? "hadamard_signed by default" : "";
 }
 
+// Bytes of a token of DeepSeek V2 and V3.
+double latent_bytes(const RowFormat& format) { return row_bytes(format, 512 + 64, 0, 2); }
+
 Lines facts(const RowFormatEntry& format) {
   const RowFormat f = both(format);
   const int64_t fixed = static_bytes(f, 64, 64);
-  const std::string bytes = format.which == 0
-                                ? ""
+  const std::string bytes = format.which == 0 ? ""
+                            : format.info.of_latents
+                                ? fmt::format("{} for a latent of 512 numbers and 64 rotated ones", latent_bytes(f))
                                 : fmt::format("{} for a key and a value of 64 numbers, {} of 128{}",
                                               row_bytes_text(format, 64), row_bytes_text(format, 128),
                                               fixed > 0 ? fmt::format(", and {} once for a kv head of 64", fixed) : "");
@@ -245,6 +249,7 @@ Lines facts(const RowFormatEntry& format) {
       {"bytes", bytes},
       {"rotation", rotation_text(format)},
       {"keys", format.info.keys_pre_rope ? "pre_rope by default" : ""},
+      {"rows", format.info.of_latents ? "of latent attention only" : ""},
       {"widths", format.info.multiple_of > 1 ? fmt::format("multiples of {}", format.info.multiple_of) : ""},
       {"constants", is_calibrated(f) ? "from the prompt, once for each kv head" : ""},
       {"coded", format.info.by_block ? "several rows together" : ""},
@@ -259,6 +264,7 @@ Lines facts(const RowFormatEntry& format) {
 
 std::string row_bytes_text(const RowFormatEntry& format, int32_t width) {
   if (format.which == 0) return "as the trace";
+  if (format.info.of_latents) return "–";
   const double bytes = row_bytes(both(format), width, width, 2);
   return bytes == double(int64_t(bytes)) ? std::to_string(int64_t(bytes)) : fmt::format("{:.1f}", bytes);
 }
@@ -276,9 +282,11 @@ std::string format_json(const RowFormatEntry& format) {
               {"multiple_of", info.multiple_of},
               {"coded_in_blocks", info.by_block},
               {"calibrated", is_calibrated(f)},
+              {"of_latents", info.of_latents},
               {"own_rotation", format.own_rotation},
               {"parameters", parameters}};
-  if (format.which > 0) all["bytes_64"] = row_bytes(f, 64, 64, 2), all["bytes_128"] = row_bytes(f, 128, 128, 2);
+  if (info.of_latents) all["bytes_latent"] = latent_bytes(f);
+  else if (format.which > 0) all["bytes_64"] = row_bytes(f, 64, 64, 2), all["bytes_128"] = row_bytes(f, 128, 128, 2);
   return all.dump(2);
 }
 

@@ -15,7 +15,9 @@ mkdir -p $out
 trap '[ $? -eq 0 ] || tail -n 5 $log >&2' EXIT
 # They need statistics of another recording, a parameter, or lists from a file.
 needing=(external fastgen finch kvzip kvzip_plus lookahead_q subgen_stream)
-names() { kvreplay list "$1" --json | "$python" -c "import json, sys; print(*(each['name'] for each in json.load(sys.stdin)))"; }
+names() { kvreplay list "$1" --json | "$python" -c "
+import json, sys
+print(*(each['name'] for each in json.load(sys.stdin) if not each.get('of_latents')))"; }
 all=$(names methods)
 methods=
 for name in $all; do [[ " ${needing[*]} " == *" $name "* ]] || methods+=${methods:+,}$name; done

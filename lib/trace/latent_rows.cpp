@@ -65,16 +65,6 @@ void read_latent_shapes(const h5::Node& node, const std::string& source_dtype, L
   read_up_k(node, q, layer);
 }
 
-void join_rows(const LatentInfo& shape, std::span<const float> rope, std::span<const float> latent,
-               std::span<float> into) {
-  const auto r = static_cast<size_t>(shape.rope), c = static_cast<size_t>(shape.width);
-  for (size_t row = 0; row < into.size() / (r + c); ++row) {
-    const auto to = into.begin() + static_cast<int64_t>(row * (r + c));
-    std::ranges::copy(rope.subspan(row * r, r), to);
-    std::ranges::copy(latent.subspan(row * c, c), to + static_cast<int64_t>(r));
-  }
-}
-
 void project_rows(const LatentInfo& shape, std::span<const float> stored, std::span<const float> up_k,
                   std::span<float> into) {
   const auto r = static_cast<size_t>(shape.rope), c = static_cast<size_t>(shape.width),
@@ -94,6 +84,28 @@ void project_rows(const LatentInfo& shape, std::span<const float> stored, std::s
       for (size_t i = 0; i < c; ++i) sums[i] += static_cast<double>(from[j]) * columns[j * c + i];
     std::ranges::transform(sums, to.begin() + static_cast<int64_t>(r), [](double x) { return static_cast<float>(x); });
   }
+}
+
+void read_latent_keys(const LayerInfo& layer, const OpenByName& open, int64_t count, std::span<float> into) {
+  const auto r = static_cast<size_t>(layer.latent.rope), c = static_cast<size_t>(layer.latent.width),
+             n = static_cast<size_t>(count);
+  std::vector<float> rope(n * r), latent(n * c);
+  read_rows(open("rope_k"), 0, 0, count, rope, "token");
+  read_rows(open("latent"), 0, 0, count, latent, "token");
+  for (size_t row = 0; row < n; ++row) {
+    const auto to = into.begin() + static_cast<int64_t>(row * (r + c));
+    std::ranges::copy(std::span(rope).subspan(row * r, r), to);
+    std::ranges::copy(std::span(latent).subspan(row * c, c), to + static_cast<int64_t>(r));
+  }
+}
+
+void read_latent_queries(const LayerInfo& layer, const OpenByName& open, const QueryRows& rows, std::span<float> into) {
+  const LatentInfo& shape = layer.latent;
+  std::vector<float> stored(static_cast<size_t>(rows.count * layer.query_width())),
+      up_k(static_cast<size_t>(shape.width) * static_cast<size_t>(shape.key));
+  read_rows(open(rows.name), rows.head, rows.first, rows.count, stored, rows.row);
+  if (!up_k.empty()) read_rows(open("up_k"), rows.head, 0, shape.width, up_k, "channel");
+  project_rows(shape, stored, up_k, into);
 }
 
 }  // namespace kvreplay

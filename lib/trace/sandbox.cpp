@@ -13,6 +13,8 @@
 #include <fstream>
 #include <new>
 
+#include "trace/h5_walk.hpp"
+
 namespace kvreplay {
 namespace {
 
@@ -106,6 +108,14 @@ SandboxedRead read_sandboxed(const std::function<void()>& work) {
   const std::string error = child < 0 ? "" : read_all(ends[0]);
   ::close(ends[0]);
   return child < 0 ? SandboxedRead{} : SandboxedRead{crash_of(child), error};
+}
+
+void try_in_child(const std::filesystem::path& path, const std::function<void()>& work) {
+  const SandboxedRead seen = read_sandboxed(work);
+  if (!seen.crash.empty())
+    throw h5::Problem(
+        fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), seen.crash));
+  if (!seen.error.empty()) throw h5::Problem(seen.error);
 }
 
 }  // namespace kvreplay

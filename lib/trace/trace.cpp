@@ -39,15 +39,6 @@ auto reading(const Work& work) {
   }
 }
 
-// Runs `work` in a child process; throws what it threw there.
-void try_in_child(const fs::path& path, const std::function<void()>& work) {
-  const SandboxedRead seen = read_sandboxed(work);
-  if (!seen.crash.empty())
-    throw h5::Problem(
-        fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), seen.crash));
-  if (!seen.error.empty()) throw h5::Problem(seen.error);
-}
-
 // Parts of files that a child process has read: a version of a file, and a prompt in it or "" for its names.
 using Part = std::tuple<dev_t, ino_t, off_t, time_t, long, std::string>;
 std::set<Part>& tried_parts() {  // under the lock
@@ -144,16 +135,8 @@ struct Trace::State {
   std::string open_layer;
   std::map<std::string, Tensor> open_tensors;
 
-  // Queries of a layer, in one of its datasets; row: what messages call a row.
-  struct QuerySource {
-    const std::string& prompt;
-    const LayerInfo& layer;
-    const char *name, *row;
-  };
-
   const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
-  void read_queries(const QuerySource& from, int32_t q_head, int64_t first, int64_t rows, std::span<float> into);
-  void read_latent_keys(const std::string& prompt, const LayerInfo& layer, int64_t count, std::span<float> into);
+  void read_queries(const std::string& prompt, const LayerInfo& layer, const QueryRows& rows, std::span<float> into);
   std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
   std::vector<float> floats(const std::string& path, int64_t count, const char* of) const;
   std::vector<int32_t> ascending_tokens(const std::string& path, const LayerInfo& layer) const;
@@ -171,27 +154,11 @@ const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& l
   return open_tensors.emplace(name, std::move(opened)).first->second;
 }
 
-void Trace::State::read_queries(const QuerySource& from, int32_t q_head, int64_t first, int64_t rows,
+void Trace::State::read_queries(const std::string& prompt, const LayerInfo& layer, const QueryRows& rows,
                                 std::span<float> into) {
-  const LatentInfo& shape = from.layer.latent;
-  const auto read = [&](std::span<float> to) {
-    read_rows(tensor(from.prompt, from.layer, from.name), q_head, first, rows, to, from.row);
-  };
-  if (!from.layer.is_latent()) return read(into);
-  std::vector<float> stored(static_cast<size_t>(rows * from.layer.query_width())),
-      up_k(static_cast<size_t>(shape.width) * static_cast<size_t>(shape.key));
-  read(stored);
-  if (!up_k.empty()) read_rows(tensor(from.prompt, from.layer, "up_k"), q_head, 0, shape.width, up_k, "channel");
-  project_rows(shape, stored, up_k, into);
-}
-
-void Trace::State::read_latent_keys(const std::string& prompt, const LayerInfo& layer, int64_t count,
-                                    std::span<float> into) {
-  const LatentInfo& shape = layer.latent;
-  std::vector<float> rope(static_cast<size_t>(count * shape.rope)), latent(static_cast<size_t>(count * shape.width));
-  read_rows(tensor(prompt, layer, "rope_k"), 0, 0, count, rope, "token");
-  read_rows(tensor(prompt, layer, "latent"), 0, 0, count, latent, "token");
-  join_rows(shape, rope, latent, into);
+  const auto of_layer = [&](const char* name) -> const Tensor& { return tensor(prompt, layer, name); };
+  if (layer.is_latent()) read_latent_queries(layer, of_layer, rows, into);
+  else read_rows(of_layer(rows.name), rows.head, rows.first, rows.count, into, rows.row);
 }
 
 std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low, int64_t high) const {
@@ -247,8 +214,9 @@ void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t k
                       std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   reading([&] {
-    if (info.is_latent()) return state_->read_latent_keys(prompt, info, count, into);
-    read_rows(state_->tensor(prompt, info, "k"), kv_head, 0, count, into, "token");
+    const auto of_layer = [&](const char* name) -> const Tensor& { return state_->tensor(prompt, info, name); };
+    if (info.is_latent()) return read_latent_keys(info, of_layer, count, into);
+    read_rows(of_layer("k"), kv_head, 0, count, into, "token");
   });
 }
 
@@ -263,7 +231,7 @@ void Trace::read_values(const std::string& prompt, int32_t layer_number, int32_t
 void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t first, int64_t rows,
                          std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { state_->read_queries({prompt, info, "q", "query"}, q_head, first, rows, into); });
+  reading([&] { state_->read_queries(prompt, info, {"q", "query", q_head, first, rows}, into); });
 }
 
 void Trace::read_up_values(const std::string& prompt, int32_t layer_number, int32_t q_head,
@@ -364,7 +332,7 @@ void Trace::read_repeat_queries(const std::string& prompt, int32_t layer_number,
                                 std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.repeat_rows == 0) return Tensors::read_repeat_queries(prompt, layer_number, q_head, into);
-  reading([&] { state_->read_queries({prompt, info, "repeat_q", "row"}, q_head, 0, info.repeat_rows, into); });
+  reading([&] { state_->read_queries(prompt, info, {"repeat_q", "row", q_head, 0, info.repeat_rows}, into); });
 }
 
 void Trace::read_repeat_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head,
@@ -391,7 +359,7 @@ void Trace::read_lookahead_queries(const std::string& prompt, int32_t layer_numb
                                    std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.lookahead_rows == 0) return Tensors::read_lookahead_queries(prompt, layer_number, q_head, into);
-  reading([&] { state_->read_queries({prompt, info, "lookahead_q", "row"}, q_head, 0, info.lookahead_rows, into); });
+  reading([&] { state_->read_queries(prompt, info, {"lookahead_q", "row", q_head, 0, info.lookahead_rows}, into); });
 }
 
 void Trace::read_output_weights(const std::string& prompt, int32_t layer_number, int32_t q_head,

@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import kvreplay as kv
 from kvreplay.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,3 +110,8 @@ def replayed(trace, out, *words):
 def published(out):
     """The number of cells on disk: complete lines of the shards."""
     return sum(text.count("\n") for text in (p.read_text() for p in Path(out).glob("shards/*.jsonl")))
+
+
+def formats_of_heads():
+    """Names of the row formats of keys and values; others are of latents."""
+    return [name for name in kv.formats() if not kv.describe(name)["of_latents"]]

@@ -71,11 +71,15 @@ def test_the_rows_equal_those_under_a_mask_or_the_model_is_refused(tmp_path, nam
     architecture = ARCHITECTURES[name]
     model = architecture.build()
     layers = model.config.get_text_config().num_hidden_layers
-    windows = [layer for layer, facts in architecture.layers.items() if facts.window]
+    windows = [layer for layer, facts in architecture.layers.items() if facts.window or facts.chunk]
     if windows or len(architecture.layers) < layers:
         says = refusal(model, tmp_path, lookahead=ROWS)
         assert "so its cache cannot be cut: leave --lookahead out" in says
-        why = "slides a window over its cache" if windows else "never calls the attention interface"
+        why = (
+            "keeps only its window or chunk in the cache"
+            if windows
+            else "never calls the attention interface"
+        )
         assert why in says and says.startswith(f"layer {windows[0] if windows else 0}: ")
         return
     path = recorded(tmp_path / "t.h5", model)

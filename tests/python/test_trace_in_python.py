@@ -177,6 +177,7 @@ def layer_facts(layer: Layer):
         "rope_recorded": layer.rope_recorded,
         "rope_unknown": layer.rope_unknown,
         "kv_layer": layer.kv_layer,
+        "latent": layer.latent,
         "out": layer.out is not None,
         "sinks": layer.sinks is not None,
         "q_pos": layer._facts.has_q_pos,

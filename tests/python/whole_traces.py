@@ -5,6 +5,7 @@ from pathlib import Path
 import h5py
 import kvreplay
 import numpy as np
+from kvreplay_cli import formats_of_heads
 from kvreplay_cli import kvreplay as program
 from program_beside_python import made_layer, run_program
 
@@ -162,7 +163,7 @@ def everything_else(folder):
             {"name": "tova", "phase": "oneshot", "reweight": "uniform"},
             {"name": "adakv", "scorer": {"name": "snapkv", "window": 8, "pool": "avg"}},
         ],
-        "row formats": [{"name": "h2o", "row_format": [row_format_of(name) for name in kvreplay.formats()]}],
+        "row formats": [{"name": "h2o", "row_format": [row_format_of(name) for name in formats_of_heads()]}],
     }
 
 

@@ -57,7 +57,7 @@ class PromptCapture:
         self.modules = {}
         self.sinks = {}
         self.latents = {}
-        self.out_rows = None  # of the last attention call
+        self.out_rows = None  # outputs [Hq, n, Dv] of the attention call in work
         self.taps = []
         self.of_gradient = {}
         self.gradient_rows = None

@@ -66,7 +66,7 @@ def require_cuttable(model, cache, seen):
         if not name:
             why = "it never calls the attention interface, as recurrent layers do not"
         elif window or getattr(rows, "is_sliding", False):
-            why = f"{name} slides a window over its cache"
+            why = f"{name} keeps only its window or chunk in the cache"
         elif getattr(rows, "keys", None) is None:
             why = f"{name} reads the cache of another layer"
         elif type(rows) is not DynamicLayer:

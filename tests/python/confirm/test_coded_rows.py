@@ -2,12 +2,12 @@
 
 import json
 
-import kvreplay as kv
 import pytest
 
 pytest.importorskip("torch")
 
 from confirm_fixture import confirm, record, replay, rows, saved, tiny_llama
+from kvreplay_cli import formats_of_heads
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
 
@@ -44,7 +44,7 @@ def wide(tmp_path_factory):
 
 
 def test_the_model_follows_every_format(wide, tmp_path):
-    formats = [SMALLER.get(name, name) for name in kv.formats()] + COMPOSED
+    formats = [SMALLER.get(name, name) for name in formats_of_heads()] + COMPOSED
     out = replay(wide[1], tmp_path / "out", [{"name": "h2o", "row_format": one} for one in formats])
     assert confirm(out, wide[0], "--trace", wide[1], "--verify", "--draws", 1) == 0
     meta = json.loads((out / "confirm.meta.json").read_text())

@@ -273,7 +273,7 @@ def test_missing_layers_of_results_are_named_with_the_remedy(tiny, tmp_path, cap
 def test_a_layer_that_was_not_recorded_says_how_to_record_it(tiny):
     says = "prompt b has no layer 99, and the whole model runs: record the trace again without --layers"
     with pytest.raises(TraceError, match=says):
-        Trace(tiny[2]).window("b", 99)
+        Trace(tiny[2]).layer("b", 99)
 
 
 def test_all_layers_are_those_with_attention_where_the_trace_holds_them_all(tiny, tmp_path):

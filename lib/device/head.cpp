@@ -28,11 +28,7 @@ int32_t width_of(const HeadStream<float>& stream) {
 }  // namespace
 
 DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portion most)
-    : runtime_(runtime),
-      stream_(stream),
-      most_(most),
-      width_(width_of(stream)),
-      grade_(grade_of(stream)) {
+    : runtime_(runtime), stream_(stream), most_(most), width_(width_of(stream)), grade_(grade_of(stream)) {
   assert(takes(runtime, stream));
   const int64_t rows = int64_t(stream.shape.blocks) * stream.tokens;
   keys_ = DeviceArray<float>(runtime, std::span(stream.keys));

@@ -61,8 +61,8 @@ class HeadDevice {
   virtual std::vector<DevicePolicyRecord> replay(const std::vector<DevicePolicy>& policies, const Asked& asked,
                                                  const Take& take) = 0;
 };
-// Opens a device for the stream, which must live as long as the device; null if the device has no kernels for its heads.
-// Throws DeviceError if its memory is short.
+// Opens a device for the stream, which must live as long as the device; null if the device has no kernels for its
+// heads. Throws DeviceError if its memory is short.
 using OpenHeadDevice = std::function<std::unique_ptr<HeadDevice>(const HeadStream<float>&)>;
 
 }  // namespace kvreplay

@@ -210,7 +210,7 @@ def test_logits_that_are_not_finite_fail_the_instance(tiny, own_copy, monkeypatc
 
 def test_a_nan_in_one_head_fails_the_verification():
     class Same:
-        instance = type("", (), {"cells": {(0, 0): "a", (0, 1): "b"}, "n_prefill": 0})
+        instance = type("", (), {"keys_of": lambda layer: ["a", "b"], "n_prefill": 0})
 
         @staticmethod
         def rows(key):

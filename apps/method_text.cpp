@@ -234,19 +234,22 @@ std::string rotation_text(const RowFormatEntry& format) {
 // Bytes of a token of DeepSeek V2 and V3.
 double latent_bytes(const RowFormat& format) { return row_bytes(format, 512 + 64, 0, 2); }
 
+std::string bytes_text(const RowFormatEntry& format) {
+  const RowFormat f = both(format);
+  if (format.which == 0) return "";
+  if (format.info.of_latents) return fmt::format("{} for a latent of 512 numbers and 64 rotated ones", latent_bytes(f));
+  const int64_t fixed = static_bytes(f, 64, 64);
+  return fmt::format("{} for a key and a value of 64 numbers, {} of 128{}", row_bytes_text(format, 64),
+                     row_bytes_text(format, 128),
+                     fixed > 0 ? fmt::format(", and {} once for a kv head of 64", fixed) : "");
+}
+
 Lines facts(const RowFormatEntry& format) {
   const RowFormat f = both(format);
-  const int64_t fixed = static_bytes(f, 64, 64);
-  const std::string bytes = format.which == 0 ? ""
-                            : format.info.of_latents
-                                ? fmt::format("{} for a latent of 512 numbers and 64 rotated ones", latent_bytes(f))
-                                : fmt::format("{} for a key and a value of 64 numbers, {} of 128{}",
-                                              row_bytes_text(format, 64), row_bytes_text(format, 128),
-                                              fixed > 0 ? fmt::format(", and {} once for a kv head of 64", fixed) : "");
   const Lines all = {
       {"source", format.info.source},
       {"tier", std::to_string(format.info.tier)},
-      {"bytes", bytes},
+      {"bytes", bytes_text(format)},
       {"rotation", rotation_text(format)},
       {"keys", format.info.keys_pre_rope ? "pre_rope by default" : ""},
       {"rows", format.info.of_latents ? "of latent attention only" : ""},

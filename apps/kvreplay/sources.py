@@ -22,7 +22,14 @@ MOST_LAYERS = 1 << 16
 MOST = (65535, 1 << 24, 65536)  # heads, rows and width of a tensor: the engine refuses larger ones
 FINGERPRINT_HEADS, FINGERPRINT_ROWS = 8, 16  # heads hashed per tensor, rows hashed per head
 FACTS = (
-    *("scaling", "sliding_window", "attention_chunk", "softcap", "q_prescaled", "rope", "sinks", "q_pos"),
+    "scaling",
+    "sliding_window",
+    "attention_chunk",
+    "softcap",
+    "q_prescaled",
+    "rope",
+    "sinks",
+    "q_pos",
 )
 
 

@@ -12,6 +12,18 @@
 
 namespace kvreplay {
 
+void refuse_line(const std::string& path, int line, const std::string& text) {
+  throw ConfigError(path + ":" + std::to_string(line) + ": " + text);
+}
+
+std::vector<std::string> lines_of_file(const std::string& path, const char* option) {
+  std::ifstream in(path);
+  if (!in) throw ConfigError(path + ": cannot be read. Is the path in `" + option + "` right?");
+  std::vector<std::string> lines;
+  for (std::string text; std::getline(in, text);) lines.push_back(text);
+  return lines;
+}
+
 namespace {
 
 using nlohmann::json;
@@ -63,10 +75,6 @@ struct Line {
   std::vector<int32_t> values;
 };
 
-[[noreturn]] void refuse(const std::string& path, int line, const std::string& text) {
-  throw ConfigError(path + ":" + std::to_string(line) + ": " + text);
-}
-
 std::vector<int32_t> numbers_of(const std::string& path, int number, const std::string& text) {
   std::vector<int32_t> values;
   for (size_t begin = 0; begin <= text.size();) {
@@ -77,7 +85,7 @@ std::vector<int32_t> numbers_of(const std::string& path, int number, const std::
     const auto read = std::from_chars(text.data() + from, text.data() + to, value);
     const bool sound = from < to && read.ec == std::errc{} && read.ptr == text.data() + to;
     if (!sound || value < 0 || value > int64_t(kManyTokens))
-      refuse(path, number, "every field must be a whole number of tokens, as in layer,kv_head,tokens");
+      refuse_line(path, number, "every field must be a whole number of tokens, as in layer,kv_head,tokens");
     values.push_back(int32_t(value));
     begin = end + 1;
   }
@@ -85,12 +93,10 @@ std::vector<int32_t> numbers_of(const std::string& path, int number, const std::
 }
 
 std::vector<Line> read(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) throw ConfigError(path + ": cannot be read. Is the path in `allocator` right?");
   std::vector<Line> lines;
-  std::string text;
-  for (int number = 1; std::getline(in, text); ++number)
-    if (text.find_first_of("0123456789") != std::string::npos)
+  int number = 0;
+  for (const std::string& text : lines_of_file(path, "allocator"))
+    if (++number; text.find_first_of("0123456789") != std::string::npos)
       lines.push_back({number, numbers_of(path, number, text)});
   return lines;
 }
@@ -106,10 +112,10 @@ int32_t tokens_in_file(const std::string& path, int32_t layer, int32_t kv_head, 
   if (!rows) {
     for (const Line& l : lines)
       if (int32_t(l.values.size()) != kv_heads)
-        refuse(path, l.number,
-               "holds " + std::to_string(l.values.size()) + " numbers: write rows " +
-                   "layer,kv_head,tokens, or a table with a column for each of the " + std::to_string(kv_heads) +
-                   " kv heads");
+        refuse_line(path, l.number,
+                    "holds " + std::to_string(l.values.size()) + " numbers: write rows " +
+                        "layer,kv_head,tokens, or a table with a column for each of the " + std::to_string(kv_heads) +
+                        " kv heads");
     if (layer < int32_t(lines.size())) return lines[size_t(layer)].values[size_t(kv_head)];
   }
   const auto found = std::find_if(lines.begin(), lines.end(), [&](const Line& l) {

@@ -7,6 +7,11 @@
 
 namespace kvreplay {
 
+// Throws ConfigError "PATH:LINE: text".
+[[noreturn]] void refuse_line(const std::string& path, int line, const std::string& text);
+// All lines of the file that an option names. Throws ConfigError if it cannot be read.
+std::vector<std::string> lines_of_file(const std::string& path, const char* option);
+
 // Reads the importance of kv heads from a JSON object as HeadKV and Retrieval_Head publish them: {"LAYER-HEAD": score}
 // for every query head. A list of scores stands for its mean. A kv head's importance is the sum over the `group` query
 // heads that share it. Throws ConfigError that names file and head.

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 
+#include "allocation/allocator_files.hpp"
 #include "allocation/learned_budgets.hpp"
 #include "allocation/shared_budgets.hpp"
 #include "base/errors.hpp"
@@ -23,17 +23,13 @@ struct GatesOfLayer {
   std::vector<double> gates;
 };
 
-[[noreturn]] void refuse_gates(const std::string& path, int line, const std::string& text) {
-  throw ConfigError(path + ":" + std::to_string(line) + ": " + text);
-}
-
 double gate_in(const std::string& field, const std::string& path, int line) {
   double gate = 0;
   const auto read = std::from_chars(field.data(), field.data() + field.size(), gate);
   if (read.ec != std::errc{} || read.ptr != field.data() + field.size())
-    refuse_gates(path, line, "\"" + field + "\" is not a number: write the gate of each kv head, from 0 to 1");
+    refuse_line(path, line, "\"" + field + "\" is not a number: write the gate of each kv head, from 0 to 1");
   if (!(gate >= -kBeyond && gate <= 1 + kBeyond))
-    refuse_gates(path, line, field + " is not a gate: write a number from 0 to 1 for each kv head");
+    refuse_line(path, line, field + " is not a gate: write a number from 0 to 1 for each kv head");
   return std::clamp(gate, 0.0, 1.0);  // as published
 }
 
@@ -49,12 +45,10 @@ std::vector<double> gates_in(const std::string& text, const std::string& path, i
 }
 
 std::vector<GatesOfLayer> read_gates(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) throw ConfigError(path + ": cannot be read. Is the path in `gates` right?");
   std::vector<GatesOfLayer> layers;
-  std::string text;
-  for (int line = 1; std::getline(in, text); ++line)
-    if (const std::vector<double> gates = gates_in(text, path, line); !gates.empty()) layers.push_back({line, gates});
+  int line = 0;
+  for (const std::string& text : lines_of_file(path, "gates"))
+    if (const std::vector<double> gates = gates_in(text, path, ++line); !gates.empty()) layers.push_back({line, gates});
   return layers;
 }
 
@@ -69,9 +63,9 @@ void check_shape(const std::vector<GatesOfLayer>& file, const std::string& path,
     const auto held = std::find_if(layers.begin(), layers.end(), [&](const Place& l) { return size_t(l.layer) == i; });
     const size_t wanted = held != layers.end() ? size_t(held->kv_head) : file.front().gates.size();
     if (file[i].gates.size() != wanted)
-      refuse_gates(path, file[i].line,
-                   "holds " + std::to_string(file[i].gates.size()) + " gates, and layer " + std::to_string(i) +
-                       " has " + std::to_string(wanted) + " kv heads: take the file of this model");
+      refuse_line(path, file[i].line,
+                  "holds " + std::to_string(file[i].gates.size()) + " gates, and layer " + std::to_string(i) + " has " +
+                      std::to_string(wanted) + " kv heads: take the file of this model");
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <Eigen/Eigenvalues>
 #include <Eigen/QR>
+#include <algorithm>
+#include <iterator>
 
 namespace kvreplay {
 namespace {
@@ -25,6 +27,21 @@ Eigen::MatrixXd by_columns(std::span<const double> matrix, int32_t n) {
 }
 
 }  // namespace
+
+std::vector<float> product_of(std::span<const float> a, std::span<const float> b, size_t inner) {
+  const size_t n = b.size() / inner;
+  std::vector<float> product;
+  product.reserve(a.size() / inner * n);
+  std::vector<double> sums(n);
+  for (size_t row = 0; row < a.size(); row += inner) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (size_t j = 0; j < inner; ++j)
+      for (size_t i = 0; i < n; ++i) sums[i] += static_cast<double>(a[row + j]) * static_cast<double>(b[j * n + i]);
+    std::transform(sums.begin(), sums.end(), std::back_inserter(product),
+                   [](double x) { return static_cast<float>(x); });
+  }
+  return product;
+}
 
 std::vector<double> orthogonal_factor(const std::vector<double>& matrix, int32_t n) {
   const Eigen::HouseholderQR<Matrix> qr(Eigen::Map<const Matrix>(matrix.data(), n, n));

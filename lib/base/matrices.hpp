@@ -7,6 +7,9 @@
 
 namespace kvreplay {
 
+// a [m, inner] * b [inner, n], in double precision.
+std::vector<float> product_of(std::span<const float> a, std::span<const float> b, size_t inner);
+
 // Q of a matrix [n, n] = Q R, where R has a positive diagonal.
 std::vector<double> orthogonal_factor(const std::vector<double>& matrix, int32_t n);
 

@@ -253,13 +253,9 @@ Refusal hadamard_refusal(const PartFormat& f, const char* of, int32_t width, con
           .remedy = hadamard_remedy(f, width, words)};
 }
 
-Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, bool is_latent, const Wording& words) {
+Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, const Wording& words) {
   const RowFormatEntry& entry = entry_of(f);
   const char* of = part == RowPart::key ? "keys" : "values";
-  if (entry.info.of_latents && !is_latent)
-    return {
-        .rule = fmt::format("{} stores rows of latent attention, and the layer has keys and values", entry.info.name),
-        .remedy = "take another format, such as fp8_e4m3"};
   if (!f.is_source() && width > kMostWidth)
     return {.rule =
                 fmt::format("{} of {} numbers are more than the {} that a row format codes", of, width, kMostWidth)};
@@ -271,6 +267,15 @@ Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, bool is_l
   const bool hadamard = rotation == RowRotation::hadamard || rotation == RowRotation::hadamard_signed;
   const int32_t block = rotate_block_of(f, width);
   if (hadamard && (block < 2 || width % block != 0)) return hadamard_refusal(f, of, width, words);
+  return {};
+}
+
+// For a layer with keys and values.
+Refusal heads_refusal(const RowFormat& format) {
+  for (const PartFormat& part : {format.key, format.value})
+    if (const FormatInfo& info = entry_of(part).info; info.of_latents)
+      return {.rule = fmt::format("{} stores rows of latent attention, and the layer has keys and values", info.name),
+              .remedy = "take another format, such as fp8_e4m3"};
   return {};
 }
 
@@ -304,9 +309,10 @@ Refusal storage_refusal(const RowFormat& format, const LayerInfo& layer, int32_t
       return {.rule = fmt::format("skip_layers names layer {}, and the model has {}", skipped, n_layers)};
   const RowFormat here = at_layer(format, layer.layer, n_layers);
   for (const Refusal& refusal :
-       std::array{part_refusal(here.key, RowPart::key, layer.head_dim, layer.is_latent(), words),
+       std::array{layer.is_latent() ? Refusal{} : heads_refusal(here),
+                  part_refusal(here.key, RowPart::key, layer.head_dim, words),
                   layer.is_latent() ? latent_refusal(here, layer, words)
-                                    : part_refusal(here.value, RowPart::value, layer.v_head_dim, false, words)})
+                                    : part_refusal(here.value, RowPart::value, layer.v_head_dim, words)})
     if (!refusal.empty()) return refusal;
   if (is_calibrated(here) && prompt_streams)
     return {.rule = "the row format takes its constants from the whole prompt, which does not come in one call",

@@ -54,14 +54,15 @@ class RuntimePool {
 
 // A runtime of a pool; it returns to the pool with the handle.
 class PoolHandle {
- protected:
+ public:
   explicit PoolHandle(std::shared_ptr<RuntimePool> pool) : pool_(std::move(pool)), runtime_(pool_->take()) {}
   ~PoolHandle() {
+    if (runtime_ == nullptr) return;  // moved
     runtime_->forget();
     pool_->give_back(std::move(runtime_));
   }
-  PoolHandle(const PoolHandle&) = delete;
-  PoolHandle& operator=(const PoolHandle&) = delete;
+  PoolHandle(PoolHandle&&) = default;
+  PoolHandle& operator=(PoolHandle&&) = delete;
   Runtime& runtime() { return *runtime_; }
 
  private:
@@ -71,16 +72,9 @@ class PoolHandle {
 // The order of the base classes matters: the head's memory is released before the runtime.
 class PooledHead final : PoolHandle, public DeviceHead {
  public:
-  PooledHead(std::shared_ptr<RuntimePool> pool, const HeadStream<float>& stream, Portion most)
-      : PoolHandle(std::move(pool)), DeviceHead(runtime(), stream, most) {}
+  PooledHead(PoolHandle handle, const HeadStream<float>& stream, Grade grade, Portion most)
+      : PoolHandle(std::move(handle)), DeviceHead(runtime(), stream, grade, most) {}
 };
-
-bool takes(RuntimePool& pool, const HeadStream<float>& stream) {
-  std::unique_ptr<Runtime> runtime = pool.take();
-  const bool taken = DeviceHead::takes(*runtime, stream);
-  pool.give_back(std::move(runtime));
-  return taken;
-}
 
 Open opener(const std::string& name) {
   const std::string full = full_name(name);
@@ -116,7 +110,11 @@ OpenHeadDevice open_device(const std::string& name) { return open_heads(opener(n
 
 OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open, Portion most) {
   return [pool = std::make_shared<RuntimePool>(std::move(open)), most](const HeadStream<float>& stream) {
-    return takes(*pool, stream) ? std::make_unique<PooledHead>(pool, stream, most) : std::unique_ptr<HeadDevice>();
+    PoolHandle handle(pool);
+    const std::optional<Grade> grade = DeviceHead::grade_for(handle.runtime(), stream);
+    std::unique_ptr<HeadDevice> head;
+    if (grade) head = std::make_unique<PooledHead>(std::move(handle), stream, *grade, most);
+    return head;
   };
 }
 

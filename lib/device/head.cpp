@@ -1,7 +1,6 @@
 #include "device/head.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <numeric>
 
 #include "device/kernels_of.hpp"
@@ -18,7 +17,6 @@ bool all_bf16(const std::vector<float>& numbers) {
 bool is_bf16(const HeadStream<float>& stream) {
   return stream.stored_bytes == 2 && all_bf16(stream.keys) && all_bf16(stream.values) && all_bf16(stream.queries);
 }
-Grade grade_of(const HeadStream<float>& stream) { return is_bf16(stream) ? Grade::recorded : Grade::single; }
 
 // Width of the kernels for the stream's heads; 0: there are none.
 int32_t width_of(const HeadStream<float>& stream) {
@@ -27,9 +25,8 @@ int32_t width_of(const HeadStream<float>& stream) {
 
 }  // namespace
 
-DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portion most)
-    : runtime_(runtime), stream_(stream), most_(most), width_(width_of(stream)), grade_(grade_of(stream)) {
-  assert(takes(runtime, stream));
+DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Grade grade, Portion most)
+    : runtime_(runtime), stream_(stream), most_(most), width_(width_of(stream)), grade_(grade) {
   const int64_t rows = int64_t(stream.shape.blocks) * stream.tokens;
   keys_ = DeviceArray<float>(runtime, std::span(stream.keys));
   key_planes_ = pack(keys_, rows, stream.shape.dim);
@@ -39,10 +36,11 @@ DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portio
   runtime.wait();  // `values` is freed next
 }
 
-bool DeviceHead::takes(const Runtime& runtime, const HeadStream<float>& stream) {
+std::optional<Grade> DeviceHead::grade_for(const Runtime& runtime, const HeadStream<float>& stream) {
   const int32_t width = width_of(stream);
-  return width > 0 && !stream.shape.value_in_key &&
-         shared_bytes_needed(width, grade_of(stream)) <= runtime.most_shared_bytes();
+  if (width == 0 || stream.shape.value_in_key) return std::nullopt;
+  const Grade grade = is_bf16(stream) ? Grade::recorded : Grade::single;
+  return shared_bytes_needed(width, grade) <= runtime.most_shared_bytes() ? std::optional(grade) : std::nullopt;
 }
 
 auto DeviceHead::pack(const DeviceArray<float>& numbers, int64_t rows, int32_t dim) -> Planes {

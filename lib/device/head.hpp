@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "device/key_lists.hpp"
@@ -22,10 +23,11 @@ struct Portion {
 // methods that take it in one call) keeps all queries of the prompt there.
 class DeviceHead : public HeadDevice {
  public:
-  // Whether the device has kernels for the stream's heads, and a block of it enough shared memory for them.
-  static bool takes(const Runtime& runtime, const HeadStream<float>& stream);
-  // Only for a stream that it takes. Throws DeviceError if memory is short.
-  DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portion most = {});
+  // The grade of the kernels for the stream's heads; nullopt if the device has none, or its blocks lack the shared
+  // memory for them.
+  static std::optional<Grade> grade_for(const Runtime& runtime, const HeadStream<float>& stream);
+  // grade: from grade_for(). Throws DeviceError if memory is short.
+  DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Grade grade, Portion most = {});
   std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) override;
   std::vector<double> future_sums(const std::vector<int32_t>& rows) override;
   void evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) override;

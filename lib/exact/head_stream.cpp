@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/errors.hpp"
+#include "base/matrices.hpp"
 #include "exact/row_scores.hpp"
 
 namespace kvreplay {
@@ -152,31 +153,20 @@ void load_up_values(const Tensors& trace, const HeadRequest& request, const Laye
     });
 }
 
-// Weights [out_dim, width] of a query head's output -> weights [v_dim, width] of its sum over latents.
-template <class Real>
-std::vector<float> behind_latent(const HeadStream<Real>& stream, int32_t head, std::span<const float> weights) {
-  const size_t v_dim = size_t(stream.shape.v_dim), out = size_t(stream.out_dim()), width = weights.size() / out;
-  std::vector<float> product(v_dim * width);
-  std::vector<double> sums(width);
-  const Real* up = stream.up_values.data() + size_t(head) * v_dim * out;
-  for (size_t c = 0; c < v_dim; ++c, up += out) {
-    std::fill(sums.begin(), sums.end(), 0.0);
-    for (size_t o = 0; o < out; ++o)
-      for (size_t i = 0; i < width; ++i) sums[i] += double(up[o]) * double(weights[o * width + i]);
-    std::transform(sums.begin(), sums.end(), product.begin() + int64_t(c * width), [](double x) { return float(x); });
-  }
-  return product;
-}
-
 template <class Real>
 void load_output_norms(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                        HeadStream<Real>& stream) {
   const QueryHeads heads = QueryHeads::of(layer, request);
   std::vector<float> weights(size_t(layer.out_dim()) * size_t(layer.output_width));
+  std::vector<float> up(layer.is_latent() ? size_t(layer.v_head_dim) * size_t(layer.out_dim()) : 0);
   for (int32_t h = 0; h < heads.count; ++h) {
     trace.read_output_weights(request.place.prompt, request.place.layer, heads.first + h, weights);
-    if (layer.is_latent()) add_output_norms(stream, behind_latent(stream, h, weights));
-    else add_output_norms(stream, weights);
+    if (layer.is_latent()) {  // values are latents, which the head projects first
+      trace.read_up_values(request.place.prompt, request.place.layer, heads.first + h, up);
+      add_output_norms(stream, product_of(up, weights, size_t(layer.out_dim())));
+    } else {
+      add_output_norms(stream, weights);
+    }
   }
 }
 

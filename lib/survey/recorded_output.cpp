@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/matrices.hpp"
 #include "survey/usual_mistakes.hpp"
 #include "trace/trace_info.hpp"
 
@@ -201,17 +202,9 @@ class KvHead {
   // Values of a query head that reads latents, [tokens, out_dim].
   std::vector<float> values_of(int32_t q_head) const {
     const auto out = static_cast<size_t>(layer_.out_dim()), width = static_cast<size_t>(layer_.v_head_dim);
-    std::vector<float> up(width * out), values;
+    std::vector<float> up(width * out);
     trace_.read_up_values(prompt_, layer_.layer, q_head, up);
-    std::vector<double> sums(out);
-    for (size_t token = 0; token < static_cast<size_t>(layer_.tokens); ++token) {
-      std::ranges::fill(sums, 0.0);
-      for (size_t c = 0; c < width; ++c)
-        for (size_t i = 0; i < out; ++i)
-          sums[i] += static_cast<double>(values_[token * width + c]) * static_cast<double>(up[c * out + i]);
-      values.insert(values.end(), sums.begin(), sums.end());
-    }
-    return values;
+    return product_of(values_, up, width);
   }
 
   const Trace& trace_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/matrices.hpp"
 #include "trace/shape_checks.hpp"
 #include "trace/tensor_read.hpp"
 #include "trace/trace_metadata.hpp"
@@ -65,38 +66,48 @@ void read_latent_shapes(const h5::Node& node, const std::string& source_dtype, L
   read_up_k(node, q, layer);
 }
 
+namespace {
+
+// rope [n, rope] and latent [n, width] -> [n, rope + width].
+void join_rows(const LatentInfo& shape, std::span<const float> rope, std::span<const float> latent,
+               std::span<float> into) {
+  const auto r = static_cast<size_t>(shape.rope), c = static_cast<size_t>(shape.width);
+  for (size_t row = 0; row < into.size() / (r + c); ++row) {
+    const auto to = into.begin() + static_cast<int64_t>(row * (r + c));
+    std::ranges::copy(rope.subspan(row * r, r), to);
+    std::ranges::copy(latent.subspan(row * c, c), to + static_cast<int64_t>(r));
+  }
+}
+
+std::vector<float> transposed(std::span<const float> matrix, size_t columns) {
+  const size_t rows = matrix.size() / columns;
+  std::vector<float> turned(matrix.size());
+  for (size_t i = 0; i < matrix.size(); ++i) turned[i % columns * rows + i / columns] = matrix[i];
+  return turned;
+}
+
+}  // namespace
+
 void project_rows(const LatentInfo& shape, std::span<const float> stored, std::span<const float> up_k,
                   std::span<float> into) {
   const auto r = static_cast<size_t>(shape.rope), c = static_cast<size_t>(shape.width),
              key = up_k.empty() ? c : static_cast<size_t>(shape.key);
-  std::vector<double> sums(c), columns(up_k.size());  // columns: up_k transposed, so that sums run over neighbours
-  for (size_t i = 0; i < up_k.size(); ++i) columns[i % key * c + i / key] = static_cast<double>(up_k[i]);
-  for (size_t row = 0; row < into.size() / (r + c); ++row) {
-    const std::span<const float> from = stored.subspan(row * (key + r), key + r);
-    const std::span<float> to = into.subspan(row * (r + c), r + c);
-    std::ranges::copy(from.last(r), to.begin());
-    if (up_k.empty()) {
-      std::ranges::copy(from.first(c), to.begin() + static_cast<int64_t>(r));
-      continue;
-    }
-    std::ranges::fill(sums, 0.0);
-    for (size_t j = 0; j < key; ++j)
-      for (size_t i = 0; i < c; ++i) sums[i] += static_cast<double>(from[j]) * columns[j * c + i];
-    std::ranges::transform(sums, to.begin() + static_cast<int64_t>(r), [](double x) { return static_cast<float>(x); });
+  std::vector<float> front, rope;
+  for (size_t at = 0; at < stored.size(); at += key + r) {
+    const std::span<const float> row = stored.subspan(at, key + r);
+    front.insert(front.end(), row.begin(), row.begin() + static_cast<int64_t>(key));
+    rope.insert(rope.end(), row.end() - static_cast<int64_t>(r), row.end());
   }
+  if (!up_k.empty()) front = product_of(front, transposed(up_k, key), key);
+  join_rows(shape, rope, front, into);
 }
 
 void read_latent_keys(const LayerInfo& layer, const OpenByName& open, int64_t count, std::span<float> into) {
-  const auto r = static_cast<size_t>(layer.latent.rope), c = static_cast<size_t>(layer.latent.width),
-             n = static_cast<size_t>(count);
-  std::vector<float> rope(n * r), latent(n * c);
+  std::vector<float> rope(static_cast<size_t>(count * layer.latent.rope)),
+      latent(static_cast<size_t>(count * layer.latent.width));
   read_rows(open("rope_k"), 0, 0, count, rope, "token");
   read_rows(open("latent"), 0, 0, count, latent, "token");
-  for (size_t row = 0; row < n; ++row) {
-    const auto to = into.begin() + static_cast<int64_t>(row * (r + c));
-    std::ranges::copy(std::span(rope).subspan(row * r, r), to);
-    std::ranges::copy(std::span(latent).subspan(row * c, c), to + static_cast<int64_t>(r));
-  }
+  join_rows(layer.latent, rope, latent, into);
 }
 
 void read_latent_queries(const LayerInfo& layer, const OpenByName& open, const QueryRows& rows, std::span<float> into) {

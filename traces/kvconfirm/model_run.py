@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 from kvbase.errors import TraceError
-from kvrecord.hook import NamedAttention, layer_of
-from kvrecord.latent import Latent, LatentTaps
+from kvrecord.hook import CachedRowsAttention, layer_of
+from kvrecord.latent import Latent
 
 from .attention import LogitRule
 
@@ -38,7 +38,7 @@ class LayerCall:
         return self.own(mask.to(self.q.dtype).repeat_interleave(groups, dim=1), *own)[0][0].transpose(0, 1)
 
 
-class SwitchedAttention(NamedAttention):
+class SwitchedAttention(CachedRowsAttention):
     """Calls `way(LayerCall)` in each layer and uses its output. The model's attention is used if `way` is
     None or returns None.
 
@@ -50,16 +50,6 @@ class SwitchedAttention(NamedAttention):
         super().__init__(model)
         self.way = None
         self.disturb = None
-        self.latents = LatentTaps(model)
-
-    def __enter__(self):
-        entered = super().__enter__()
-        self.latents.listen()
-        return entered
-
-    def __exit__(self, *failure):
-        self.latents.remove()
-        super().__exit__(*failure)
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         def own_under(mask, k=key, v=value):

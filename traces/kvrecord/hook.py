@@ -148,14 +148,12 @@ def only_row(n_rows):
     return [(0, slice(None))]
 
 
-class AttentionHook(NamedAttention):
-    """While entered, calls `on_call(AttentionCall)` after every attention call of `model`, once for each row
-    of the batch that has tokens. tokens_in(n_rows): [(row, columns of its tokens)] of the pass in work."""
+class CachedRowsAttention(NamedAttention):
+    """A NamedAttention that also knows what the cache holds where that is not the keys and values of the
+    call: while entered, `latents` notes it."""
 
-    def __init__(self, model, on_call, tokens_in=only_row):
+    def __init__(self, model):
         super().__init__(model)
-        self.on_call = on_call
-        self.tokens_in = tokens_in
         self.latents = LatentTaps(model)
 
     def __enter__(self):
@@ -166,6 +164,16 @@ class AttentionHook(NamedAttention):
     def __exit__(self, *failure):
         self.latents.remove()
         super().__exit__(*failure)
+
+
+class AttentionHook(CachedRowsAttention):
+    """While entered, calls `on_call(AttentionCall)` after every attention call of `model`, once for each row
+    of the batch that has tokens. tokens_in(n_rows): [(row, columns of its tokens)] of the pass in work."""
+
+    def __init__(self, model, on_call, tokens_in=only_row):
+        super().__init__(model)
+        self.on_call = on_call
+        self.tokens_in = tokens_in
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         output = own(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from .trace import Trace
 
-# How numpy holds the engine's types; it has no bfloat16.
 # With latent attention; q, rope_k and up_k as recorded.
 LATENT_TENSORS = ("q", "latent", "rope_k", "up_k", "up_v", "out")
+# How numpy holds the engine's types; it has no bfloat16.
 NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 

@@ -16,7 +16,7 @@ class ExactRows final : DeviceHead {
  public:
   // The rows of all tokens after the prompt that have a query.
   ExactRows(Runtime& runtime, const HeadStream<float>& stream)
-      : DeviceHead(runtime, stream),
+      : DeviceHead(runtime, stream, grade_for(runtime, stream).value()),
         queue_(runtime),
         rows_(load_rows(rows_of(stream))),
         lists_({}, rows_.tokens, stream.prompt, stream.shape.heads),

@@ -10,7 +10,7 @@ using namespace kvreplay::test;
 
 namespace {
 
-constexpr int32_t kBudgets[] = {24, 31, 52, 200};
+constexpr int32_t kDeviceBudgets[] = {24, 31, 52, 200};
 
 // Parameters that small budgets need, and `params`.
 nlohmann::json with_test_defaults(const char* method, const nlohmann::json& params) {
@@ -58,7 +58,7 @@ TEST_CASE("a device agrees with the CPU, for every method at several budgets", "
   std::vector<Cell> cells;
   for (const auto& v : variants()) {
     const size_t instance = cells.size();
-    for (const int32_t budget : kBudgets)
+    for (const int32_t budget : kDeviceBudgets)
       cells.push_back(changed(cell_of(v, budget, s), [&](kvreplay::Variant& of) { of.instance = instance; }));
   }
   for (const Look look : {Look::gaussian, Look::sinks, Look::clustered})

@@ -69,34 +69,6 @@ void CacheAccount<Real>::charge(int32_t t) {
 }
 
 template <class Real>
-void CacheAccount<Real>::take_step(int32_t t, const StepRecord& s, bool scored) {
-  const HeadShape shape = state_.cache.shape();
-  const Formatter<Real>& formatter = state_.formatter;
-  const Traits& traits = state_.setup.method.traits();
-  if (t >= state_.stream.prompt) {
-    keeper_.attended(s.attended.rows, formatter.payload_of(shape, s.attended), !traits.chooses);
-    if (traits.chooses && scored) keeper_.read(formatter.payload_of(shape, s.read).bytes);
-  }
-  if (t >= state_.stream.prompt - 1)
-    keeper_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised, formatter.payload_of(shape, s.kept),
-                  formatter.sketch_bytes_of(shape, s.kept), !traits.implied_layout, state_.observes(),
-                  state_.reweighted, t == state_.stream.prompt - 1},
-                 s.extra);
-  if (s.weighs) lists_.reading.partial = true;
-  if (state_.watch.ages) note_ages(t, s.evictions);
-}
-
-template <class Real>
-void CacheAccount<Real>::take_lists(const DevicePolicyRecord::Rows& rows, int32_t from) {
-  const size_t first = size_t(std::max(0, from)), steps = rows.tokens.off.size() - 1;
-  for (size_t i = first; i < (state_.rules.streaming ? steps : std::min(steps, first + 1)); ++i) {
-    const size_t begin = size_t(rows.tokens.off[i]), count = size_t(rows.tokens.off[i + 1]) - begin;
-    const auto part = [&](const auto& of) { return of.empty() ? std::span(of) : std::span(of).subspan(begin, count); };
-    lists_.add(part(rows.tokens.flat), part(rows.num), part(rows.den));
-  }
-}
-
-template <class Real>
 void CacheAccount<Real>::count_attended(int64_t tokens, int64_t rows, double seconds) {
   keeper_.ledger.attended_sum += tokens, keeper_.ledger.attended_rows += rows;
   keeper_.ledger.attend_s += seconds;

@@ -2,7 +2,6 @@
 #include <span>
 
 #include "caches/cache_state.hpp"
-#include "caches/device_policy.hpp"
 #include "caches/ledger.hpp"
 
 namespace kvreplay {
@@ -19,10 +18,6 @@ class CacheAccount {
   // Call when S_t is complete, after the prompt and after every step: checks it, codes due rows and charges it. Throws
   // ReplayError.
   void close_step(int32_t t);
-  // Accounts for step t from a device's record. scored: the step has a scored row.
-  void take_step(int32_t t, const StepRecord& step, bool scored);
-  // Lists every S_t of a device's record from step `from` on, or only that one if the cache was cut once.
-  void take_lists(const DevicePolicyRecord::Rows& rows, int32_t from);
   void count_attended(int64_t tokens, int64_t rows, double seconds);
   void count_read(std::span<const uint8_t> read);  // for query-time methods, in a step
   void add_selection_seconds(double seconds) { keeper_.ledger.select_s += seconds; }

@@ -1,13 +1,13 @@
 #pragma once
+#include <algorithm>
 #include <memory>
 
-#include "caches/device_replay.hpp"
+#include "caches/prompt_cut.hpp"
 
 namespace kvreplay {
 
 // Replays one cache. Its parts share its state: `steps` decides token by token, `prompt` cuts a prompt that arrives in
-// one call, `account` counts tokens and bytes and lists what was held, `device` hands all of it to a device. An
-// Evaluator computes the rows (evaluate/).
+// one call, `account` counts tokens and bytes and lists what was held. An Evaluator computes the rows (evaluate/).
 template <class Real>
 class CacheReplay {
   CacheState<Real> state_;
@@ -24,7 +24,6 @@ class CacheReplay {
   CacheAccount<Real> account{state_};
   CacheSteps<Real> steps{state_, account};
   PromptCut<Real> prompt{state_, account, steps};
-  DeviceReplay<Real> device{state_, account, prompt};
 
   const BoundMethod& method() const { return state_.setup.method; }
   const CommonOptions& options() const { return state_.setup.options; }
@@ -41,6 +40,10 @@ class CacheReplay {
   bool method_writes_rows() const {
     const Layout own = method().layout();
     return own.own_rows > 0 || own.extra_rows > 0 || !options().merge.is_none();
+  }
+  bool has_injected_numbers() const {
+    const Rng& rng = state_.setup.rng;
+    return std::any_of(rng.injected, rng.injected + Rng::kArrays, [](const auto& a) { return a.values != nullptr; });
   }
   CodedTokens<Real>* coded_tokens() const { return state_.coded.get(); }  // null if the cache codes its rows itself
   // Upper bound on the tokens that a row attends to while `tokens` more arrive; used for rankings.

@@ -78,7 +78,7 @@ void CacheState<Real>::open_wrapper() {
   if (wrapper.kind == Wrapper::Kind::critical)
     wrapped.output_norms = mean_output_norms(stream, setup.first_head, heads());
   const std::optional<ScoreRule> rule = m.score_rule();
-  if (!rules.streaming || !rule) return;
+  if (!rules.streaming || !rule || rule->vote != ScoreRule::Vote::attention) return;
   wrapped.tokens = stream.tokens, wrapped.carry = rule->carry;
   const int32_t kept_apart = wrapper.level == Wrapper::Level::query ? heads() : 1;
   wrapped.scores.assign(size_t(kept_apart) * size_t(stream.tokens), 0);
@@ -117,28 +117,11 @@ Token<Real> CacheState<Real>::token_at(int32_t t) const {
 
 template <class Real>
 void CacheState<Real>::check() const {
-  if (cache.returned_tokens() > 0) check_end({PolicyEnd::returned});
-  if (cache.failure() > 0) check_end({PolicyEnd::method, -1, cache.failure(), cache.failed_at()});
-  if (most_kept >= 0 && cache.size() > most_kept) check_end({PolicyEnd::bound, -1, 0, cache.size()});
-}
-
-template <class Real>
-void CacheState<Real>::check_end(const PolicyEnd& end) const {
-  switch (end.why) {
-    case PolicyEnd::done:
-      return;
-    case PolicyEnd::denominator:
-      throw ReplayError(denominator_error(end.token));
-    case PolicyEnd::returned:
-      throw ReplayError("the policy brought back a token that it had evicted");
-    case PolicyEnd::method:
-      throw ReplayError(setup.method.failure_text(end.code, end.at));
-    case PolicyEnd::bound:
-      throw ReplayError("the policy holds " + std::to_string(end.at) + " tokens, more than its budget of " +
-                        std::to_string(most_kept));
-    case PolicyEnd::format:
-      throw ReplayError(row_format_refusal(RowCoder::Refusal(end.code), end.at));
-  }
+  if (cache.returned_tokens() > 0) throw ReplayError("the policy brought back a token that it had evicted");
+  if (cache.failure() > 0) throw ReplayError(setup.method.failure_text(cache.failure(), cache.failed_at()));
+  if (most_kept >= 0 && cache.size() > most_kept)
+    throw ReplayError("the policy holds " + std::to_string(cache.size()) + " tokens, more than its budget of " +
+                      std::to_string(most_kept));
 }
 
 template struct CacheState<float>;

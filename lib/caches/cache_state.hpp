@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "caches/merging.hpp"
-#include "caches/step_record.hpp"
 #include "calibration/known_queries.hpp"
 #include "catalog/bound_method.hpp"
 #include "core/cache.hpp"
@@ -235,9 +234,8 @@ struct CacheState {
   void shrink(size_t rows);
   void drop_scores();
   Token<Real> token_at(int32_t t) const;
-  // Checks guarantees of the policy that types cannot enforce. Both functions throw ReplayError.
+  // Checks guarantees of the policy that types cannot enforce. Throws ReplayError.
   void check() const;
-  void check_end(const PolicyEnd& end) const;
 
   CacheSetup setup;
   std::shared_ptr<void> session;  // for a policy that requests one

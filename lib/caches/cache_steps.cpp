@@ -56,6 +56,30 @@ void CacheSteps<Real>::step_unattended(int32_t t) {
 
 template <class Real>
 const Residency& CacheSteps<Real>::decide(int32_t begin, int32_t end) {
+  return record(begin, end, [&](int32_t t) { step_unattended(t); });
+}
+
+template <class Real>
+const Residency& CacheSteps<Real>::follow(std::span<const int32_t> until) {
+  std::vector<Residency::Eviction> leaving;  // in the order of eviction
+  for (int32_t token = 0; token < int32_t(until.size()); ++token)
+    if (until[size_t(token)] != Residency::kStays) leaving.push_back({token, until[size_t(token)]});
+  std::stable_sort(leaving.begin(), leaving.end(), [](const auto& a, const auto& b) { return a.until < b.until; });
+  auto next = leaving.begin();
+  std::vector<int32_t> evicted;
+  const auto step = [&](int32_t t) {
+    arrive(t);
+    evicted.clear();
+    for (; next != leaving.end() && next->until == t + 1; ++next) evicted.push_back(next->token);
+    leave(t, evicted);
+  };
+  for (int32_t t = 0; t < state_.stream.prompt && state_.prompt_streams; ++t) step(t);
+  return record(state_.stream.prompt, state_.stream.tokens, step);
+}
+
+template <class Real>
+template <class Step>
+const Residency& CacheSteps<Real>::record(int32_t begin, int32_t end, Step step) {
   const BasicCache<Real>& cache = state_.cache;
   const bool evict_first = state_.rules.evict_first;
   residency_.begin = begin, residency_.end = end;
@@ -64,7 +88,7 @@ const Residency& CacheSteps<Real>::decide(int32_t begin, int32_t end) {
   evicted_.clear();
   for (int32_t t = begin; t < end; ++t) {
     const int32_t before = cache.evictions(), size = cache.size();
-    step_unattended(t);
+    step(t);
     const int32_t gone = cache.evictions() - before, until = evict_first ? t : t + 1;
     for (int32_t i = 0; i < gone; ++i) evicted_.push_back({cache.evicted_since(before)[size_t(i)], until});
     residency_.sizes.push_back(size + 1 - (evict_first ? gone : 0));
@@ -82,12 +106,12 @@ void CacheSteps<Real>::arrive(int32_t t) {
 }
 
 template <class Real>
-void CacheSteps<Real>::leave(int32_t t, int32_t evicted) {
+void CacheSteps<Real>::leave(int32_t t, std::span<const int32_t> evicted) {
   state_.drop_scores();  // the caller keeps the scores from here on
-  if (evicted >= 0) {
-    const auto tokens = state_.cache.tokens();  // ascending, in order of arrival
-    const auto at = std::lower_bound(tokens.begin(), tokens.end(), evicted) - tokens.begin();
-    state_.cache.drop(SerialTeam{}, int32_t(at));
+  BasicCache<Real>& cache = state_.cache;
+  for (const int32_t token : evicted) {
+    const auto tokens = cache.tokens();  // ascending, in order of arrival
+    cache.drop(SerialTeam{}, int32_t(std::lower_bound(tokens.begin(), tokens.end(), token) - tokens.begin()));
   }
   account_.close_step(t);
 }

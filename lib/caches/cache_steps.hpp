@@ -42,13 +42,20 @@ class CacheSteps {
   double logit_factor(int32_t token) const { return state_.calls().logit_factor(state_.cache.size(), token); }
   // For caches that read no probabilities (fixed, sliding): tokens begin..end-1 arrive. Valid until the next call.
   const Residency& decide(int32_t begin, int32_t end);
-  // For caches that follow a score rule: token t arrives, then `evicted` is evicted (negative: no token).
+  // For caches that follow a score rule: token t arrives, then others are evicted.
   void arrive(int32_t t);
-  void leave(int32_t t, int32_t evicted);
+  void leave(int32_t t, std::span<const int32_t> evicted);
+  // For caches that follow a score rule, decided elsewhere: all tokens arrive and leave. until: [tokens] the first row
+  // that does not see a token, or Residency::kStays. Valid until the next call.
+  const Residency& follow(std::span<const int32_t> until);
   // Call after the prompt's cut. A cache that is cut once then holds only these rows and later ones.
   void take_cut();
 
  private:
+  // Calls step(t) for tokens begin..end-1 and records what the cache holds.
+  template <class Step>
+  const Residency& record(int32_t begin, int32_t end, Step step);
+
   CacheState<Real>& state_;
   CacheAccount<Real>& account_;
   int32_t cut_evictions_ = 0;  // evictions by the prompt's cut

@@ -22,10 +22,10 @@ class PromptCut {
   HeadScores head_scores(const PromptSums& sums);
   // For heads that cut together: scores of the tokens held at the first undecided cut; empty if there is none.
   HeadScores cut_scores(const PromptSums& sums);
-  void close();  // ends the reading, after the cut
 
  private:
   void receive(const PromptSums& sums);
+  void close();  // ends the reading, after the cut
   Prompt<Real> view(const PromptSums& sums) const;
 
   CacheState<Real>& state_;

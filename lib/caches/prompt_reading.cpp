@@ -31,7 +31,7 @@ ColumnSum wanted_sum(const PromptNeeds& needs) {
 }  // namespace
 
 template <class Real>
-void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
+void PromptReading<Real>::add(CacheReplay<Real>& cache) {
   const PromptNeeds needs = cache.prompt.needs();
   future_ = future_ || needs.future_sums;
   stream_ = &cache.stream();
@@ -40,7 +40,7 @@ void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
   if (needs.column_sums_from >= 0) pass_.sums.push_back(wanted_sum(needs));
   if (const int32_t row = cache.prompt.merge_rows_from(); row >= 0)
     pass_.sums.push_back({TokenScore::attention, 0, row});
-  if (needs.rows_from < 0 || !shows_rows) return;
+  if (needs.rows_from < 0) return;
   watchers_.push_back({&cache, needs.rows_from});
   pass_.rows_from = pass_.rows_from < 0 ? needs.rows_from : std::min(pass_.rows_from, needs.rows_from);
 }

@@ -12,9 +12,8 @@ namespace kvreplay {
 template <class Real>
 class PromptReading {
  public:
-  // Adds a cache that reads the prompt in one call. shows_rows: shows it the rows that it observes; false if another
-  // component does.
-  void add(CacheReplay<Real>& cache, bool shows_rows = true);
+  // Adds a cache that reads the prompt in one call.
+  void add(CacheReplay<Real>& cache);
   void request_future() { future_ = true; }  // for other users than a cache
   // [heads, tokens] of the stream, after sum(), if requested.
   const std::vector<double>& future_sums() const { return future_sums_; }

@@ -14,9 +14,7 @@ std::vector<std::byte> made(const PolicyTable& table) {
 
 }  // namespace
 
-Method::Method(const PolicyTable& table, DevicePrograms on_devices) : Method(made(table), table) {
-  programs = on_devices;
-}
+Method::Method(const PolicyTable& table) : Method(made(table), table) {}
 
 Method::Method(std::vector<std::byte> by_default, const PolicyTable& table)
     : PolicyTable(table), defaults(std::move(by_default)) {

@@ -34,10 +34,9 @@ struct Method : PolicyTable {
   bool looks_at_queries = false;
   bool scores_prompt = false;  // accepts allocators and reweighting
   bool shares_budget = false;  // by the method's rule: a head's tokens depend on its layer or on other heads
-  DevicePrograms programs;     // for replays on a device
 
-  Method(const PolicyTable& table, DevicePrograms on_devices);
-  // A method with defaults other than those of its type. No device replays it.
+  explicit Method(const PolicyTable& table);
+  // A method with defaults other than those of its type.
   Method(std::vector<std::byte> defaults, const PolicyTable& table);
   const ParameterSpec* parameter(const std::string& name) const;  // null if there is none of that name
 };

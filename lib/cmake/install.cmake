@@ -5,7 +5,7 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/kvreplay)
 set(header_folder ${CMAKE_INSTALL_INCLUDEDIR}/kvreplay)
 
 set(exported "")
-foreach(part packages commands methods methods_cuda registry cuda)
+foreach(part packages commands methods registry cuda)
   if(TARGET kvreplay_${part})
     set_target_properties(kvreplay_${part} PROPERTIES EXPORT_NAME ${part})
     list(APPEND exported kvreplay_${part})

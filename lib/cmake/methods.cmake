@@ -76,8 +76,7 @@ function(kvreplay_together target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
 endfunction()
 
-# kvreplay_methods(TARGET LIST): the tables of the methods of a list, and where CUDA is built the programs by which its
-# devices replay their caches. A method's file stands beside its list.
+# kvreplay_methods(TARGET LIST): the tables of the methods of a list. A method's file stands beside its list.
 function(kvreplay_methods target list)
   get_filename_component(folder ${list} DIRECTORY)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${target})
@@ -101,83 +100,24 @@ PolicyTable policy_table_@name@() { return policy_table<@struct@>(); }
   if(COMMAND kvreplay_compiled_here)
     kvreplay_compiled_here(${target})
   endif()
-  if(KVREPLAY_CUDA)
-    kvreplay_programs(${target} ${list} cuda device/cuda/cuda_policies.cuh cu ${KVREPLAY_CUDA_METHODS})
-    if(TARGET ${target}_cuda)
-      # std::span and std::bit_cast are constexpr functions of the standard library.
-      target_compile_options(${target}_cuda PRIVATE --expt-relaxed-constexpr ${KVREPLAY_CUDA_WARNINGS})
-    endif()
-  endif()
 endfunction()
 
-# kvreplay_programs(METHODS LIST DEVICE HEADER EXTENSION [NAMES]): a library METHODS_DEVICE of what starts them on a
-# kind of devices (cuda, emulator), DEVICE_policies_NAME(); of all methods, or of those named. HEADER has
-# DEVICE::start_policies<Struct>().
-function(kvreplay_programs target list device header extension)
-  get_filename_component(folder ${list} DIRECTORY)
-  set(sources "")
-  kvreplay_methods_of(${list} names structs scorers)
-  foreach(name struct IN ZIP_LISTS names structs)
-    if(ARGN AND NOT name IN_LIST ARGN)
-      continue()
-    endif()
-    kvreplay_method_file(${folder} ${name} own_header)
-    set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}/${device}_${name}.${extension})
-    file(CONFIGURE OUTPUT ${file} CONTENT [[
-#include "@header@"
-#include "@folder@/@own_header@"
-namespace kvreplay {
-void @device@_policies_@name@(const DeviceLaunch& launch) { @device@::start_policies<@struct@>(launch); }
-}  // namespace kvreplay
-]] @ONLY)
-    list(APPEND sources ${file})
-    list(APPEND built ${name})
-  endforeach()
-  if(NOT sources)
-    return()
-  endif()
-  add_library(${target}_${device} STATIC ${sources})
-  if(extension STREQUAL cpp)  # nvcc takes minutes for a method, and goes on best with one at a time
-    kvreplay_together(${target}_${device})
-  endif()
-  set_target_properties(${target}_${device} PROPERTIES kvreplay_names "${built}" EXPORT_PROPERTIES kvreplay_names)
-  target_link_libraries(${target}_${device} PUBLIC kvreplay::kvreplay)
-endfunction()
-
-# kvreplay_registry(TARGET [EMULATED] METHODS...): registry() over the methods of these targets, in their order, with
-# the programs that were built of them. EMULATED: with the device `emulated`.
+# kvreplay_registry(TARGET [EMULATED] METHODS...): registry() over the methods of these targets, in their order.
+# EMULATED: with the device `emulated`.
 function(kvreplay_registry target)
   cmake_parse_arguments(PARSE_ARGV 1 with EMULATED "" "")
   set(declarations "")
   set(calls "")
-  set(devices cuda)
-  set(programs "")
   if(with_EMULATED)
-    list(APPEND devices emulator)
     set(installs "#include \"emulator/install.hpp\"
 extern const bool emulator_is_there;
 const bool emulator_is_there = kvreplay::emulator::install();")
   endif()
   foreach(methods IN LISTS with_UNPARSED_ARGUMENTS)
     get_target_property(names ${methods} kvreplay_names)
-    foreach(device IN LISTS devices)
-      set(built_${device} "")
-      if(TARGET ${methods}_${device})
-        get_target_property(built_${device} ${methods}_${device} kvreplay_names)
-        list(APPEND programs ${methods}_${device})
-      endif()
-    endforeach()
     foreach(name IN LISTS names)
       string(APPEND declarations "PolicyTable policy_table_${name}();\n")
-      set(emulator nullptr)
-      set(cuda nullptr)
-      foreach(device IN LISTS devices)
-        if(name IN_LIST built_${device})
-          set(${device} ${device}_policies_${name})
-          string(APPEND declarations "void ${device}_policies_${name}(const DeviceLaunch&);\n")
-        endif()
-      endforeach()
-      string(APPEND calls "      Method(policy_table_${name}(), {${emulator}, ${cuda}}),\n")
+      string(APPEND calls "      Method(policy_table_${name}()),\n")
     endforeach()
   endforeach()
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp CONTENT [[
@@ -193,7 +133,7 @@ const Registry& registry() {
 }  // namespace kvreplay
 ]] @ONLY)
   add_library(${target} STATIC ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp)
-  target_link_libraries(${target} PUBLIC ${with_UNPARSED_ARGUMENTS} ${programs} kvreplay::kvreplay)
+  target_link_libraries(${target} PUBLIC ${with_UNPARSED_ARGUMENTS} kvreplay::kvreplay)
   if(with_EMULATED)
     target_link_libraries(${target} PUBLIC kvreplay_emulator)
   endif()

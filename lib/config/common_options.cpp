@@ -23,13 +23,14 @@ void take_word(E& axis, const std::string& wanted, std::initializer_list<E> valu
     if (wanted == word(value)) axis = value;
 }
 
-// Whether the method has a score rule. The budget is arbitrary; it must not matter.
-bool follows_score_rule(const MethodInstance& m) {
+// Whether the method adds up attention by a score rule. The budget is arbitrary; it must not matter.
+bool adds_attention(const MethodInstance& m) {
   MethodContext context;
   context.tokens = context.prompt_tokens = 1 << 20, context.budget = {1 << 20, 1 << 20};
   context.shape = {1, 1, 1}, context.phase = Phase::stream;
   try {
-    return BoundMethod(m.values, context).score_rule().has_value();
+    const std::optional<ScoreRule> rule = BoundMethod(m.values, context).score_rule();
+    return rule && rule->vote == ScoreRule::Vote::attention;
   } catch (const ParameterError&) {
     return false;  // reported where budgets are known
   }
@@ -57,7 +58,7 @@ std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
     return fmt::format(
         "wrapper critical divides the budget of one cut of the prompt, and {} <streams|stream> here: add {}", name,
         words.option("phase", "oneshot"));
-  if (streams && !follows_score_rule(m))
+  if (streams && !adds_attention(m))
     return fmt::format(
         "wrapper caote follows methods that add up attention and drop the lowest, step by step, and {} <does|do> "
         "something "

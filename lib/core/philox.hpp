@@ -1,8 +1,10 @@
 #pragma once
-#include <array>
+#include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "core/platform.hpp"
+#include "core/wide.hpp"
 
 // Counter-based random numbers (convention C13): a draw depends on its purpose, never on the order in which draws are
 // made. Threads, shards and devices therefore agree.
@@ -28,6 +30,31 @@ struct Philox4x32 {
 
   // Uniform in [0, 1) with 53 bits.
   KVR_FN double uniform() const { return (double(x[0] >> 5) * 67108864.0 + double(x[1] >> 6)) / 9007199254740992.0; }
+};
+
+// Eight neighbouring Philox4x32, so that loops over them use vector instructions.
+struct PhiloxLanes {
+  static constexpr int kLanes = 8;
+  uint32_t x[4][kLanes];
+
+  void mix(uint32_t key0, uint32_t key1) {
+    for (int round = 0; round < 10; ++round) {
+      uint32_t y[4][kLanes];
+      for (int l = 0; l < kLanes; ++l) {
+        const uint64_t a = uint64_t{0xD2511F53u} * x[0][l], b = uint64_t{0xCD9E8D57u} * x[2][l];
+        y[0][l] = uint32_t(b >> 32) ^ x[1][l] ^ key0, y[1][l] = uint32_t(b);
+        y[2][l] = uint32_t(a >> 32) ^ x[3][l] ^ key1, y[3][l] = uint32_t(a);
+      }
+      for (int i = 0; i < 4; ++i)
+        for (int l = 0; l < kLanes; ++l) x[i][l] = y[i][l];
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+  }
+  // Signed conversions: there are vector instructions for them.
+  double uniform(int l) const {
+    return (double(int32_t(x[0][l] >> 5)) * 67108864.0 + double(int32_t(x[1][l] >> 6))) / 9007199254740992.0;
+  }
 };
 
 // Purposes of draws. The numbers are part of the reproducibility contract.
@@ -71,6 +98,24 @@ struct Rng {
     const uint32_t counter[4] = {uint32_t(slot), uint32_t(position), uint32_t(stream) + 256u * uint32_t(round),
                                  layer * 65536u + kv_head};
     return Philox4x32(counter, seed, prompt).uniform();
+  }
+  // The same numbers for many positions: out[i] = uniform(stream, positions[i], slot, round).
+  void uniforms(RngStream stream, std::span<const int32_t> positions, int64_t slot, int64_t round, double* out) const {
+    constexpr size_t kLanes = PhiloxLanes::kLanes;
+    const bool given = std::any_of(injected, injected + kArrays, [&](const auto& a) { return a.values != nullptr; });
+    const size_t whole = given ? 0 : positions.size() / kLanes * kLanes;
+    wide([&, self = *this] {
+      for (size_t i = 0; i < whole; i += kLanes) {
+        PhiloxLanes lanes;
+        for (size_t l = 0; l < kLanes; ++l) {
+          lanes.x[0][l] = uint32_t(slot), lanes.x[1][l] = uint32_t(positions[i + l]);
+          lanes.x[2][l] = uint32_t(stream) + 256u * uint32_t(round), lanes.x[3][l] = self.layer * 65536u + self.kv_head;
+        }
+        lanes.mix(self.seed, self.prompt);
+        for (size_t l = 0; l < kLanes; ++l) out[i + l] = lanes.uniform(int(l));
+      }
+    });
+    for (size_t i = whole; i < positions.size(); ++i) out[i] = uniform(stream, positions[i], slot, round);
   }
 };
 

@@ -8,8 +8,7 @@
 #include "core/cache.hpp"
 #include "core/hooks.hpp"
 #include "core/method_info.hpp"
-#include "core/philox.hpp"
-#include "core/select.hpp"
+#include "core/score_rule.hpp"
 #include "core/vectors.hpp"
 
 // A method is a policy: a trivially copyable struct (no heap, no kept Token, the same bytes on a GPU) with any of these
@@ -185,14 +184,6 @@ concept HasNeeds = requires(const P p, MethodContext context) {
 template <class P>
 concept ScoresPrompt = requires(const P p) {
   { p.protection() } -> std::same_as<Protect>;
-};
-// The rule of methods whose rows add up the attention from the heads and which then evict the lowest unprotected row:
-// score = carry * score + p, with p summed (or averaged) over the group. The engine may run this rule without the
-// policy (evaluate/score_slots); the policy's code remains the definition.
-struct ScoreRule {
-  double carry;  // 1: accumulated; 0: only the present row
-  Protect protect;
-  int32_t budget;
 };
 template <class P>
 concept HasScoreRule = requires(const P p) {

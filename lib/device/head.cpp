@@ -88,6 +88,8 @@ AttendArgs DeviceHead::attend_args(const Rows& rows, const DeviceArray<AttendPar
           rows.token.data(),
           parts.data(),
           sums.view(),
+          nullptr,
+          0,
           int32_t(rows.tokens.size()),
           stream_.tokens,
           heads(),

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -6,21 +7,24 @@
 #include <vector>
 
 #include "device/key_lists.hpp"
-#include "device/policy_batch.hpp"
 #include "device/runtime.hpp"
 #include "evaluate/head_device.hpp"
 
 namespace kvreplay {
 
-// The largest part of a head that a device takes at a time. Memory bounds it too; results do not depend on it.
+// Most rows of a head that a device takes at a time, rounded down to tiles of 64. Memory bounds them too; results do
+// not depend on it.
 struct Portion {
-  size_t rows = 8192;     // scored rows; rounded down to tiles of 64
-  int32_t tokens = 4096;  // tokens replayed in one launch
+  size_t rows = 8192;
 };
 
+// As many rows as there is room for, in whole tiles.
+inline size_t portion_rows(size_t bytes, size_t row_bytes, size_t most) {
+  return std::max(size_t{64}, std::min(bytes / row_bytes, most) / 64 * 64);
+}
+
 // A head in the memory of a device: keys and values stay there as planes of 16-bit numbers. Scored rows are processed
-// in portions, so that memory does not grow with their number. Work that reads the whole prompt (sums over its rows,
-// methods that take it in one call) keeps all queries of the prompt there.
+// in portions, so that memory does not grow with their number. Sums over the prompt's rows keep all its queries there.
 class DeviceHead : public HeadDevice {
  public:
   // The grade of the kernels for the stream's heads; nullopt if the device has none, or its blocks lack the shared
@@ -31,10 +35,7 @@ class DeviceHead : public HeadDevice {
   std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) override;
   std::vector<double> future_sums(const std::vector<int32_t>& rows) override;
   void evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) override;
-  bool runs(const DevicePrograms& programs, const HeadShape& shape) const override;
-  std::vector<DevicePolicyRecord> cut(const std::vector<DevicePolicy>& policies) override;
-  std::vector<DevicePolicyRecord> replay(const std::vector<DevicePolicy>& policies, const Asked& asked,
-                                         const Take& take) override;
+  std::vector<Decided> decide(const std::vector<DeviceDecision>& caches) override;
   Grade grade() const { return grade_; }
 
  protected:
@@ -75,11 +76,7 @@ class DeviceHead : public HeadDevice {
   void find_recalls(RowsOnDevice& rows_on_device, const Exact& exact);
   DeviceArray<RowResult> results_of(const RowsOnDevice& rows_on_device);
   void download_exact(const Exact& exact, DeviceRows& rows);
-  PolicyBatch batch_of(std::span<const DevicePolicy> policies, bool recalls);
-  void replay_some(std::span<const DevicePolicy> policies, const Asked& asked, const Take& take,
-                   std::vector<DevicePolicyRecord>& records);
-  void replay_rows(PolicyBatch& batch, std::span<const DevicePolicy> policies, const Asked& asked, const Rows& rows,
-                   DeviceRows& result);
+  void find_logits(const Rows& rows, float* logits, int64_t pitch);
   Exact find_normalisers(const Rows& rows);
   ColumnArgs column_args(const Rows& rows, const Exact& exact, int32_t columns) const;
   Planes pack(const DeviceArray<float>& numbers, int64_t rows, int32_t dim);

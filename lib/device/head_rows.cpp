@@ -3,20 +3,14 @@
 
 #include "device/head.hpp"
 
-// Rows of caches on a device: caches that hold tokens unchanged, and caches that the device replays itself.
+// Rows of caches on a device.
 
 namespace kvreplay {
 namespace {
 
 constexpr size_t kSumsBytes = size_t{1} << 29;           // parts of a portion of rows
-constexpr size_t kPolicyBytes = size_t{2} << 30;         // policies that are replayed together
 constexpr int64_t kProbabilityBytes = int64_t{1} << 28;  // rows that are ranked at a time
 constexpr double kLn2 = 0.69314718055994530942;
-
-// As many rows as there is room for, in whole tiles.
-size_t portion_rows(size_t row_bytes, size_t most) {
-  return std::max(size_t{64}, std::min(kSumsBytes / row_bytes, most) / 64 * 64);
-}
 
 // Calls take(first, tokens) for `step` rows at a time, in order.
 void in_portions(const std::vector<int32_t>& rows, size_t step,
@@ -24,18 +18,6 @@ void in_portions(const std::vector<int32_t>& rows, size_t step,
   for (size_t first = 0; first < rows.size(); first += step) {
     const size_t end = std::min(rows.size(), first + step);
     take(first, {rows.begin() + int64_t(first), rows.begin() + int64_t(end)});
-  }
-}
-
-// Calls take(policies) for as many policies at a time as there is room for, in order.
-void in_batches(const HeadStream<float>& stream, const std::vector<DevicePolicy>& policies,
-                const std::function<void(std::span<const DevicePolicy>)>& take) {
-  for (size_t first = 0; first < policies.size();) {
-    size_t bytes = 0, end = first;
-    do bytes += device_bytes_of(stream, policies[end++]);
-    while (end < policies.size() && bytes + device_bytes_of(stream, policies[end]) <= kPolicyBytes);
-    take(std::span(policies).subspan(first, end - first));
-    first = end;
   }
 }
 
@@ -55,7 +37,7 @@ size_t DeviceHead::rows_at_once(const std::vector<DeviceCache>& caches, const As
   const KeyLists lists(caches, some, stream_.prompt, heads(), asked.recalls);
   const size_t row_bytes =
       lists.parts() * size_t(heads()) * size_t(width_ + 4) * sizeof(float) + lists.entries() * 16 / 64;
-  return portion_rows(row_bytes, most_.rows);
+  return portion_rows(kSumsBytes, row_bytes, most_.rows);
 }
 
 void DeviceHead::evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) {
@@ -78,7 +60,7 @@ void DeviceHead::evaluate_rows(const std::vector<DeviceCache>& caches, const Ask
   for (size_t id = 0; id < caches.size(); ++id) {
     const DeviceCache& cache = caches[id];
     const KeyLists::Lists& of = lists.caches()[id];
-    rows_on_device.add({of.all, of.set, cache.prefix, false, cache.first_head, cache.heads, 0});
+    rows_on_device.add({of.all, of.set, cache.prefix, cache.first_head, cache.heads, 0});
     if (!asked.recalls) continue;
     RecallCache& recall = rows_on_device.recalls.emplace_back();
     recall.part = keys.wholes[id], recall.later_from = cache.held.later ? stream_.prompt : kNoRun;
@@ -181,74 +163,6 @@ void DeviceHead::download_exact(const Exact& exact, DeviceRows& rows) {
   runtime_.wait();
   rows.log_normaliser.resize(cells);
   for (size_t i = 0; i < cells; ++i) rows.log_normaliser[i] = std::log(double(z[i])) + double(top[i]) * kLn2;
-}
-
-bool DeviceHead::runs(const DevicePrograms& programs, const HeadShape& shape) const {
-  return runtime_.has(programs) && PolicyRoom::of(shape, kPolicyThreads).bytes <= runtime_.most_shared_bytes();
-}
-
-PolicyBatch DeviceHead::batch_of(std::span<const DevicePolicy> policies, bool recalls) {
-  return {runtime_, stream_, keys_.data(), sink_logits_.data(), policies, recalls, most_.tokens};
-}
-
-std::vector<DevicePolicyRecord> DeviceHead::cut(const std::vector<DevicePolicy>& policies) {
-  std::vector<DevicePolicyRecord> records;
-  in_batches(stream_, policies, [&](std::span<const DevicePolicy> some) {
-    for (DevicePolicyRecord& record : batch_of(some, false).finish()) records.push_back(std::move(record));
-  });
-  return records;
-}
-
-std::vector<DevicePolicyRecord> DeviceHead::replay(const std::vector<DevicePolicy>& policies, const Asked& asked,
-                                                   const Take& take) {
-  std::vector<DevicePolicyRecord> records;
-  in_batches(stream_, policies, [&](std::span<const DevicePolicy> some) { replay_some(some, asked, take, records); });
-  return records;
-}
-
-void DeviceHead::replay_some(std::span<const DevicePolicy> policies, const Asked& asked, const Take& take,
-                             std::vector<DevicePolicyRecord>& records) {
-  PolicyBatch batch = batch_of(policies, asked.recalls);
-  size_t parts = KeyLists::kExactRefs;
-  for (const DevicePolicy& p : policies) parts += size_t(parts_of(p));
-  const size_t row_bytes = batch.row_bytes() + parts * size_t(heads()) * size_t(width_ + 4) * sizeof(float);
-  in_portions(asked.rows, portion_rows(row_bytes, most_.rows), [&](size_t first, std::vector<int32_t> tokens) {
-    DeviceRows result;
-    result.first = first, result.count = tokens.size(), result.first_cache = records.size();
-    replay_rows(batch, policies, asked, load_rows(std::move(tokens)), result);
-    take(result);
-  });
-  const std::vector<int32_t> nobody;
-  batch.advance(stream_.tokens, {&nobody, {}, width_, 0, nullptr});
-  for (DevicePolicyRecord& record : batch.finish()) records.push_back(std::move(record));
-}
-
-void DeviceHead::replay_rows(PolicyBatch& batch, std::span<const DevicePolicy> policies, const Asked& asked,
-                             const Rows& rows, DeviceRows& result) {
-  const KeyLists lists({}, rows.tokens, stream_.prompt, heads());
-  const KeyLists::OnDevice keys = lists.upload(runtime_);
-  int32_t part = int32_t(lists.parts());
-  std::vector<PartRef> refs = lists.refs();
-  RowsOnDevice rows_on_device{rows, {}, {}, {}};
-  for (const DevicePolicy& p : policies) {
-    const PartList all{int32_t(refs.size()), p.prefix ? 2 : 1, p.prefix ? 1 : 0};
-    const PartList set{all.first + all.count, p.set ? 1 : 0, 0};
-    for (int32_t i = 0; i < parts_of(p); ++i) refs.push_back({part++, 1, 1});
-    rows_on_device.add({all, set, p.prefix, true, p.first_head, p.memory.shape.heads, 0});
-  }
-  rows_on_device.results = results_of(rows_on_device);
-  const Sums sums = make_sums(size_t(part), result.count, true);
-  const Exact exact = attend(rows, keys, sums, true);
-  batch.advance(rows.tokens.back() + 1,
-                {&rows.tokens, sums.view(), width_, int32_t(lists.parts()), rows_on_device.results.data()});
-  const DeviceArray<PartRef> all_refs(runtime_, std::span<const PartRef>(refs));
-  for (size_t i = 0; i < policies.size() && asked.recalls; ++i) {
-    rows_on_device.recalls.push_back(batch.recall(i));
-    rows_on_device.recalls.back().first_row = rows_on_device.caches[i].first_row;
-  }
-  merge(rows_on_device, all_refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
-  const std::vector<PolicyEnd> ends = batch.ends();
-  for (size_t i = 0; i < policies.size(); ++i) result.caches[i].end = ends[i];
 }
 
 }  // namespace kvreplay

@@ -7,9 +7,9 @@
 #include <variant>
 #include <vector>
 
-#include "catalog/policy_table.hpp"
 #include "device/kernels/attend_kernel.hpp"
 #include "device/kernels/column_kernel.hpp"
+#include "device/kernels/decide_kernel.hpp"
 #include "device/kernels/merge_kernel.hpp"
 #include "device/kernels/probability_kernel.hpp"
 #include "device/kernels/recall_kernel.hpp"
@@ -27,7 +27,8 @@ enum class Grade {
 };
 
 // Kernels that are compiled once for all widths.
-using SimpleKernel = std::variant<PackKernel, ExactMergeKernel, CacheMergeKernel, ProbabilityKernel, RecallKernel>;
+using SimpleKernel =
+    std::variant<PackKernel, ExactMergeKernel, CacheMergeKernel, ProbabilityKernel, RecallKernel, DecideKernel>;
 
 class Runtime {
  public:
@@ -51,9 +52,6 @@ class Runtime {
   virtual void attend(const AttendArgs& args, int32_t width, Grade grade, bool values) = 0;
   // maxima: sums the largest head of each row.
   virtual void columns(const ColumnArgs& args, int32_t width, Grade grade, bool maxima) = 0;
-  // Whether a method's program was built for this device.
-  virtual bool has(const DevicePrograms& programs) const = 0;
-  virtual void run_policies(const DevicePrograms& programs, DeviceLaunch launch) = 0;
 };
 
 // Padded widths that kernels are compiled for.

@@ -1,5 +1,6 @@
 #include "evaluate/device_evaluator.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 namespace kvreplay {
@@ -26,109 +27,76 @@ auto DeviceEvaluator<Real>::accepts(const CacheReplay<Real>& cache) const -> Way
   using Kind = FastPath::Kind;
   if (!asked_.needles.empty()) return Way::none;
   const Kind kind = cache.steps.fast_path().kind;
-  if ((kind == Kind::fixed || kind == Kind::sliding) && !cache.streams_prompt()) return Way::rows;
-  return cache.device.may_run() && device_->runs(cache.method().method().programs, cache.method().context().shape)
-             ? Way::policy
-             : Way::none;
+  if (kind == Kind::scores && !cache.has_injected_numbers()) return Way::decisions;
+  return (kind == Kind::fixed || kind == Kind::sliding) && !cache.streams_prompt() ? Way::rows : Way::none;
 }
 
 template <class Real>
-bool DeviceEvaluator<Real>::accepts_cut(const CacheReplay<Real>& cache) const {
-  return !cache.streams_prompt() && cache.device.may_cut() && asked_.needles.empty() &&
-         device_->runs(cache.method().method().programs, cache.method().context().shape);
-}
-
-template <class Real>
-size_t DeviceEvaluator<Real>::add_rows(CacheReplay<Real>& cache, size_t family) {
-  of_rows_.push_back({&cache, added_});
+size_t DeviceEvaluator<Real>::add(CacheReplay<Real>& cache, Way way, size_t family) {
   DeviceCache held;
   held.first_head = cache.first_head(), held.heads = cache.heads(), held.by_head = cache.heads_differ();
   held.prefix = asked_.prefix && cache.steps.fast_path().kind == FastPath::Kind::fixed;
   held.family = family;
   held_.push_back(std::move(held));
-  return added_++;
+  caches_.push_back(&cache), ways_.push_back(way);
+  return caches_.size() - 1;
+}
+
+// What a cache's score rule starts from.
+template <class Real>
+static DeviceDecision decision_of(const CacheReplay<Real>& replay) {
+  const BasicCache<Real>& cache = replay.cache();
+  DeviceDecision d;
+  d.rule = replay.steps.fast_path().rule;
+  d.share = replay.options().gqa_aggregate == Aggregate::mean ? 1.0 / replay.heads() : 1.0;
+  d.first_head = replay.first_head(), d.heads = replay.heads();
+  d.begin = replay.streams_prompt() ? 0 : replay.stream().prompt;
+  d.tokens.assign(cache.tokens().begin(), cache.tokens().end());
+  for (int32_t i = 0; i < cache.size(); ++i) d.scores.push_back(cache.score(i));
+  return d;
 }
 
 template <class Real>
-size_t DeviceEvaluator<Real>::add_policy(CacheReplay<Real>& cache, const PromptSums& sums) {
-  of_policies_.push_back({&cache, added_});
-  policies_.push_back(cache.device.policy(sums, asked_.prefix, asked_.set));
-  return added_++;
-}
-
-template <class Real>
-void DeviceEvaluator<Real>::cut(const std::vector<std::pair<CacheReplay<Real>*, PromptSums>>& caches,
-                                const std::function<void(size_t, const std::function<void()>&)>& guard) {
-  if (caches.empty()) return;
-  std::vector<DevicePolicy> policies;
-  for (const auto& [cache, sums] : caches) policies.push_back(cache->device.policy(sums, false, false));
+void DeviceEvaluator<Real>::decide(const Guard& guard) {
+  std::vector<DeviceDecision> ruled;
+  for (size_t i = 0; i < caches_.size(); ++i)
+    if (ways_[i] == Way::decisions) ruled.push_back(decision_of(*caches_[i]));
   const Stopwatch watch;
-  const std::vector<DevicePolicyRecord> records = device_->cut(policies);
-  const double seconds = watch.seconds() / double(records.size());
-  for (size_t i = 0; i < caches.size(); ++i)
-    guard(i, [&, cache = caches[i].first] {
-      cache->device.check_end(records[i].end);
-      cache->device.follow_cut(records[i], seconds);
-      cache->prompt.forget_selection();
-    });
-}
-
-template <class Real>
-void DeviceEvaluator<Real>::replay(const std::vector<uint8_t>& scored, const Guard& guard, const Take& take) {
-  if (!of_rows_.empty()) replay_rows(guard, take);
-  if (!of_policies_.empty()) replay_policies(scored, guard, take);
-}
-
-template <class Real>
-void DeviceEvaluator<Real>::replay_rows(const Guard& guard, const Take& take) {
-  for (size_t i = 0; i < of_rows_.size(); ++i)
-    guard(of_rows_[i].number, [&] {
-      held_[i].held = of_rows_[i].cache->steps.decide(stream_.prompt, stream_.tokens);
+  std::vector<Decided> decided;
+  if (!ruled.empty()) decided = device_->decide(ruled);
+  const double seconds = watch.seconds() / double(std::max<size_t>(1, ruled.size()));
+  size_t next = 0;
+  for (size_t i = 0; i < caches_.size(); ++i)
+    guard(i, [&, of_rule = ways_[i] == Way::decisions ? &decided[next++] : nullptr] {
+      CacheReplay<Real>& cache = *caches_[i];
+      if (of_rule != nullptr && of_rule->failed >= 0) throw ReplayError(denominator_error(of_rule->failed));
+      held_[i].held =
+          of_rule != nullptr ? cache.steps.follow(of_rule->until) : cache.steps.decide(stream_.prompt, stream_.tokens);
       held_[i].set = asked_.set && held_[i].held.weighted();
+      if (of_rule != nullptr) cache.account.count_attended(0, 0, seconds);
     });
+}
+
+template <class Real>
+void DeviceEvaluator<Real>::replay(const Guard& guard, const Take& take) {
+  decide(guard);
   const Stopwatch watch;
   device_->evaluate(held_, rows_, [&](const DeviceRows& rows) {
     const std::vector<ExactRow> exact = exact_rows(rows);
-    for (size_t i = 0; i < of_rows_.size(); ++i)
-      guard(of_rows_[i].number, [&] {
-        RowResults<Real> results = results_of(*of_rows_[i].cache, rows, rows.caches[i]);
+    for (size_t i = 0; i < caches_.size(); ++i)
+      guard(i, [&] {
+        RowResults<Real> results = results_of(*caches_[i], rows, rows.caches[i]);
         const bool plain = !held_[i].held.weighted();
-        const double spread = of_rows_[i].cache->method().error_bound().spread;
+        const double spread = caches_[i]->method().error_bound().spread;
         for (size_t at = 0; at < results.of.size(); ++at) {
           results.of[at].attended = held_[i].held.attended(rows_.rows[rows.first + at % rows.count]);
           results.of[at].plain = plain, results.of[at].spread = spread;
         }
-        take(of_rows_[i].number, results, exact);
+        take(i, results, exact);
       });
   });
-  const double seconds = watch.seconds() / double(of_rows_.size());
-  for (const Added& added : of_rows_) guard(added.number, [&] { added.cache->account.count_attended(0, 0, seconds); });
-}
-
-template <class Real>
-void DeviceEvaluator<Real>::replay_policies(const std::vector<uint8_t>& scored, const Guard& guard, const Take& take) {
-  const Stopwatch watch;
-  const std::vector<DevicePolicyRecord> records = device_->replay(policies_, rows_, [&](const DeviceRows& rows) {
-    const std::vector<ExactRow> exact = exact_rows(rows);
-    for (size_t i = 0; i < rows.caches.size(); ++i) {
-      const Added& added = of_policies_[rows.first_cache + i];
-      guard(added.number, [&] {
-        added.cache->device.check_end(rows.caches[i].end);
-        RowResults<Real> results = results_of(*added.cache, rows, rows.caches[i]);
-        const double spread = added.cache->method().error_bound().spread;
-        for (RowResult& row : results.of)
-          if (row.spread == kUnset) row.spread = spread;
-        take(added.number, results, exact);
-      });
-    }
-  });
-  const double seconds = watch.seconds() / double(records.size());
-  for (size_t i = 0; i < records.size(); ++i)
-    guard(of_policies_[i].number, [&] {
-      of_policies_[i].cache->device.check_end(records[i].end);
-      of_policies_[i].cache->device.follow(records[i], scored);
-      of_policies_[i].cache->account.count_attended(0, 0, seconds);
-    });
+  const double seconds = watch.seconds() / double(caches_.size());
+  for (size_t i = 0; i < caches_.size(); ++i) guard(i, [&] { caches_[i]->account.count_attended(0, 0, seconds); });
 }
 
 template <class Real>
@@ -157,10 +125,9 @@ RowResults<Real> DeviceEvaluator<Real>::results_of(const CacheReplay<Real>& cach
   results.of = from.of;
   results.out.assign(from.out.begin(), from.out.end());
   results.projections = from.projections;
-  for (size_t at = 0; at < results.of.size(); ++at) {
-    const double tau = results.of[at].tau;
-    if (!Normaliser{tau, 0}.any()) throw ReplayError(denominator_error(rows_.rows[rows.first + at % rows.count]));
-  }
+  for (size_t row = 0; row < rows.count; ++row)
+    for (size_t at = row; at < results.of.size(); at += rows.count)
+      if (!Normaliser{results.of[at].tau, 0}.any()) throw ReplayError(denominator_error(rows_.rows[rows.first + row]));
   return results;
 }
 

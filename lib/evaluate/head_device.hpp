@@ -4,14 +4,14 @@
 #include <memory>
 #include <vector>
 
-#include "caches/device_policy.hpp"
 #include "caches/residency.hpp"
+#include "core/score_rule.hpp"
 #include "exact/head_stream.hpp"
 #include "measures/row_result.hpp"
 
-// A device that does the arithmetic of a head: sums over the prompt, rows of caches that hold unmodified tokens of the
-// trace (from their residency), and any other cache by its policy's code. CacheReplay keeps decisions and accounting,
-// so that results do not depend on where they were computed. The implementation is in device/.
+// A device that does the arithmetic of a head: sums over the prompt, decisions by score rules, and rows of caches that
+// hold unmodified tokens of the trace, from their residency. CacheReplay keeps the account, so that results do not
+// depend on where they were computed. The implementation is in device/.
 
 namespace kvreplay {
 
@@ -25,9 +25,24 @@ struct DeviceCache {
   size_t family = 0;     // caches of one family have the same heads and probably hold the same tokens
 };
 
-// The requested rows [first, first + count), for all caches or for those from first_cache on.
+// A cache that follows a score rule, when its first row attends.
+struct DeviceDecision {
+  ScoreRule rule;
+  double share = 1;  // factor of a query head's probability in a score
+  int32_t first_head = 0, heads = 0;
+  int32_t begin = 0;            // its first row's token
+  std::vector<int32_t> tokens;  // held before it
+  std::vector<double> scores;   // of these tokens
+};
+
+struct Decided {
+  std::vector<int32_t> until;  // [tokens] the first row that does not see a token, or Residency::kStays
+  int32_t failed = -1;         // token of the first row without a token to attend to; nothing is decided from it on
+};
+
+// The requested rows [first, first + count), for all caches.
 struct DeviceRows {
-  size_t first = 0, count = 0, first_cache = 0;
+  size_t first = 0, count = 0;
   std::vector<float> l2;               // [heads of the stream, count], as in ExactRow
   std::vector<double> log_normaliser;  // likewise
   struct OfCache {
@@ -35,7 +50,6 @@ struct DeviceRows {
     std::vector<float> out;     // [heads, count, v_dim]; empty: not requested
     // Projections on the stream's gradient, [heads, count, samples]; 0 for rows without a gradient, empty without any.
     std::vector<float> projections;
-    PolicyEnd end;  // end state of a policy that the device runs
   };
   std::vector<OfCache> caches;
 };
@@ -53,13 +67,8 @@ class HeadDevice {
   using Take = std::function<void(const DeviceRows&)>;
   // Passes the rows to take() in order, in portions that fit the device.
   virtual void evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) = 0;
-  // Whether the device has a method's program, and enough memory for a block that runs it.
-  virtual bool runs(const DevicePrograms& programs, const HeadShape& shape) const = 0;
-  // Lets caches read their prompts, each in one call, and returns their state after the cut.
-  virtual std::vector<DevicePolicyRecord> cut(const std::vector<DevicePolicy>& policies) = 0;
-  // Computes rows of caches that the device replays from the first token on.
-  virtual std::vector<DevicePolicyRecord> replay(const std::vector<DevicePolicy>& policies, const Asked& asked,
-                                                 const Take& take) = 0;
+  // Every token from the first `begin` on must have its queries.
+  virtual std::vector<Decided> decide(const std::vector<DeviceDecision>& caches) = 0;
 };
 // Opens a device for the stream, which must live as long as the device; null if the device has no kernels for its
 // heads. Throws DeviceError if its memory is short.

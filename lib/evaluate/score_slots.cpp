@@ -64,13 +64,14 @@ void ScoreSlots<Real>::load(int32_t begin) {
   const int32_t most = std::min(first, rule_.protect.recent);
   while (cache.size() - first < most && cache.token(first - 1) == begin - (cache.size() - first) - 1) --first;
   low_ = begin - (cache.size() - first);
+  const auto score = [&](int32_t i) { return rule_.counts() ? -cache.score(i) : cache.score(i); };
   score_.clear();
-  for (int32_t i = first; i < cache.size(); ++i) score_.push_back(cache.score(i));
+  for (int32_t i = first; i < cache.size(); ++i) score_.push_back(score(i));
   alive_.assign(score_.size(), Real(1));
   gone_.assign(score_.size(), Real(0));
   // Rows outside the window, which may be more than the slots made so far.
   if (first > slots_) make_slots(first);
-  for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), cache.score(i));
+  for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), score(i));
 }
 
 template <class Real>
@@ -142,17 +143,26 @@ void ScoreSlots<Real>::step(const Tile<Real>& tile, int32_t t, int32_t r, RowRes
   score_[size_t(t - low_)] = 0;
   for (int32_t h = 0; h < heads(); ++h) {
     const int32_t place = scored ? int32_t(h * int64_t(scored_.size()) + (at - scored_.begin())) : -1;
-    const double carry = h == 0 ? rule_.carry : 1;
-    if (r < 0) attend_without_strip(h, t, carry);
-    else attend({stream_, tile, asked_, results, replay_.first_head(), h, r}, place, carry);
+    if (r < 0) attend_without_strip(h, t);
+    else attend({stream_, tile, asked_, results, replay_.first_head(), h, r}, place);
   }
-  const int32_t victim = replay_.cache().size() > rule_.budget ? lowest(t) : -1;
-  if (victim >= 0) remove(victim);
-  replay_.steps.leave(t, victim);
+  if (rule_.counts()) mark_low(t);
+  evict(t);
 }
 
 template <class Real>
-void ScoreSlots<Real>::attend(const VerbatimRow<Real>& row, int32_t place, double carry) {
+void ScoreSlots<Real>::evict(int32_t t) {
+  victims_.clear();
+  if (replay_.cache().size() > rule_.budget)
+    for (int32_t i = 0; i < rule_.drop; ++i) {
+      victims_.push_back(lowest(t));
+      remove(victims_.back());
+    }
+  replay_.steps.leave(t, victims_);
+}
+
+template <class Real>
+void ScoreSlots<Real>::attend(const VerbatimRow<Real>& row, int32_t place) {
   const int32_t t = row.token();
   Real* const e = place < 0 ? unscored_.data() : coefficients_.data() + int64_t(place) * width_;
   Real* const recent = e + slots_;
@@ -162,7 +172,7 @@ void ScoreSlots<Real>::attend(const VerbatimRow<Real>& row, int32_t place, doubl
   RowMass mass{older + newer + row.sink(), older + newer, replay_.cache().size()};
   Normaliser tau{mass.z, row.shift()};
   if (!in_range(mass.z)) tau = attend_alone(row, e);
-  add_scores(e, share_ / tau.sum, carry, t);
+  vote(e, tau.sum, row.head, t);
   if (place < 0) return;
   z_[size_t(place)] = tau.sum;
   const RowRanking* ranking = row.tile.ranking_of(replay_.heads_differ(), row.stream_head(), row.row);
@@ -170,13 +180,77 @@ void ScoreSlots<Real>::attend(const VerbatimRow<Real>& row, int32_t place, doubl
 }
 
 template <class Real>
-void ScoreSlots<Real>::add_scores(const Real* e, double weight, double carry, int32_t t) {
-  kernels::accumulate(e, weight, carry, slots_, slot_score_.data());
-  kernels::accumulate(e + slots_, weight, carry, span(t), score_.data());
+template <class F>
+void ScoreSlots<Real>::each_score(int32_t t, F f) {
+  for (int32_t s = 0; s < slots_; ++s)
+    if (slot_token_[size_t(s)] >= 0) f(s, slot_token_[size_t(s)], slot_score_[size_t(s)]);
+  for (int32_t i = 0; i < span(t); ++i) f(slots_ + i, low_ + i, score_[size_t(i)]);
+}
+
+// Adds probabilities as a step rounds them; a vote may depend on their last bit.
+template <class Real>
+void ScoreSlots<Real>::add_rounded(const Real* e, double inverse, bool first, int32_t n) {
+  if (first) sums_.assign(size_t(width_), 0.0);
+  for (size_t i = 0; i < size_t(n); ++i) sums_[i] += share_ * double(Real(double(e[i]) * inverse));
 }
 
 template <class Real>
-void ScoreSlots<Real>::attend_without_strip(int32_t head, int32_t t, double carry) {
+void ScoreSlots<Real>::vote(const Real* e, double z, int32_t head, int32_t t) {
+  const double weight = share_ / z;
+  switch (rule_.vote) {
+    case ScoreRule::Vote::attention: {
+      const double carry = head == 0 ? rule_.carry : 1;
+      kernels::accumulate(e, weight, carry, slots_, slot_score_.data());
+      kernels::accumulate(e + slots_, weight, carry, span(t), score_.data());
+      return;
+    }
+    case ScoreRule::Vote::mean:
+      each_score(t, [&](int32_t i, int32_t token, double& score) {
+        score = (head == 0 ? rule_.kept(token, t) : 1) * score + rule_.factor(token, t) * weight * double(e[i]);
+      });
+      return;
+    case ScoreRule::Vote::low_marks:
+      return add_rounded(e, 1 / z, head == 0, slots_ + span(t));
+    case ScoreRule::Vote::noisy:
+      return vote_noisily(e, head, t);
+  }
+}
+
+// ln (p e^g) of each token, then their softmax at the row's temperature. Tokens of probability 0 get no vote.
+template <class Real>
+void ScoreSlots<Real>::vote_noisily(const Real* e, int32_t head, int32_t t) {
+  const int32_t n = slots_ + span(t);
+  sums_.resize(size_t(width_)), noise_.resize(size_t(width_));
+  double *const x = sums_.data(), *const g = noise_.data();
+  if (rule_.noisy.noise) {
+    positions_.assign(slot_token_.begin(), slot_token_.end());
+    for (int32_t i = 0; i < span(t); ++i) positions_.push_back(low_ + i);
+    rule_.noisy.rng.uniforms(RngStream::keyformer_noise, positions_, head, t, g);
+    for (int32_t i = 0; i < n; ++i) g[i] = std::max(g[i], NoisyVote::kLeastUniform);
+    kernels::logarithms(g, n);
+  } else {
+    std::fill_n(g, n, -1.0);
+  }
+  for (int32_t i = 0; i < n; ++i) x[i] = e[i] == 0 ? 1 : double(e[i]) / -g[i];
+  kernels::logarithms(x, n);
+  for (int32_t i = 0; i < n; ++i)
+    if (e[i] == 0) x[i] = std::numeric_limits<double>::lowest();
+  const double scale = 1 / rule_.noisy.temperature(t), top = kernels::row_maximum(x, n);
+  const double sum = kernels::exponentiate(x, n, scale, scale * top).sum;
+  kernels::accumulate(x, share_ / sum, 1, slots_, slot_score_.data());
+  kernels::accumulate(x + slots_, share_ / sum, 1, span(t), score_.data());
+}
+
+template <class Real>
+void ScoreSlots<Real>::mark_low(int32_t t) {
+  const double limit = share_ * heads() / replay_.cache().size();
+  each_score(t, [sums = sums_.data(), limit, marks = rule_.marks.row(t)](int32_t i, int32_t token, double& score) {
+    score -= marks.set(token, sums[i] < limit);
+  });
+}
+
+template <class Real>
+void ScoreSlots<Real>::attend_without_strip(int32_t head, int32_t t) {
   const int32_t rows = int32_t(without_strip_.size()), width = int32_t(logits_.size()) / (heads() * rows);
   const int32_t row =
       int32_t(std::lower_bound(without_strip_.begin(), without_strip_.end(), t) - without_strip_.begin());
@@ -193,7 +267,7 @@ void ScoreSlots<Real>::attend_without_strip(int32_t head, int32_t t, double carr
   top = std::max(top, Real(sink));
   const double z = kernels::exponentiate(e, n, scale, top).sum + sink_term(sink, double(top));
   if (!Normaliser{z, 0}.any()) throw ReplayError(denominator_error(t));
-  add_scores(e, share_ / z, carry, t);
+  vote(e, z, head, t);
 }
 
 template <class Real>

@@ -25,10 +25,18 @@ class ScoreSlots final : public Evaluator<Real> {
   void find_logits(const Tile<Real>& tile);
   void step(const Tile<Real>& tile, int32_t t, int32_t row, RowResults<Real>& results);
   // Writes the coefficients of one head and adds its probabilities to the scores.
-  void attend(const VerbatimRow<Real>& row, int32_t place, double carry);
-  void attend_without_strip(int32_t head, int32_t t, double carry);
-  void add_scores(const Real* e, double weight, double carry, int32_t t);
+  void attend(const VerbatimRow<Real>& row, int32_t place);
+  void attend_without_strip(int32_t head, int32_t t);
+  // Adds what a row's head votes to the scores. e: [slots + window]; z: their sum, with a sink logit.
+  void vote(const Real* e, double z, int32_t head, int32_t t);
+  void add_rounded(const Real* e, double inverse, bool first, int32_t n);
+  void vote_noisily(const Real* e, int32_t head, int32_t t);
+  void mark_low(int32_t t);  // after the votes of all heads
+  // Calls f(index in e, token, score) for each token of the cache, and perhaps for evicted ones of this tile.
+  template <class F>
+  void each_score(int32_t t, F f);
   Normaliser attend_alone(const VerbatimRow<Real>& row, Real* e);
+  void evict(int32_t t);
   int32_t lowest(int32_t t);
   void remove(int32_t token);
   void close(const Tile<Real>& tile, RowResults<Real>& results);
@@ -45,6 +53,10 @@ class ScoreSlots final : public Evaluator<Real> {
   RequestedOutputs asked_;
   ScoreRule rule_;
   double share_;  // factor of a head's probability in the score
+  std::vector<int32_t> victims_;
+  // [slots + window] low_marks: probabilities of a row; noisy: votes of a head, and its draws.
+  std::vector<double> sums_, noise_;
+  std::vector<int32_t> positions_;  // of these draws
   int32_t end_ = -1, low_ = 0, slots_ = 0,
           width_ = 0;                            // end_: end of the current tile, a column of zeros in its strip
   std::vector<int32_t> slot_token_, column_;     // [slots] token or -1; column in the strip, a zero column if empty

@@ -135,6 +135,8 @@ double sum_x_log_x(const Real* row, int32_t n) {
   return chosen().of(Real()).sum_x_log_x(row, n);
 }
 
+void logarithms(double* x, int32_t n) { chosen().logarithms(x, n); }
+
 void squared_distances(const double* others, const double* point, int32_t d, double* out) {
   chosen().squared_distances(others, point, d, out);
 }

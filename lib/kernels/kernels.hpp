@@ -51,6 +51,9 @@ double gather(const Real* from, const int32_t* index, int32_t n, Real* out);
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n);
 
+// x[i] = ln x[i] for i < n; every number must be positive and normal.
+void logarithms(double* x, int32_t n);
+
 // out[i] = a[i] + weight b[i]; out may be a or b.
 template <class Real>
 void add(const Real* a, const Real* b, Real weight, int64_t n, Real* out);

@@ -138,6 +138,11 @@ double sum_x_log_x(const Real* row, int32_t n) {
   return (x < double(kSmallest)).select(0.0, x * x.log()).sum();
 }
 
+void logarithms(double* x, int32_t n) {
+  Eigen::Map<Eigen::ArrayXd> row(x, n);
+  row = row.log();
+}
+
 void squared_distances(const double* others, const double* point, int32_t d, double* out) {
   using Lanes = Eigen::Array<double, kLanes, 1>;
   Lanes sum = Lanes::Zero();
@@ -154,6 +159,7 @@ constexpr Functions<Real> functions() {
 
 }  // namespace
 
-const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, lowest, nullptr};
+const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, logarithms, lowest,
+                         nullptr};
 
 }  // namespace kvreplay::kernels

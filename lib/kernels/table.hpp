@@ -68,6 +68,7 @@ struct Table {
   Functions<float> of_float;
   Functions<double> of_double;
   void (*squared_distances)(const double* others, const double* point, int32_t d, double* out);
+  void (*logarithms)(double* x, int32_t n);
   Lowest (*lowest)(const double* score, const double* guard, const int32_t* token, int32_t n);
   TileProduct tile_product;  // null where the path has no tiles
 

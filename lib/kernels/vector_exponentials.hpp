@@ -117,6 +117,12 @@ KVR_INLINE typename Vector<double>::Raw logarithm(typename Vector<double>::Raw x
   return V::fma(e, all(Exponential<double>::kLn2High), V::fma(s, all(2.0), tail));
 }
 
+void logarithms(double* x, int32_t n) {
+  by_vectors<double>(n, [&](int64_t i, int32_t count) {
+    store_up_to<double>(x + i, logarithm(load_up_to<double>(x + i, count)), count);
+  });
+}
+
 // The logarithm of 0 or of a denormal double is arbitrary; it is multiplied by 0 or almost 0.
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n) {

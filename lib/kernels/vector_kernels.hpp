@@ -28,7 +28,7 @@ constexpr Functions<Real> functions() {
 }
 
 constexpr Table table_of_this_width(const char* name) {
-  return {name, functions<float>(), functions<double>(), squared_distances, lowest, nullptr};
+  return {name, functions<float>(), functions<double>(), squared_distances, logarithms, lowest, nullptr};
 }
 
 }  // namespace

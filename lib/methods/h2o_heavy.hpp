@@ -19,7 +19,7 @@ struct H2oHeavy : Selecting<0, kDerived> {
       .deviation =
           "the newest token is kept for its own step; the paper does not specify this (variant strict: it is not).",
   };
-  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection"};
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule"};
   enum class Variant { newest, strict };
   Variant variant = Variant::newest;
 
@@ -32,6 +32,9 @@ struct H2oHeavy : Selecting<0, kDerived> {
     Selecting::resolve(context);
   }
   PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = 0}; }
+  std::optional<ScoreRule> score_rule() const {
+    return ScoreRule{.carry = 1, .protect = protection(), .budget = budget};
+  }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -25,7 +25,7 @@ struct Keyformer : Selecting<0, kDerived> {
       .default_fraction = 0.6,
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict observe layout needs traits protection rng_arrays state rng"};
+      "observe_prompt read_prompt evict observe layout needs traits protection score_rule rng_arrays state rng"};
   double recent_frac = 0.3, tau_init = 1, tau_end = 2;
   int32_t gen_len = kDerived;
   bool noise = true;
@@ -59,6 +59,9 @@ struct Keyformer : Selecting<0, kDerived> {
     return {.state_doubles = int64_t(s.shape.heads) * s.tokens + s.prompt_tokens, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.rows_from = 0}; }
+  std::optional<ScoreRule> score_rule() const {
+    return ScoreRule{.vote = ScoreRule::Vote::noisy, .protect = protection(), .budget = budget, .noisy = noisy_vote()};
+  }
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto noisy = noisy_softmax(team, t, p, [](int32_t i) { return i; });
@@ -75,20 +78,14 @@ struct Keyformer : Selecting<0, kDerived> {
   }
 
  private:
+  KVR_FN NoisyVote noisy_vote() const { return {tau_init, tau_end, prompt, gen_len, noise, rng}; }
   KVR_FN double& prompt_score(int32_t i) { return state[state.size() - size_t(prompt) + size_t(i)]; }
-  KVR_FN double temperature(int32_t t) const {
-    return t < prompt ? tau_init : tau_init + (t - prompt) * (tau_end - tau_init) / gen_len;
-  }
   KVR_FN HeadProbabilities noisy_softmax(const Team auto& team, int32_t t, HeadProbabilities p, auto token) {
-    const double tau = temperature(t);
+    const NoisyVote vote = noisy_vote();
+    const double tau = vote.temperature(t);
     return softmax(team, p, state.data(), [&](int32_t h, int32_t i) {
-      return std::log(noise ? p(h, i) / inverse_noise(t, token(i), h) : p(h, i)) / tau;
+      return std::log(noise ? p(h, i) / vote.inverse_noise(t, token(i), h) : p(h, i)) / tau;
     });
-  }
-  // e^-g
-  KVR_FN double inverse_noise(int32_t t, int32_t token, int32_t head) const {
-    const double u = rng.uniform(RngStream::keyformer_noise, token, head, t);
-    return -std::log(u > 0x1p-53 ? u : 0x1p-53);
   }
 };
 

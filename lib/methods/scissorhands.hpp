@@ -1,6 +1,4 @@
 #pragma once
-#include <bit>
-
 #include "core/selecting.hpp"
 
 namespace kvreplay {
@@ -28,7 +26,7 @@ struct Scissorhands : Selecting<0, 10> {
           "authors_code on layers 5 to 35 of OPT-66B only.",
   };
   static constexpr Hooks hooks{
-      "observe_prompt read_prompt evict observe extra_bytes layout needs traits protection state"};
+      "observe_prompt read_prompt evict observe extra_bytes layout needs traits protection score_rule state"};
   enum class Variant { standard, fraction, authors_code };
   static constexpr int32_t kHist = 400, kCodeHist = 100, kCodeFirst = 100;
   static constexpr double kCodeRank = 0.9;
@@ -38,7 +36,7 @@ struct Scissorhands : Selecting<0, 10> {
   LayerWindow window;
   Aggregate how = Aggregate::sum;
   bool prompt_ends = false;  // the next cut is the prompt's
-  std::span<double> state;   // [tokens, words] rings of marks, 64 to a word
+  std::span<double> state;   // [words, tokens] rings of marks, 64 to a word
 
   static void declare(auto& d) {
     d.choice("variant", &Scissorhands::variant, {"default", "fraction", "authors_code"}, "which rule");
@@ -69,11 +67,17 @@ struct Scissorhands : Selecting<0, 10> {
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8;
   }
+  std::optional<ScoreRule> score_rule() const {
+    if (variant != Variant::standard) return std::nullopt;
+    return ScoreRule{
+        .vote = ScoreRule::Vote::low_marks, .protect = protection(), .budget = budget, .drop = drop, .marks = rings()};
+  }
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto probability = [&](int32_t i) { return p.group(i); };
     const double limit = limit_of(team, t + 1, prompt, window.seen(t), probability);
-    team.each(t + 1, [&](int32_t i) { mark(i, t, is_marked(probability(i), limit)); });
+    const MarkRings::Row marks = rings().row(t);
+    team.each(t + 1, [&](int32_t i) { marks.set(i, is_marked(probability(i), limit)); });
   }
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
@@ -84,7 +88,8 @@ struct Scissorhands : Selecting<0, 10> {
     const int32_t rows = cache.size(), t = cache.token(rows - 1);
     const auto probability = [&](int32_t i) { return p[size_t(i)]; };
     const double limit = limit_of(team, rows, rows, rows, probability);
-    team.each(rows, [&](int32_t i) { cache.score(i) += mark(cache.token(i), t, is_marked(p[size_t(i)], limit)); });
+    const MarkRings::Row marks = rings().row(t);
+    team.each(rows, [&](int32_t i) { cache.score(i) += marks.set(cache.token(i), is_marked(p[size_t(i)], limit)); });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), newest = cache.token(rows - 1), excess = rows - budget;
@@ -109,7 +114,7 @@ struct Scissorhands : Selecting<0, 10> {
       throw ParameterError("hist", "variant authors_code counts the last 100 rows; leave hist out");
     hist = kCodeHist;
   }
-  KVR_FN int32_t words() const { return ((hist < tokens ? hist : tokens) + 63) / 64; }
+  KVR_FN int32_t words() const { return MarkRings::words_for(hist < tokens ? hist : tokens); }
   // Limit for a row's probabilities: `held` of them are stored, the row is `width` wide, and it attends to `live`
   // tokens.
   KVR_FN double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live, auto probability) const {
@@ -120,20 +125,10 @@ struct Scissorhands : Selecting<0, 10> {
   KVR_FN bool is_marked(double p, double limit) const {
     return variant == Variant::authors_code ? p > limit : p < limit;
   }
-  // Sets token i's mark for row t, which replaces that for row t - hist; returns the change of its count.
-  KVR_FN int32_t mark(int32_t i, int32_t t, bool set) {
-    const int32_t at = t % hist;
-    double& word = state[size_t(i) * size_t(words()) + size_t(at / 64)];
-    const uint64_t bits = std::bit_cast<uint64_t>(word), bit = uint64_t{1} << (at % 64);
-    word = std::bit_cast<double>(set ? bits | bit : bits & ~bit);
-    return int32_t(set) - int32_t((bits & bit) != 0);
-  }
-  // In device code nvcc silently compiles std::popcount to nothing.
-  KVR_FN static int32_t set_bits(uint64_t x) { return __builtin_popcountll(x); }
+  KVR_FN MarkRings rings() const { return {state.data(), hist, words(), 1, tokens}; }
   KVR_FN int32_t count(int32_t i) const {
     int32_t n = 0;
-    for (size_t w = 0; w < size_t(words()); ++w)
-      n += set_bits(std::bit_cast<uint64_t>(state[size_t(i) * size_t(words()) + w]));
+    for (int32_t w = 0; w < words(); ++w) n += std::popcount(std::bit_cast<uint64_t>(rings().word(i, w)));
     return n;
   }
 };

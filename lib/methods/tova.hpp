@@ -56,7 +56,7 @@ struct Tova : Selecting<> {
   }
   std::optional<ScoreRule> score_rule() const {
     if (score != TokenScore::attention) return std::nullopt;
-    return ScoreRule{0, protection(), budget};
+    return ScoreRule{.carry = 0, .protect = protection(), .budget = budget};
   }
 
   template <class Real>

@@ -22,7 +22,6 @@ struct Decision {
   std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // one for each cache that the CPU replays
   std::vector<Accumulator> errors;                           // one for each cell
   Way on_device = Way::none;
-  bool cut_on_device = false;
   int32_t first_measured = 0;  // first row that is measured; an oracle has looked at the rows before it
   std::string failure;         // "" if nothing failed
   // Storage that the caches refer to.

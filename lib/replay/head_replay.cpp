@@ -40,7 +40,6 @@ template <class Real>
 void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   decisions_.push_back(make_decision(cells, stream_, options_, scored_, codings_));
   const Decision<Real>& d = decisions_.back();
-  for (const auto& cache : d.caches) every_row_ = every_row_ || cache->observes();
   prefixes_ = prefixes_ || (shared_.asked.prefix && d.cell().options().phase == Phase::oneshot);
 }
 
@@ -74,12 +73,13 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
 template <class Real>
 void HeadReplay<Real>::choose_ways() {
   for (Decision<Real>& d : decisions_) {
-    if (device_ == nullptr) continue;
-    const auto all = [&](auto accepts) { return std::all_of(d.caches.begin(), d.caches.end(), accepts); };
-    for (const Way way : {Way::rows, Way::policy})
-      if (all([&](const auto& cache) { return device_->accepts(*cache) == way; })) d.on_device = way;
-    d.cut_on_device =
-        d.on_device != Way::policy && all([&](const auto& cache) { return device_->accepts_cut(*cache); });
+    const auto all = [&](Way way) {
+      return std::all_of(d.caches.begin(), d.caches.end(),
+                         [&](const auto& cache) { return device_->accepts(*cache) == way; });
+    };
+    for (const Way way : {Way::rows, Way::decisions})
+      if (device_ != nullptr && all(way)) d.on_device = way;
+    for (const auto& cache : d.caches) every_row_ = every_row_ || (d.on_device == Way::none && cache->observes());
   }
 }
 
@@ -87,7 +87,7 @@ template <class Real>
 void HeadReplay<Real>::sum_prompt(const Stop& stop) {
   for (const Decision<Real>& d : decisions_)
     for (const auto& cache : d.caches)
-      if (!d.streams_prompt()) prompt_.add(*cache, d.on_device != Way::policy);
+      if (!d.streams_prompt()) prompt_.add(*cache);
   if (device_ == nullptr)
     return prompt_.sum([&](const PromptPass& pass) { return prompt_pass(exact_, pass); },
                        [&] { return future_sums(exact_, scored_); }, stop);
@@ -119,12 +119,11 @@ std::vector<size_t> HeadReplay<Real>::by_falling_budget() const {
 
 template <class Real>
 void HeadReplay<Real>::read_prompts(const Stop& stop) {
-  cut_on_device();
   std::map<FamilyKey, CacheReplay<Real>*> larger;
   for (const size_t i : by_falling_budget()) {
     Decision<Real>& d = decisions_[i];
     if (stop()) return;
-    if (d.streams_prompt() || d.cut_on_device || d.on_device == Way::policy) continue;
+    if (d.streams_prompt()) continue;
     guarded(d, [&] {
       for (const auto& cache : d.caches) {
         CacheReplay<Real>*& other = larger[family_of(d, *cache)];
@@ -136,17 +135,6 @@ void HeadReplay<Real>::read_prompts(const Stop& stop) {
   }
   for (const auto& [key, cache] : larger)
     if (cache != nullptr) cache->prompt.forget_selection();  // null: the cache failed
-}
-
-template <class Real>
-void HeadReplay<Real>::cut_on_device() {
-  std::vector<std::pair<CacheReplay<Real>*, PromptSums>> cut;
-  std::vector<Decision<Real>*> whose;
-  for (const size_t i : by_falling_budget())
-    for (const auto& cache : decisions_[i].caches)
-      if (decisions_[i].alive() && decisions_[i].cut_on_device)
-        cut.emplace_back(cache.get(), prompt_.sums_of(*cache)), whose.push_back(&decisions_[i]);
-  if (!cut.empty()) device_->cut(cut, [&](size_t i, const std::function<void()>& work) { guarded(*whose[i], work); });
 }
 
 template <class Real>
@@ -173,16 +161,14 @@ void HeadReplay<Real>::replay_on_device() {
     for (size_t c = 0; c < d.caches.size() && d.alive() && d.on_device != Way::none; ++c) {
       CacheReplay<Real>& cache = *d.caches[c];
       const size_t family = families.emplace(family_of(d, cache), families.size()).first->second;
-      if (d.on_device == Way::rows) device_->add_rows(cache, family);
-      else device_->add_policy(cache, d.streams_prompt() ? PromptSums{} : prompt_.sums_of(cache));
+      device_->add(cache, d.on_device, family);
       whose.emplace_back(&d, c);
     }
   if (whose.empty()) return;
-  device_->replay(
-      scored_, [&](size_t i, const std::function<void()>& work) { guarded(*whose[i].first, work); },
-      [&](size_t i, const Results& results, const std::vector<ExactRow>& exact) {
-        take(*whose[i].first, whose[i].second, results, exact, 0);
-      });
+  device_->replay([&](size_t i, const std::function<void()>& work) { guarded(*whose[i].first, work); },
+                  [&](size_t i, const Results& results, const std::vector<ExactRow>& exact) {
+                    take(*whose[i].first, whose[i].second, results, exact, 0);
+                  });
 }
 
 // Replays the decisions that no device has taken.

@@ -34,7 +34,6 @@ class HeadReplay {
   void choose_ways();
   void sum_prompt(const Stop& stop);
   void read_prompts(const Stop& stop);
-  void cut_on_device();
   void make_evaluators();
   void replay_on_device();
   void replay_on_cores(const Stop& stop);

@@ -93,7 +93,7 @@ struct Full : Kept {
 
 template <class P>
 const Method& method() {
-  static const Method one(policy_table<P>(), {});
+  static const Method one(policy_table<P>());
   return one;
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -71,7 +72,6 @@ class EmulatedBlock {
     return other;
   }
   int32_t atomic_add(int32_t* in_shared, int32_t x) const { return std::exchange(*in_shared, *in_shared + x); }
-  void atomic_or(uint32_t* word, uint32_t bits) const { *word |= bits; }
   float exp2(float x) const { return std::exp2(x); }
   void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) const {
     struct Mine {
@@ -133,9 +133,13 @@ class EmulatedBlock {
 };
 static_assert(Block<EmulatedBlock>);
 
+constexpr size_t kMostSharedBytes = size_t{227} << 10;  // of a block
+
 template <class Kernel>
 void launch(const Kernel& kernel, const LaunchShape& shape, Schedule schedule) {
   static_assert(std::is_trivially_copyable_v<Kernel>);
+  if (shape.shared_bytes > kMostSharedBytes)
+    throw std::logic_error("a block asks for more shared memory than there is");
   Threads threads(shape, schedule);
   for (int64_t b = 0; b < shape.blocks; ++b)
     threads.run(b, [&](int thread) { kernel(EmulatedBlock(threads, thread)); });

@@ -16,14 +16,7 @@ constexpr size_t kGuard = 256;
 constexpr unsigned char kGuardByte = 0xA5, kFreshByte = 0xFF;
 
 class EmulatedRuntime final : public Runtime {
-  static constexpr size_t kSharedBytes = size_t{227} << 10;
-  static void check_shared(size_t bytes) {
-    if (bytes > kSharedBytes) throw std::logic_error("a block asks for more shared memory than there is");
-  }
-  void start(const auto& kernel) {
-    check_shared(kernel.shape().shared_bytes);
-    launch(kernel, kernel.shape(), schedule_);
-  }
+  void start(const auto& kernel) { launch(kernel, kernel.shape(), schedule_); }
   auto starter() {
     return [this](const auto& kernel) { start(kernel); };
   }
@@ -64,18 +57,12 @@ class EmulatedRuntime final : public Runtime {
   void run(const SimpleKernel& kernel) override {
     std::visit([&](const auto& one) { start(one); }, kernel);
   }
-  size_t most_shared_bytes() const override { return kSharedBytes; }
+  size_t most_shared_bytes() const override { return kMostSharedBytes; }
   void attend(const AttendArgs& args, int32_t width, Grade grade, bool values) override {
     with_width(width, [&]<int kWidth> { launch_attend<kWidth>(args, grade, values, starter()); });
   }
   void columns(const ColumnArgs& args, int32_t width, Grade grade, bool maxima) override {
     with_width(width, [&]<int kWidth> { launch_columns<kWidth>(args, grade, maxima, starter()); });
-  }
-  bool has(const DevicePrograms& programs) const override { return programs.emulated != nullptr; }
-  void run_policies(const DevicePrograms& programs, DeviceLaunch launch) override {
-    check_shared(launch.shared_bytes);
-    launch.queue = &schedule_;
-    programs.emulated(launch);
   }
 
  private:

@@ -24,7 +24,6 @@ struct CudaBlock {
     return __shfl_xor_sync(0xffffffffu, x, mask);
   }
   __device__ int32_t atomic_add(int32_t* in_shared, int32_t x) const { return atomicAdd(in_shared, x); }
-  __device__ void atomic_or(uint32_t* word, uint32_t bits) const { atomicOr(word, bits); }
   __device__ float exp2(float x) const {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

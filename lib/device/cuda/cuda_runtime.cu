@@ -119,12 +119,6 @@ class CudaRuntime final : public Runtime {
     use();
     with_width(width, [&]<int kWidth> { OfWidth<kWidth>::columns(args, grade, maxima, stream_); });
   }
-  bool has(const DevicePrograms& programs) const override { return programs.cuda != nullptr; }
-  void run_policies(const DevicePrograms& programs, DeviceLaunch launch) override {
-    use();
-    launch.queue = stream_;
-    programs.cuda(launch);
-  }
 
  private:
   struct Stage {

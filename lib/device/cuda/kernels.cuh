@@ -17,5 +17,6 @@ void start(const ExactMergeKernel& kernel, cudaStream_t stream);
 void start(const CacheMergeKernel& kernel, cudaStream_t stream);
 void start(const ProbabilityKernel& kernel, cudaStream_t stream);
 void start(const RecallKernel& kernel, cudaStream_t stream);
+void start(const DecideKernel& kernel, cudaStream_t stream);
 
 }  // namespace kvreplay::cuda

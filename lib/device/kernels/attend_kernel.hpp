@@ -47,6 +47,10 @@ struct AttendArgs {
   const int32_t* row_token;        // [rows]
   const AttendPart* parts;
   AttendSums sums;
+  // The logits of runs of the trace, in base 2: [heads, rows, logit_pitch], column j is token j, up to a row's own.
+  // Null: not kept. Kernels that sum values keep none.
+  float* logits;
+  int64_t logit_pitch;
   int32_t rows, tokens, heads, group, parts_count;
   float scale, softcap;  // 0: no cap
   LayerWindow window;
@@ -94,6 +98,7 @@ struct AttendKernel {
     if (head < part.first_head || head >= part.first_head + part.heads) return;
     Warp warp;
     warp.open(*this, block, tile);
+    warp.logits = a.logits == nullptr ? nullptr : a.logits + int64_t(head) * a.rows * a.logit_pitch;
     const KeySpan span = part.spans[tile];
     const int32_t stages = (span.count + kKeys - 1) / kKeys;
     load_queries(block, tile, head);
@@ -181,6 +186,7 @@ struct AttendKernel {
     float top[2], z[2], tokens[2], squares[2];  // in base 2; until close() only for this thread's columns
     float out[kValues ? kWidthBlocks : 1][4];
     uint32_t q[kHolds ? kSteps : 1][kKeyPlanes][4];
+    float* logits;        // of this query head, or null
     int32_t least_token;  // among the 16 rows
     int g, c, first;      // first: row of the tile
 
@@ -257,7 +263,11 @@ struct AttendKernel {
       KVR_UNROLL for (int n = 0; n < kKeyBlocks; ++n) KVR_UNROLL for (int i = 0; i < 4; ++i) {
         float l = s[n][i] * k.a.scale;
         if (k.a.softcap > 0) l = k.a.softcap * std::tanh(l / k.a.softcap);
-        s[n][i] = kPlain || k.sees(token[i / 2], entry[n * 8 + c + i % 2]) ? l * kLog2e : -INFINITY;
+        const Entry& of = entry[n * 8 + c + i % 2];
+        const bool seen = kPlain || k.sees(token[i / 2], of);
+        s[n][i] = seen ? l * kLog2e : -INFINITY;
+        if constexpr (!kValues)
+          if (logits != nullptr && seen && token[i / 2] >= 0) logits[row[i / 2] * k.a.logit_pitch + of.token] = s[n][i];
         if (s[n][i] > most[i / 2]) most[i / 2] = s[n][i];
       }
       float shrink[2];

@@ -6,18 +6,13 @@
 #include "core/bf16.hpp"
 #include "core/platform.hpp"
 
-// Marks, in this order: a function that only kernels call; a loop to unroll, because its index names registers; a loop
-// to keep rolled; a function that must not be inlined.
+// Marks: a function that only kernels call; a loop to unroll, because its index names registers.
 #if defined(__CUDACC__)
 #define KVR_DEVICE __device__
 #define KVR_UNROLL _Pragma("unroll")
-#define KVR_ROLLED _Pragma("unroll 1")
-#define KVR_CALLED __noinline__
 #else
 #define KVR_DEVICE
 #define KVR_UNROLL
-#define KVR_ROLLED
-#define KVR_CALLED
 #endif
 
 // A kernel's view of the threads that run it: the threads of one block, in warps of 32. A kernel is a trivially
@@ -38,7 +33,7 @@ constexpr int kWarp = 32;
 
 template <class B>
 concept Block = requires(const B block, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t (&m)[4],
-                         void* to, const void* from, bool inside, int32_t* in_shared, uint32_t* word) {
+                         void* to, const void* from, bool inside, int32_t* in_shared) {
   { block.thread() } -> std::same_as<int>;   // 0..threads() - 1
   { block.threads() } -> std::same_as<int>;  // a multiple of 32
   { block.index() } -> std::same_as<int64_t>;
@@ -48,7 +43,6 @@ concept Block = requires(const B block, float (&d)[4], const uint32_t (&a)[4], c
   { block.shuffle_xor(1.0f, 1) } -> std::same_as<float>;  // the number of lane ^ mask; any plain type
   // Adds to a number in shared memory and returns the number before. The order of threads is undefined.
   { block.atomic_add(in_shared, 1) } -> std::same_as<int32_t>;
-  block.atomic_or(word, uint32_t{1});           // in any memory
   { block.exp2(1.0f) } -> std::same_as<float>;  // relative error of at most 2^-21
   block.multiply_add(d, a, b);                  // D += A B, bf16 numbers, float32 sums
   // Loads four matrices of 8 x 8 numbers of 16 bits. `from`: in shared memory, row lane % 8 of matrix lane / 8, 16-byte

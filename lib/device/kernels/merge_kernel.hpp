@@ -42,7 +42,6 @@ struct MergeCache {
   PartList all;  // parts that the output sums
   PartList set;  // the same tokens at weight 1; count 0: not needed
   bool prefix;   // compare the prompt's parts with exact attention over the prompt
-  bool begun;    // its results already hold what its policy knows of the rows
   int32_t first_head, heads;
   int64_t first_row;  // first row of its results, [heads, rows]
 };
@@ -155,11 +154,10 @@ struct CacheMergeKernel {
     const int32_t head = int32_t(at % cells / in.rows), row = int32_t(at % in.rows);
     if (head < cache.first_head || head >= cache.first_head + cache.heads) return;
     const int64_t to = cache.first_row + int64_t(head - cache.first_head) * in.rows + row;
-    RowResult result = cache.begun ? results[to] : RowResult{};
+    RowResult result{};
     compare(block, cache, head, row, to, result);
     if (cache.prefix) result.prefix_error = double(prefix_error(block, cache, head, row));
     if (cache.set.count > 0) result.set_error = double(set_error(block, cache, head, row));
-    block.sync_warp();  // all lanes have read the previous content
     if (block.thread() % kWarp == 0) results[to] = result;
   }
 

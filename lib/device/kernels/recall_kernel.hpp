@@ -14,17 +14,13 @@
 
 namespace kvreplay {
 
-// A cache: a list of tokens, where rows of its part are those of the whole launch (row r looks at spans[r / 64]), or a
-// bit for every token.
+// A cache: a list of tokens, where rows of its part are those of the whole launch (row r looks at spans[r / 64]).
 constexpr int32_t kNoRun = 1 << 30;  // no token is that far
 struct RecallCache {
   AttendPart part;
-  int32_t later_from;              // and every token from this one up to a row's own; or kNoRun
-  int32_t by_head;                 // 0: its heads rank by the mean over all heads of the stream; 1: each by its own
-  int64_t first_row;               // first row of its results, [part.heads, rows]
-  const uint32_t* bits = nullptr;  // [heads, rows, words], or null
-  int64_t bits_head = 0;           // words from one head to the next; 0: all heads attend to the same tokens
-  int32_t words = 0;
+  int32_t later_from;  // and every token from this one up to a row's own; or kNoRun
+  int32_t by_head;     // 0: its heads rank by the mean over all heads of the stream; 1: each by its own
+  int64_t first_row;   // first row of its results, [part.heads, rows]
 };
 
 struct RecallArgs {
@@ -127,7 +123,6 @@ struct RecallKernel {
   // Run by a warp: counts the tokens that a row attends to at this place or before it.
   KVR_DEVICE int32_t count_places(const Block auto& block, const Ranking& ranking, const RecallCache& cache,
                                   int32_t row, uint64_t last) const {
-    if (cache.bits != nullptr) return count_bits(block, ranking, cache, row, last);
     const AttendPart& part = cache.part;
     const KeySpan span = part.spans[row / kRowTile];
     const int32_t t = ranking.tokens - 1, oldest = a.window.first(t);
@@ -140,17 +135,6 @@ struct RecallKernel {
       if (token <= t && (part.until == nullptr || t < part.until[i])) look(token);
     }
     for (int32_t token = cache.later_from + block.thread() % kWarp; token <= t; token += kWarp) look(token);
-    for (int mask = 1; mask < kWarp; mask *= 2) count += block.shuffle_xor(count, mask);
-    return count;
-  }
-  KVR_DEVICE static int32_t count_bits(const Block auto& block, const Ranking& ranking, const RecallCache& cache,
-                                       int32_t row, uint64_t last) {
-    const int32_t head = ranking.head < 0 ? 0 : ranking.head - cache.part.first_head;
-    const uint32_t* const words = cache.bits + head * cache.bits_head + int64_t(row) * cache.words;
-    int32_t count = 0;
-    for (int32_t w = block.thread() % kWarp; w * 32 < ranking.tokens; w += kWarp)
-      for (int32_t b = 0; b < 32 && w * 32 + b < ranking.tokens; ++b)
-        if ((words[w] >> b & 1u) != 0 && (last == 0 || ranking.place(w * 32 + b) >= last)) ++count;
     for (int mask = 1; mask < kWarp; mask *= 2) count += block.shuffle_xor(count, mask);
     return count;
   }

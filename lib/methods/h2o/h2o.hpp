@@ -69,8 +69,10 @@ struct H2o : H2oVariants {
     return double(rows > 0 ? rows : 1) * (context.aggregate == Aggregate::sum ? context.shape.heads : 1);
   }
   std::optional<ScoreRule> score_rule() const {
-    if (!is(Variant::real_drop) || means() || score != TokenScore::attention) return std::nullopt;
-    return ScoreRule{1, protection(), budget};
+    if (!is(Variant::real_drop) || score != TokenScore::attention) return std::nullopt;
+    ScoreRule rule{.carry = 1, .protect = protection(), .budget = budget};
+    if (means()) rule.vote = ScoreRule::Vote::mean, rule.first_voter = first_voter;
+    return rule;
   }
   static std::string failure_text(int32_t, int32_t) {
     return "variant oracle_global ranks all rows at the end of the prompt, which must come in one call (prompt cut)";

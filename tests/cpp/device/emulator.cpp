@@ -332,11 +332,9 @@ TEST_CASE("writes outside the memory of a device are an error", "[emulator]") {
 }
 
 TEST_CASE("a block cannot have more shared memory than a device has", "[emulator]") {
-  const auto runtime = emulator::open_runtime(Schedule::forward);
-  const DevicePrograms nothing{.emulated = [](const DeviceLaunch&) {}};
-  const auto ask = [&](size_t bytes) { runtime->run_policies(nothing, {nullptr, nullptr, 0, 0, bytes, nullptr}); };
-  CHECK_NOTHROW(ask(runtime->most_shared_bytes()));
-  CHECK_THROWS_WITH(ask(runtime->most_shared_bytes() + 1), Contains("more shared memory"));
+  const auto ask = [](size_t bytes) { launch([](const Block auto&) {}, kThreads, bytes); };
+  CHECK_NOTHROW(ask(emulator::kMostSharedBytes));
+  CHECK_THROWS_WITH(ask(emulator::kMostSharedBytes + 1), Contains("more shared memory"));
 }
 
 TEST_CASE("addresses that are not aligned to 16 bytes are an error", "[emulator]") {

@@ -4,8 +4,7 @@
 #include "core/bf16.hpp"
 #include "device/beside_cores.hpp"
 
-// Methods that add up probabilities and drop the lowest score (h2o over all rows so far, tova over the present one)
-// decide on a device as on the CPU, under every rule. Easy cases are checked by hand.
+// Methods that follow a score rule decide on a device as on the CPU, under every rule. Easy cases are checked by hand.
 
 using namespace kvreplay;
 using namespace kvreplay::test;
@@ -13,6 +12,7 @@ using namespace kvreplay::test;
 namespace {
 
 constexpr const char* kMethods[] = {"h2o", "tova"};
+constexpr const char* kOthers[] = {"h2o_heavy", "scissorhands", "keyformer"};
 
 Cell cell_of(const char* method, int32_t budget, const StreamShape& s, const nlohmann::json& params = {},
              Aggregate aggregate = Aggregate::sum) {
@@ -35,6 +35,16 @@ std::vector<Cell> every_rule(const StreamShape& s) {
           if (sinks + recent < budget)
             cells.push_back(cell_of(method, budget, s, {{"sinks", sinks}, {"recent", recent}},
                                     sinks == 0 ? Aggregate::mean : Aggregate::sum));
+  for (const char* method : kOthers)
+    for (const int32_t budget : {12, 40})
+      for (const int32_t recent : {1, 10})
+        for (const Aggregate how : {Aggregate::sum, Aggregate::mean})
+          cells.push_back(cell_of(method, budget, s, {{"recent", recent}}, how));
+  cells.push_back(cell_of("h2o", 24, s, {{"score_norm", "mean"}}));
+  cells.push_back(cell_of("h2o", 24, s, {{"score_norm", "mean"}, {"score_rows", "last:20"}}));
+  for (const int32_t hist : {3, 64, 70})
+    for (const int32_t drop : {1, 5}) cells.push_back(cell_of("scissorhands", 24, s, {{"hist", hist}, {"drop", drop}}));
+  cells.push_back(cell_of("keyformer", 24, s, {{"noise", false}, {"tau_init", 0.5}, {"gen_len", 7}}));
   return cells;
 }
 
@@ -47,7 +57,7 @@ void round_numbers(HeadStream<float>& stream) {
 
 }  // namespace
 
-TEST_CASE("a device keeps the CPU's tokens, for every score rule and budget", "[device][replay][programs]") {
+TEST_CASE("a device keeps the CPU's tokens, for every score rule and budget", "[device][replay]") {
   const StreamShape s{.tokens = 90, .prompt = 60, .heads = 3};
   check_device(make_stream<float>(s, 71), every_rule(s));
   auto rounded = make_stream<float>(s, 72, Look::clustered);
@@ -60,7 +70,16 @@ TEST_CASE("a device keeps the CPU's tokens, for every score rule and budget", "[
   check_device(rounded, cells);
 }
 
-TEST_CASE("a cache on a device that holds less than its budget fills it first", "[device][replay][programs]") {
+TEST_CASE("caches of any number of slots, in registers and in memory", "[device][replay]") {
+  const StreamShape s{.tokens = 1150, .prompt = 1090};
+  std::vector<Cell> cells;
+  for (const int32_t budget : {159, 160, 287, 288, 500, 900, 1055, 1056, 1100})
+    for (const char* method : {"h2o", "scissorhands"}) cells.push_back(cell_of(method, budget, s));
+  for (const int32_t budget : {100, 1080}) cells.push_back(cell_of("keyformer", budget, s));
+  check_device(make_stream<float>(s, 82, Look::clustered), cells);
+}
+
+TEST_CASE("a cache on a device that holds less than its budget fills it first", "[device][replay]") {
   const StreamShape s{.tokens = 70, .prompt = 20};
   std::vector<Cell> cells;
   for (const int32_t budget : {20, 21, 45, 69, 70})
@@ -68,7 +87,7 @@ TEST_CASE("a cache on a device that holds less than its budget fills it first", 
   check_device(make_stream<float>(s, 73, Look::sinks), cells);
 }
 
-TEST_CASE("scores on a device respect sink logits and soft caps", "[device][replay][programs]") {
+TEST_CASE("scores on a device respect sink logits and soft caps", "[device][replay]") {
   const StreamShape s{.tokens = 70, .prompt = 40, .heads = 3};
   struct Logits {
     float cap;
@@ -87,7 +106,7 @@ TEST_CASE("scores on a device respect sink logits and soft caps", "[device][repl
   }
 }
 
-TEST_CASE("scores on a device work for rows of any width and any number of heads", "[device][replay][programs]") {
+TEST_CASE("scores on a device work for rows of any width and any number of heads", "[device][replay]") {
   StreamShape s{.tokens = 70, .prompt = 40};
   for (const auto& [dim, v_dim] : {std::pair{48, 64}, {128, 80}, {200, 256}}) {
     s.dim = dim, s.v_dim = v_dim;
@@ -102,10 +121,11 @@ TEST_CASE("scores on a device work for rows of any width and any number of heads
   }
 }
 
-TEST_CASE("other caches in a launch change no bit of a cache", "[device][replay][programs]") {
+TEST_CASE("other caches in a launch change no bit of a cache", "[device][replay]") {
   const StreamShape s{.tokens = 70, .prompt = 40};
   const auto stream = make_stream<float>(s, 77, Look::clustered);
   std::vector<Cell> cells = both(20, s, {{"sinks", 2}});
+  for (const char* method : kOthers) cells.push_back(cell_of(method, 20, s));
   cells.push_back(cell_of("h2o", 33, s)), cells.push_back(streamed(cells[0]));
   RunOptions options = on_device();
   const RunResult together = replay(stream, cells, options), again = replay(stream, cells, options);
@@ -117,9 +137,10 @@ TEST_CASE("other caches in a launch change no bit of a cache", "[device][replay]
   }
 }
 
-TEST_CASE("a device that streams the prompt continues after it as the CPU does", "[device][replay][programs]") {
+TEST_CASE("a device that streams the prompt continues after it as the CPU does", "[device][replay]") {
   const StreamShape s{.tokens = 70, .prompt = 40};
   std::vector<Cell> cells = both(20, s);
+  for (const char* method : kOthers) cells.push_back(cell_of(method, 20, s));
   for (Cell& cell : cells) cell = streamed(cell);
   check_device(make_stream<float>(s, 78, Look::sinks), cells);
 }
@@ -145,7 +166,7 @@ HeadStream<float> rotating_stream(const StreamShape& s, const Turn& at) {
 }  // namespace
 
 TEST_CASE("a row whose attended tokens were evicted on a device is summed over the tokens that stayed",
-          "[device][replay][programs]") {
+          "[device][replay]") {
   const StreamShape s{.tokens = 80, .prompt = 40};
   RunOptions how;
   how.wanted.drop(Work::recalls);  // most probabilities are zero in float32, and tie
@@ -173,7 +194,7 @@ HeadStream<float> uniform_stream(const StreamShape& s, const std::vector<int32_t
 
 }  // namespace
 
-TEST_CASE("a device evicts the largest token among equal scores", "[device][replay][programs]") {
+TEST_CASE("a device evicts the largest token among equal scores", "[device][replay]") {
   const StreamShape s{.tokens = 40, .prompt = 10};
   const std::vector<int32_t> weak{3, 4, 9};
   const auto stream = uniform_stream(s, weak);
@@ -196,7 +217,7 @@ TEST_CASE("a device evicts the largest token among equal scores", "[device][repl
   for (int32_t t = 19; t < s.tokens; ++t) CHECK(kept_at(newest, t) == first_tokens(20));
 }
 
-TEST_CASE("a NaN score ends its cell on a device at the same token as on the CPU", "[device][replay][programs]") {
+TEST_CASE("a NaN score ends its cell on a device at the same token as on the CPU", "[device][replay]") {
   const StreamShape s{.tokens = 70, .prompt = 40};
   const auto sound = [&] { return make_stream<float>(s, 81); };
   const auto stops = [&](const HeadStream<float>& stream, int32_t token) {

@@ -43,6 +43,15 @@ run = kv.replay(data_folder() / "traces/samples/smollm2-135m.h5",
 print(run.summary()[["method", "budget_tokens", "rel_err_out_mean"]].to_string())
 assert len(run.failed) == 0 and len(run) == 2 * 3 * 4 * 2, run
 END
+# Where there is no GPU, a device is refused with the reason, and nothing else needs a driver.
+if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+  code=0
+  ../env/bin/kvreplay run "$(../env/bin/python -c 'from kvreplay.places import data_folder; print(data_folder())')"/configs/quickstart.yaml \
+    --device cuda -o refused 2>refused.txt || code=$?
+  [ $code -eq 4 ]
+  grep -q 'there is no device cuda here' refused.txt
+fi
+
 start=$(milliseconds)
 ../env/bin/python own.py >&2
 own=$(($(milliseconds) - start))

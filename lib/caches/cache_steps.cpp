@@ -60,6 +60,11 @@ const Residency& CacheSteps<Real>::decide(int32_t begin, int32_t end) {
 }
 
 template <class Real>
+const Residency& CacheSteps<Real>::decide_all() {
+  return record_all([&](int32_t t) { step_unattended(t); });
+}
+
+template <class Real>
 const Residency& CacheSteps<Real>::follow(std::span<const int32_t> until) {
   std::vector<Residency::Eviction> leaving;  // in the order of eviction
   for (int32_t token = 0; token < int32_t(until.size()); ++token)
@@ -67,14 +72,20 @@ const Residency& CacheSteps<Real>::follow(std::span<const int32_t> until) {
   std::stable_sort(leaving.begin(), leaving.end(), [](const auto& a, const auto& b) { return a.until < b.until; });
   auto next = leaving.begin();
   std::vector<int32_t> evicted;
-  const auto step = [&](int32_t t) {
+  return record_all([&](int32_t t) {
     arrive(t);
     evicted.clear();
     for (; next != leaving.end() && next->until == t + 1; ++next) evicted.push_back(next->token);
     leave(t, evicted);
-  };
-  for (int32_t t = 0; t < state_.stream.prompt && state_.prompt_streams; ++t) step(t);
-  return record(state_.stream.prompt, state_.stream.tokens, step);
+  });
+}
+
+template <class Real>
+template <class Step>
+const Residency& CacheSteps<Real>::record_all(Step step) {
+  const int32_t prompt = state_.stream.prompt;
+  for (int32_t t = 0; t < prompt && state_.prompt_streams; ++t) step(t);
+  return record(prompt, state_.stream.tokens, step);
 }
 
 template <class Real>

@@ -42,6 +42,7 @@ class CacheSteps {
   double logit_factor(int32_t token) const { return state_.calls().logit_factor(state_.cache.size(), token); }
   // For caches that read no probabilities (fixed, sliding): tokens begin..end-1 arrive. Valid until the next call.
   const Residency& decide(int32_t begin, int32_t end);
+  const Residency& decide_all();  // from the first token of the cache to the last; tells of those after the prompt
   // For caches that follow a score rule: token t arrives, then others are evicted.
   void arrive(int32_t t);
   void leave(int32_t t, std::span<const int32_t> evicted);
@@ -55,6 +56,9 @@ class CacheSteps {
   // Calls step(t) for tokens begin..end-1 and records what the cache holds.
   template <class Step>
   const Residency& record(int32_t begin, int32_t end, Step step);
+  // Likewise for tokens after the prompt; a prompt that streams in comes before them.
+  template <class Step>
+  const Residency& record_all(Step step);
 
   CacheState<Real>& state_;
   CacheAccount<Real>& account_;

@@ -70,7 +70,7 @@ struct ScoreRule {
   };
   Vote vote = Vote::attention;
   double carry = 1;  // attention: 1: accumulated; 0: only the present row
-  Protect protect;
+  Protect protect = {};
   int32_t budget = 0;
   int32_t drop = 1;  // tokens evicted at a time, once more than `budget` are held: those of lowest score
   int32_t first_voter = 0;

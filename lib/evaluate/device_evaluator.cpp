@@ -28,7 +28,7 @@ auto DeviceEvaluator<Real>::accepts(const CacheReplay<Real>& cache) const -> Way
   if (!asked_.needles.empty()) return Way::none;
   const Kind kind = cache.steps.fast_path().kind;
   if (kind == Kind::scores && !cache.has_injected_numbers()) return Way::decisions;
-  return (kind == Kind::fixed || kind == Kind::sliding) && !cache.streams_prompt() ? Way::rows : Way::none;
+  return kind == Kind::fixed || kind == Kind::sliding ? Way::rows : Way::none;
 }
 
 template <class Real>
@@ -70,8 +70,7 @@ void DeviceEvaluator<Real>::decide(const Guard& guard) {
     guard(i, [&, of_rule = ways_[i] == Way::decisions ? &decided[next++] : nullptr] {
       CacheReplay<Real>& cache = *caches_[i];
       if (of_rule != nullptr && of_rule->failed >= 0) throw ReplayError(denominator_error(of_rule->failed));
-      held_[i].held =
-          of_rule != nullptr ? cache.steps.follow(of_rule->until) : cache.steps.decide(stream_.prompt, stream_.tokens);
+      held_[i].held = of_rule != nullptr ? cache.steps.follow(of_rule->until) : cache.steps.decide_all();
       held_[i].set = asked_.set && held_[i].held.weighted();
       if (of_rule != nullptr) cache.account.count_attended(0, 0, seconds);
     });

@@ -55,9 +55,8 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   for (size_t i = 0; i < cells.size(); ++i)
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
-  // An audit reads only the cache's own copy, and a device holds rows of its own.
-  const bool shares = !options.audit && !options.device;
-  const auto rows_of_format = codings.of(cell, setup.options.row_format, stream, shares);
+  // An audit reads only the cache's own copy.
+  const auto rows_of_format = codings.of(cell, setup.options.row_format, stream, !options.audit);
   setup.coding = rows_of_format.coding;
   inject(cell, setup, d.uniforms);
   if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);

@@ -51,6 +51,7 @@ struct Threads::Impl {
   std::unique_ptr<unsigned char[]> memory;  // guard, shared memory, guard
   size_t shared_bytes = 0;
   int running = 0, live = 0;
+  int64_t barriers = 0;
   std::string unaligned;  // names the access that is not at a multiple of 16 bytes
   uint32_t shuffle = 1;
 
@@ -85,7 +86,8 @@ struct Threads::Impl {
       bool ran = false;
       reorder(warp_order);
       for (const int warp : warp_order) ran = run_warp(warp) || ran;
-      if (!block.open(int(threads.size())) && !ran)
+      if (block.open(int(threads.size()))) ++barriers;
+      else if (!ran)
         throw std::logic_error("threads of block " + std::to_string(index) + " wait at different barriers");
     }
   }
@@ -148,6 +150,8 @@ void Threads::wait_for_warp(int thread) {
   impl_->meet(impl_->warps[size_t(thread / kWarp)]);
 }
 void Threads::wait_for_block() { impl_->meet(impl_->block); }
+
+int64_t Threads::barriers() const { return impl_->barriers; }
 
 unsigned char* Threads::slot(int thread, int turn) { return impl_->threads[size_t(thread)].slots[turn]; }
 int Threads::turn(int thread) const { return impl_->threads[size_t(thread)].turn; }

@@ -46,6 +46,7 @@ class Threads {
   void report_misalignment(const char* what);
   int64_t index() const { return index_; }
   int threads() const { return shape_.threads; }
+  int64_t barriers() const;  // of whole blocks, so far
 
  private:
   struct Impl;
@@ -135,14 +136,16 @@ static_assert(Block<EmulatedBlock>);
 
 constexpr size_t kMostSharedBytes = size_t{227} << 10;  // of a block
 
+// Returns the number of barriers that blocks have waited at.
 template <class Kernel>
-void launch(const Kernel& kernel, const LaunchShape& shape, Schedule schedule) {
+int64_t launch(const Kernel& kernel, const LaunchShape& shape, Schedule schedule) {
   static_assert(std::is_trivially_copyable_v<Kernel>);
   if (shape.shared_bytes > kMostSharedBytes)
     throw std::logic_error("a block asks for more shared memory than there is");
   Threads threads(shape, schedule);
   for (int64_t b = 0; b < shape.blocks; ++b)
     threads.run(b, [&](int thread) { kernel(EmulatedBlock(threads, thread)); });
+  return threads.barriers();
 }
 
 }  // namespace kvreplay::emulator

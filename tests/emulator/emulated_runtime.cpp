@@ -16,13 +16,13 @@ constexpr size_t kGuard = 256;
 constexpr unsigned char kGuardByte = 0xA5, kFreshByte = 0xFF;
 
 class EmulatedRuntime final : public Runtime {
-  void start(const auto& kernel) { launch(kernel, kernel.shape(), schedule_); }
+  void start(const auto& kernel) { work_.barriers += launch(kernel, kernel.shape(), schedule_), ++work_.launches; }
   auto starter() {
     return [this](const auto& kernel) { start(kernel); };
   }
 
  public:
-  explicit EmulatedRuntime(Schedule schedule) : schedule_(schedule) {}
+  EmulatedRuntime(Schedule schedule, Work* work) : schedule_(schedule), work_(work == nullptr ? own_work_ : *work) {}
   ~EmulatedRuntime() override {
     for (const auto& [memory, bytes] : held_) free_block(memory);
   }
@@ -43,12 +43,8 @@ class EmulatedRuntime final : public Runtime {
     free_block(found->first);
     held_.erase(found);
   }
-  void upload(void* to, const void* from, size_t bytes) override {
-    if (bytes > 0) std::memcpy(to, from, bytes);
-  }
-  void download(void* to, const void* from, size_t bytes) override {
-    if (bytes > 0) std::memcpy(to, from, bytes);
-  }
+  void upload(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
   void wait() override {
     for (const auto& block : held_) overrun_ = overrun_ || !intact(block);
     if (overrun_) throw std::logic_error("a kernel wrote outside the memory of the device");
@@ -66,6 +62,10 @@ class EmulatedRuntime final : public Runtime {
   }
 
  private:
+  void copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    work_.copied += int64_t(bytes);
+  }
   static bool intact(const std::pair<unsigned char* const, size_t>& block) {
     const auto whole = [](const unsigned char* guard) {
       return std::all_of(guard, guard + kGuard, [](unsigned char x) { return x == kGuardByte; });
@@ -74,12 +74,16 @@ class EmulatedRuntime final : public Runtime {
   }
   static void free_block(unsigned char* memory) { std::free(memory - kGuard); }
   Schedule schedule_;
+  Work own_work_;
+  Work& work_;
   std::map<unsigned char*, size_t> held_;
   bool overrun_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Runtime> open_runtime(Schedule schedule) { return std::make_unique<EmulatedRuntime>(schedule); }
+std::unique_ptr<Runtime> open_runtime(Schedule schedule, Work* work) {
+  return std::make_unique<EmulatedRuntime>(schedule, work);
+}
 
 }  // namespace kvreplay::emulator

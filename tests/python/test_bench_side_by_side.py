@@ -287,7 +287,7 @@ def test_a_device_is_compared_with_one_core_and_with_the_peer(trace, truth, tmp_
     given["seconds"] = {name: 2 * s for name, s in given.pop("cpu_seconds").items()}
     (tmp_path / "fake.json").write_text(json.dumps(given))
     (tmp_path / "torch.py").write_text(TORCH)
-    words = ["--device", "emulated", "--exact-tokens", 512, "--rounds", 1, "--jobs", 2, "--out", tmp_path]
+    words = ["--device", "emulated", "--quick", "--jobs", 2, "--out", tmp_path]
     words += ["--trace", trace, "--tokens", 160, "--prefill", 130, "--last", 20, "--budgets", "66,80"]
     emulated = str(BINARY.with_name("kvreplay_bench"))
     done = bench(*words, "--peer", peer_file, PYTHONPATH=str(tmp_path), KVREPLAY=emulated)
@@ -304,8 +304,13 @@ def test_a_device_is_compared_with_one_core_and_with_the_peer(trace, truth, tmp_
     assert float(row["anchor"]) == 14000 and row["goal"].startswith("G6")
     assert float(row["ratio"]) == pytest.approx(14000 / float(row["device"]))
     assert float(of["program", "core"]["device"]) > float(of["caches h2o", "core"]["device"])
-    bf16, f32 = (float(of[f"exact, {dtype}", ""]["device"]) for dtype in ("bf16", "f32"))
-    assert float(of["exact, f32 over bf16", ""]["ratio"]) == pytest.approx(f32 / bf16)
+    exact = "exact, 512 x 64, "
+    bf16, f32 = (float(of[exact + dtype, ""]["device"]) for dtype in ("bf16", "f32"))
+    assert float(of[exact + "f32 over bf16", ""]["ratio"]) == pytest.approx(f32 / bf16)
+    for what, goal in (("h2o, many caches", "G4"), ("a large layer", "G7")):
+        row = of[what, "2 cores"]
+        assert float(row["ratio"]) == pytest.approx(float(row["anchor"]) / float(row["device"]))
+        assert row["goal"].startswith(goal)
 
 
 @pytest.mark.torch

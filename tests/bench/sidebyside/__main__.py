@@ -19,7 +19,11 @@ QUICK = {
     "sgemm": 512,
     "alone": False,
     "profile": False,
-    "exact_tokens": 1024,
+    "exact_shapes": ((512, 64),),
+    "many_layers": 1,
+    "large_tokens": 192,
+    "large_budgets": (40, 48),
+    "every_method": False,
     "lengths": (1024, 4096),
     "queries": 256,
 }
@@ -63,11 +67,12 @@ def parser():
         help="for example cuda:0: compare the engine on it with one core, torch and the peer",
     )
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="heads computed at a time with --device")
-    p.add_argument(
-        "--exact-tokens",
-        type=int,
-        default=on_device.EXACT_TOKENS,
-        help="tokens of the exact pass with --device",
+    p.set_defaults(
+        exact_shapes=on_device.EXACT_SHAPES,
+        many_layers=on_device.MANY_LAYERS,
+        large_tokens=on_device.LARGE_TOKENS,
+        large_budgets=on_device.LARGE_BUDGETS,
+        every_method=True,
     )
     p.add_argument(
         "--torch-device", metavar="NAME", help="device of torch and the peer (default: that of --device)"

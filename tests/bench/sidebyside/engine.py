@@ -86,7 +86,7 @@ class Engine:
 
     def folder(self, config):
         where = self.isa or "auto" if self.device == "cpu" else self.device.replace(":", "")
-        return self.out / "runs" / f"{where}-{config}"
+        return self.out / "runs" / f"{where}-{Path(config).name}"
 
     def words(self, config, overrides, jobs=1):
         """Arguments of `kvreplay run` of configs/bench/CONFIG.yaml."""

@@ -45,7 +45,16 @@ std::vector<Cell> of_every_kind(const StreamShape& s) {
   add("attention_matching", {{"train", "future"}});
   add("exact", {{"log_n", "context"}});
   add("snapkv", {{"window", 6}}, [](CommonOptions& a) { a.positions = Positions::cache; });
-  cells.push_back(streamed(cells[4]));
+  for (const size_t i : {size_t{4}, size_t{6}}) cells.push_back(streamed(cells[i]));
+  for (const char* method : {"window", "knorm"})
+    cells.push_back(streamed(make_cell(
+        method, 24, s, with_test_defaults(method, {}),
+        [] {
+          CommonOptions options = default_options("window");
+          options.order = Order::evict_then_attend;
+          return options;
+        }(),
+        3)));
   return cells;
 }
 

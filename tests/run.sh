@@ -21,13 +21,11 @@ step() {  # step NAME COMMAND...: prints the name and the time of a step; contin
   echo "== $name: $((SECONDS - start)) s"
 }
 
-# Device code of methods with different hooks, for one architecture and hardly optimised, because nothing runs it here.
-# tests/slow.sh builds all of it.
+# Device code for one architecture; nothing runs it here.
 cuda=()
 nvcc=$(command -v nvcc /usr/local/cuda/bin/nvcc | head -n 1)
 if [ $fast -eq 0 ] && [ -n "$nvcc" ]; then
-  cuda=(-DKVREPLAY_CUDA=ON "-DKVREPLAY_CUDA_METHODS=h2o;subgen_stream" -DCMAKE_CUDA_ARCHITECTURES=90)
-  if [[ $("$nvcc" --help) == *--Ofast-compile* ]]; then cuda+=(-DCMAKE_CUDA_FLAGS=--Ofast-compile=max); fi
+  cuda=(-DKVREPLAY_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90)
 fi
 build() {  # build PRESET FOLDER TARGET OPTION...
   local preset=$1 folder=$2 target=$3

@@ -6,8 +6,7 @@
 # - FUZZ_RUNS inputs for each fuzz target, thousands of damaged traces and configurations, hundreds of kills
 # - the recorder on releases of transformers from the oldest to the newest, on a tiny model of every decoder, and on the
 #   sample model
-# - with nvcc: the device code of all methods for every architecture
-# - with debootstrap: the wheel on a system without a compiler
+# - with debootstrap: the wheel, with nvcc also device code for every architecture, on a system without a compiler
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
@@ -27,10 +26,6 @@ echo "figures: $took s"
 ctest --preset asan -R cpp_device
 bash tests/readme.sh
 bash tests/fuzz.sh $FUZZ_RUNS
-if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
-  cmake --preset cuda >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
-  cmake --build build/cuda
-fi
 if command -v debootstrap >/dev/null && [ "$(id -u)" -eq 0 ]; then
   bash apps/install_packages.sh wheel
   bash apps/wheel.sh /usr/bin/python3

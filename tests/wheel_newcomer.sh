@@ -5,7 +5,7 @@
 set -euo pipefail
 wheels=$1 python=${2:-python3}
 LIMIT_MS=60000  # for the quickstart
-CELLS=420       # cells of configs/quickstart.yaml
+CELLS=1140      # cells of configs/quickstart.yaml
 
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 

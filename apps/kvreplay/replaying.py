@@ -105,7 +105,8 @@ def replay(
         precision: "single" (default) or "double". audit: evicted and future tokens are NaN while a method
             decides, so a method that reads them fails.
         jobs: threads (default: all cores); results do not depend on it.
-        device: "cpu", or "cuda:0" if built with CUDA.
+        device: "cpu", "cuda" or "cuda:1": a GPU does what it is good at, the cores the rest (docs/cuda.md).
+            The column `device` says for each cell where it ran.
         progress: show a bar; default: on a terminal or in a notebook.
 
     Returns a Run. If a method raises, only its cells fail (run.failed). Ctrl-C stops the replay soon.

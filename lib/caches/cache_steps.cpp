@@ -112,7 +112,7 @@ const Residency& CacheSteps<Real>::record(int32_t begin, int32_t end, Step step)
 template <class Real>
 void CacheSteps<Real>::arrive(int32_t t) {
   state_.memory.reveal(t, t + 1);
-  state_.cache.push(SerialTeam{}, state_.token_at(t));
+  state_.cache.push(state_.token_at(t));
   open(t);
 }
 

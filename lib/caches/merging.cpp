@@ -110,7 +110,7 @@ class Merger {
         [&](int32_t, int32_t c) { return Real(own * double(value[size_t(c)]) + other * row.value[size_t(c)]); });
   }
   void weigh(int32_t target, double num, double den) {
-    cache_.weigh(kTeam, target, double(cache_.num(target)) + num, double(cache_.den(target)) + den);
+    cache_.weigh(target, double(cache_.num(target)) + num, double(cache_.den(target)) + den);
   }
 
   // For each evicted row, the kept row with the largest cosine; ties: the lower token.

@@ -98,9 +98,9 @@ struct TableCalls {
   void evict(const SerialTeam&, BasicCache<Real>& cache) const {
     if (hooks.evict != nullptr) hooks.evict(self, cache);
   }
-  void append(const SerialTeam& team, const Token<Real>& token, BasicCache<Real>& cache) const {
+  void append(const SerialTeam&, const Token<Real>& token, BasicCache<Real>& cache) const {
     if (hooks.append != nullptr) hooks.append(self, token, cache);
-    else cache.push(team, token);
+    else cache.push(token);
   }
   void observe_queries(const SerialTeam&, const StepQueries<Real>& queries) const {
     hooks.observe_queries(self, queries);

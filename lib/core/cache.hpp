@@ -129,10 +129,7 @@ class BasicCache {
   }
 
   // Appends a token; its score starts at 0.
-  template <Team T>
-  KVR_FN void push(const T& team, const Token<Real>& token, Real num = 1, Real den = 1) {
-    append_row(team, token.index, num, den);
-  }
+  KVR_FN void push(const Token<Real>& token, Real num = 1, Real den = 1) { append_row(token.index, num, den); }
   // Appends tokens first .. first + count - 1, each once.
   template <Team T>
   KVR_FN void push_run(const T& team, int32_t first, int32_t count) {
@@ -143,63 +140,51 @@ class BasicCache {
       place(row + i, first + i, 1, 1, -1);
       if (s_.copies[first + i] != kEvicted) s_.copies[first + i] += 1;
     });
-    if (team.rank() == 0) s_.counts[Count::rows] = row + count, s_.counts[Count::returned] += returned;
-    team.sync();
+    s_.counts[Count::rows] = row + count, s_.counts[Count::returned] += returned;
   }
   // Appends a row that is no token; key(c) and value(c) return its numbers and may read the cache.
   template <Team T, class K, class V>
   KVR_FN void push_own(const T& team, K key, V value, Real num, Real den) {
-    const int32_t slot = take_slot(team);
+    const int32_t slot = take_slot();
     write(team, slot, key, value);
-    append_row(team, kSynthetic, num, den, slot);
-    count_written(team);
+    append_row(kSynthetic, num, den, slot);
+    count_written();
   }
   // Stores a row's numbers here instead of referring to the trace; the row keeps its token. key(block, c) and
   // value(block, c) may read the row as it was.
   template <Team T, class K, class V>
   KVR_FN void rewrite(const T& team, int32_t row, K key, V value) {
     recode(team, row, key, value);
-    count_written(team);
+    count_written();
   }
   // Rewrites a row for a row format, which records with set_coding() what it has done.
   template <Team T, class K, class V>
   KVR_FN void recode(const T& team, int32_t row, K key, V value) {
-    const int32_t slot = refers(row) ? take_slot(team) : s_.slot[row];
+    const int32_t slot = refers(row) ? take_slot() : s_.slot[row];
     for (int32_t b = 0; b < s_.shape.blocks; ++b)
       write(
           team, slot * s_.shape.blocks + b, [&](int32_t c) { return key(b, c); },
           [&](int32_t c) { return value(b, c); });
-    if (team.rank() == 0) s_.slot[row] = slot, forget_coding(row);
-    team.sync();
+    s_.slot[row] = slot, forget_coding(row);
   }
   // For a row format, after recode().
-  template <Team T>
-  KVR_FN void set_coding(const T& team, int32_t row, Coding coding) {
-    if (team.rank() == 0) {
-      forget_coding(row);
-      s_.coding[row] = coding;
-      count_coding(row, 1);
-    }
-    team.sync();
+  KVR_FN void set_coding(int32_t row, Coding coding) {
+    forget_coding(row);
+    s_.coding[row] = coding;
+    count_coding(row, 1);
   }
   // Puts a token in place of what the row held.
-  template <Team T>
-  KVR_FN void replace(const T& team, int32_t row, const Token<Real>& token, Real num, Real den) {
-    team.sync();
-    if (team.rank() == 0) {
-      if (s_.token[row] != token.index) release(row);
-      else s_.copies[token.index] -= 1, forget_coding(row);
-      hold(row, token.index, num, den, -1);
-    }
-    team.sync();
+  KVR_FN void replace(int32_t row, const Token<Real>& token, Real num, Real den) {
+    if (s_.token[row] != token.index) release(row);
+    else s_.copies[token.index] -= 1, forget_coding(row);
+    hold(row, token.index, num, den, -1);
   }
   // Removes one row; the later ones move down.
   template <Team T>
   KVR_FN void drop(const T& team, int32_t row) {
     assert(row >= 0 && row < size());
     const int32_t n = size();
-    team.sync();
-    if (team.rank() == 0) release(row), s_.counts[Count::rows] = n - 1;
+    release(row), s_.counts[Count::rows] = n - 1;
     team.close_gap(s_.token, row, n);
     if (s_.score != nullptr) team.close_gap(s_.score, row, n);
     if (s_.num != nullptr) {
@@ -213,48 +198,38 @@ class BasicCache {
   template <Team T, class F>
   KVR_FN void retain(const T& team, F stays) {
     const int32_t n = size();
-    release_unless(team, n, stays);
+    for (int32_t i = 0; i < n; ++i)
+      if (!stays(i)) release(i);
     const int32_t left = team.compact(
         n, stays, [&](int32_t from) { return row_at(from); },
         [&](int32_t to, const Row& row) {
           if (row.from != to) put_row(to, row);
         });
-    if (team.rank() == 0) s_.counts[Count::rows] = left;
-    team.sync();
+    s_.counts[Count::rows] = left;
   }
-  template <Team T>
-  KVR_FN void weigh(const T& team, int32_t row, double num, double den) {
+  KVR_FN void weigh(int32_t row, double num, double den) {
     assert(s_.num != nullptr);
-    team.sync();
-    if (team.rank() == 0) s_.num[row] = Real(num), s_.den[row] = Real(den);
-    team.sync();
+    s_.num[row] = Real(num), s_.den[row] = Real(den);
   }
   // Sets the weights of rows first .. first + count - 1 to weights(row), a RowWeights.
   template <Team T, class W>
   KVR_FN void weigh_rows(const T& team, int32_t first, int32_t count, W weights) {
     assert(s_.num != nullptr);
-    team.sync();
     team.each(count, [&](int32_t i) {
       const RowWeights w = weights(first + i);
       s_.num[first + i] = Real(w.num), s_.den[first + i] = Real(w.den);
     });
   }
   // Records that the method cannot go on (its run is recorded as failed). `code` is the policy's, > 0.
-  template <Team T>
-  KVR_FN void fail(const T& team, int32_t code, int32_t at) {
-    team.sync();
-    if (team.rank() == 0 && s_.counts[Count::failure] == 0)
-      s_.counts[Count::failure] = code, s_.counts[Count::failed_at] = at;
-    team.sync();
+  KVR_FN void fail(int32_t code, int32_t at) {
+    if (s_.counts[Count::failure] == 0) s_.counts[Count::failure] = code, s_.counts[Count::failed_at] = at;
   }
   KVR_FN int32_t failure() const { return s_.counts[Count::failure]; }
   KVR_FN int32_t failed_at() const { return s_.counts[Count::failed_at]; }
   template <Team T>
   KVR_FN void clear(const T& team) {
-    if (team.rank() == 0) {
-      for (int i = 0; i < Count::kCounts; ++i) s_.counts[i] = 0;
-      s_.counts[Count::free_slots] = s_.own_rows;
-    }
+    for (int i = 0; i < Count::kCounts; ++i) s_.counts[i] = 0;
+    s_.counts[Count::free_slots] = s_.own_rows;
     team.each(s_.own_rows, [&](int32_t i) { s_.free_slots[i] = i; });
   }
 
@@ -262,13 +237,10 @@ class BasicCache {
   KVR_FN static std::span<const Real> at(const Real* base, int32_t i, int32_t width) {
     return {base + int64_t(i) * width, size_t(width)};
   }
-  template <Team T>
-  KVR_FN int32_t take_slot(const T& team) {
+  KVR_FN int32_t take_slot() {
     assert(s_.counts[Count::free_slots] > 0);
     const int32_t slot = s_.free_slots[s_.counts[Count::free_slots] - 1];
-    team.sync();
-    if (team.rank() == 0) s_.counts[Count::free_slots] -= 1;
-    team.sync();
+    s_.counts[Count::free_slots] -= 1;
     return slot;
   }
   template <Team T, class K, class V>
@@ -276,10 +248,7 @@ class BasicCache {
     team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
     team.each(s_.shape.v_dim, [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
   }
-  template <Team T>
-  KVR_FN void count_written(const T& team) {
-    if (team.rank() == 0) s_.counts[Count::written] += 1;
-  }
+  KVR_FN void count_written() { s_.counts[Count::written] += 1; }
   KVR_FN void place(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
     s_.token[row] = token;
     if (s_.score != nullptr) s_.score[row] = 0;
@@ -292,13 +261,10 @@ class BasicCache {
     if (token >= 0 && s_.copies[token] == kEvicted) s_.counts[Count::returned] += 1;
     else if (token >= 0) s_.copies[token] += 1;
   }
-  template <Team T>
-  KVR_FN void append_row(const T& team, int32_t token, Real num, Real den, int32_t slot = -1) {
+  KVR_FN void append_row(int32_t token, Real num, Real den, int32_t slot = -1) {
     const int32_t row = size();
     assert(row < s_.capacity);
-    team.sync();
-    if (team.rank() == 0) hold(row, token, num, den, slot), s_.counts[Count::rows] = row + 1;
-    team.sync();
+    hold(row, token, num, den, slot), s_.counts[Count::rows] = row + 1;
   }
   KVR_FN void count_coding(int32_t row, int32_t change) {
     if (!s_.coding[row].key_exact()) s_.counts[Count::coded_keys] += change;
@@ -309,7 +275,7 @@ class BasicCache {
     count_coding(row, -1);
     s_.coding[row] = {};
   }
-  // Releases a row on one thread; the caller updates the number of rows and moves the later ones.
+  // Releases a row; the caller updates the number of rows and moves the later ones.
   KVR_FN void release(int32_t row) {
     const int32_t token = s_.token[row];
     forget_coding(row);
@@ -319,29 +285,6 @@ class BasicCache {
       if (s_.evicted != nullptr) s_.evicted[s_.counts[Count::evicted]] = token;
       s_.counts[Count::evicted] += 1;
     }
-  }
-  // Releases those of n rows that do not stay, in order. Many threads share the work if each released row is the only
-  // one of its token and stores nothing here.
-  template <Team T, class F>
-  KVR_FN void release_unless(const T& team, int32_t n, F stays) {
-    const auto alone = [&](int32_t i) { return s_.token[i] >= 0 && s_.copies[s_.token[i]] == 1; };
-    const bool simple = s_.slot == nullptr && s_.coding == nullptr;
-    if (T::kAlone || !simple || team.count(n, [&](int32_t i) { return !stays(i) && !alone(i); }) > 0) {
-      team.sync();
-      for (int32_t i = 0; i < n && team.rank() == 0; ++i)
-        if (!stays(i)) release(i);
-      team.sync();
-      return;
-    }
-    const int32_t before = evictions();
-    const int32_t more = team.compact(
-        n, [&](int32_t i) { return !stays(i); }, [&](int32_t i) { return s_.token[i]; },
-        [&](int32_t to, int32_t token) {
-          s_.copies[token] = kEvicted;
-          if (s_.evicted != nullptr) s_.evicted[before + to] = token;
-        });
-    if (team.rank() == 0) s_.counts[Count::evicted] = before + more;
-    team.sync();
   }
   // Contents of a row.
   struct Row {
@@ -376,9 +319,9 @@ concept Cache = requires(C cache, const C view, SerialTeam team, const Token<typ
   { view.token(0) } -> std::same_as<int32_t>;
   { view.verbatim(0) } -> std::same_as<bool>;
   { view.score(0) } -> std::same_as<double>;
-  cache.push(team, token);
+  cache.push(token);
   cache.drop(team, 0);
-  cache.weigh(team, 0, 1, 1);
+  cache.weigh(0, 1, 1);
 };
 static_assert(Cache<BasicCache<float>> && Cache<BasicCache<double>>);
 

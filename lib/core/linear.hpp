@@ -39,7 +39,8 @@ struct Carver {
   }
 };
 
-// out[c] = sum_i weight(i) row(i)[c]. A thread takes a few neighbouring columns, so that rows are read in cache lines.
+// out[c] = sum_i weight(i) row(i)[c]. A few neighbouring columns are taken at a time, so that rows are read in cache
+// lines.
 template <class W, class R>
 KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std::span<double> out) {
   constexpr int32_t kColumns = 8;
@@ -92,8 +93,7 @@ KVR_FN inline bool cholesky(const Team auto& team, std::span<double> a, int32_t 
     const double pivot = row(j)[j] - dot(row(j), row(j), j);
     if (!(pivot > 0)) return false;
     const double root = std::sqrt(pivot);
-    team.sync();
-    if (team.rank() == 0) row(j)[j] = root;
+    row(j)[j] = root;
     team.each(n - j - 1, [&](int32_t k) {
       double* const below = row(j + 1 + k);
       below[j] = (below[j] - dot(below, row(j), j)) / root;
@@ -241,8 +241,7 @@ KVR_FN int32_t pivoted_cholesky(const Team auto& team, int32_t n, int32_t most, 
     for (int32_t i = 0; i < n && !(running > u); running += left(i++))
       if (left(i) > 0) s = i;
     const double root = std::sqrt(left(s));
-    team.sync();
-    if (team.rank() == 0) pivots[size_t(j)] = s;
+    pivots[size_t(j)] = s;
     team.each(n, [&](int32_t i) {
       const double x = (entry(i, s) - dot(row(i), row(s), j)) / root, rest = left(i) - x * x;
       row(i)[j] = x;

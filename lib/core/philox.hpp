@@ -99,7 +99,7 @@ struct Rng {
                                  layer * 65536u + kv_head};
     return Philox4x32(counter, seed, prompt).uniform();
   }
-  // The same numbers for many positions: out[i] = uniform(stream, positions[i], slot, round).
+  // Draws for many positions at once: out[i] = uniform(stream, positions[i], slot, round).
   void uniforms(RngStream stream, std::span<const int32_t> positions, int64_t slot, int64_t round, double* out) const {
     constexpr size_t kLanes = PhiloxLanes::kLanes;
     const bool given = std::any_of(injected, injected + kArrays, [&](const auto& a) { return a.values != nullptr; });

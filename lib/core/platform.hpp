@@ -1,7 +1,7 @@
 #pragma once
-// The only macros of the core: where a function may run, "this loop has no order", and how many neighbours one thread
-// takes at once in a long loop.
-// The code is compiled for the CPU and, where nvcc is found, also as device code. Host functions that depend on
+// The only macros of the core: where a function may run, "this loop has no order", and how many neighbours are taken at
+// once in a long loop.
+// Score rules and what they need are also compiled as device code, where nvcc is found. Host functions that depend on
 // KVR_LANES must not be called in a .cu file: the linker would keep only one of two versions.
 
 #if defined(__CUDACC__)

@@ -64,13 +64,9 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
     });
     return;
   }
-  team.sync();
-  if (team.rank() == 0) {
-    int32_t left = count - sure;
-    for (int32_t i = 0; i < n && left > 0; ++i)
-      if (order_key(score(i)) == low) chosen(i, true), --left;
-  }
-  team.sync();
+  int32_t left = count - sure;
+  for (int32_t i = 0; i < n && left > 0; ++i)
+    if (order_key(score(i)) == low) chosen(i, true), --left;
 }
 
 // Calls chosen(i, bool) for i in [0, n): true for the shortest prefix in C8's order whose scores (>= 0) sum to at least
@@ -85,13 +81,9 @@ KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen
   const uint64_t low = highest_key(team, n, score, [&](uint64_t key) { return above(key - 1) >= mass ? 1 : -1; });
   const double sure = above(low);
   team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
-  team.sync();
-  if (team.rank() == 0) {
-    double sum = sure;
-    for (int32_t i = 0; i < n && sum < mass; ++i)
-      if (order_key(score(i)) == low) chosen(i, true), sum += score(i);
-  }
-  team.sync();
+  double sum = sure;
+  for (int32_t i = 0; i < n && sum < mass; ++i)
+    if (order_key(score(i)) == low) chosen(i, true), sum += score(i);
 }
 
 // Number of leading rows that hold one of the first `sinks` tokens of the trace. It falls once a layer's sliding window

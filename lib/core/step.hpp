@@ -3,9 +3,8 @@
 #include "core/layer_window.hpp"
 #include "core/policy.hpp"
 
-// One step of the replay; the same code runs on a CPU thread and on a block of a device. `heads` provides the logits of
-// the query heads and takes their outputs; the policy sees neither. `calls` are the policy's hooks
-// (core/policy.hpp).
+// One step of the replay. `heads` provides the logits of the query heads and takes their outputs; the policy sees
+// neither. `calls` are the policy's hooks (core/policy.hpp).
 
 namespace kvreplay {
 

@@ -6,11 +6,8 @@
 
 #include "core/platform.hpp"
 
-// A team is the set of threads that replay one cache: one CPU thread, or one block of a device
-// (device/kernels/block_team.hpp). Policies are written against the concept. Every operation ends with all threads in
-// step, and every reduction gives each thread the same result. Other threads see what one thread writes between two
-// operations only after the next sync(). A thread must also sync() before it overwrites what others may still be
-// reading.
+// The loops of a policy: over all rows, sums, counts, arg-maxes. Policies are written in them, so the order of sums and
+// the rules for ties stand in one place, and loops over rows use vector instructions.
 //
 // largest() and smallest() ignore NaN unless it is the first score; then NaN is the result.
 
@@ -24,9 +21,6 @@ struct Scored {
 template <class T>
 concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t), void (*put)(int32_t, double),
                         int32_t* array) {
-  { T::kAlone } -> std::convertible_to<bool>;  // the team is a single thread
-  { team.rank() } -> std::convertible_to<int>;
-  team.sync();
   team.each(1, f);
   { team.sum(1, f) } -> std::same_as<double>;
   { team.count(1, is) } -> std::same_as<int32_t>;
@@ -37,10 +31,6 @@ concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t),
 };
 
 struct SerialTeam {
-  static constexpr bool kAlone = true;
-  KVR_FN static constexpr int rank() { return 0; }
-  KVR_FN static constexpr void sync() {}
-
   template <class F>
   KVR_FN void each(int32_t n, F f) const {
     for (int32_t i = 0; i < n; ++i) f(i);

@@ -39,7 +39,8 @@ class Decisions {
   }
 
  private:
-  // Of held tokens and the newest, in whole warps. A cache may hold more than its budget only before its first row.
+  // Room for the held tokens and the newest, in whole warps. A cache may hold more than its budget only before its
+  // first row.
   static size_t slots_of(const DeviceDecision& cache) {
     const size_t most = std::max(size_t(cache.rule.budget), cache.tokens.size()) + 1;
     return (most + kWarp - 1) / kWarp * kWarp;

@@ -32,7 +32,7 @@ struct DeviceDecision {
   int32_t first_head = 0, heads = 0;
   int32_t begin = 0;            // its first row's token
   std::vector<int32_t> tokens;  // held before it
-  std::vector<double> scores;   // of these tokens
+  std::vector<double> scores;   // their scores
 };
 
 struct Decided {

@@ -223,7 +223,8 @@ void ScoreSlots<Real>::vote_noisily(const Real* e, int32_t head, int32_t t) {
   sums_.resize(size_t(width_)), noise_.resize(size_t(width_));
   double *const x = sums_.data(), *const g = noise_.data();
   if (rule_.noisy.noise) {
-    positions_.assign(slot_token_.begin(), slot_token_.end());
+    positions_.clear();
+    for (const int32_t token : slot_token_) positions_.push_back(std::max(token, 0));  // an empty slot gets no vote
     for (int32_t i = 0; i < span(t); ++i) positions_.push_back(low_ + i);
     rule_.noisy.rng.uniforms(RngStream::keyformer_noise, positions_, head, t, g);
     for (int32_t i = 0; i < n; ++i) g[i] = std::max(g[i], NoisyVote::kLeastUniform);

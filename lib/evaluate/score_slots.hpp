@@ -56,7 +56,7 @@ class ScoreSlots final : public Evaluator<Real> {
   std::vector<int32_t> victims_;
   // [slots + window] low_marks: probabilities of a row; noisy: votes of a head, and its draws.
   std::vector<double> sums_, noise_;
-  std::vector<int32_t> positions_;  // of these draws
+  std::vector<int32_t> positions_;  // tokens of these draws
   int32_t end_ = -1, low_ = 0, slots_ = 0,
           width_ = 0;                            // end_: end of the current tile, a column of zeros in its strip
   std::vector<int32_t> slot_token_, column_;     // [slots] token or -1; column in the strip, a zero column if empty

@@ -56,7 +56,7 @@ using RowFormats = FormatList<  //
 
 // Codes a row with the format at index format.which. Formats that code several rows together leave the row unchanged.
 template <Team T, class... F>
-KVR_FN CodeTally code_row(const T& team, const PartFormat& format, const CodedRow& row, FormatList<F...>) {
+CodeTally code_row(const T& team, const PartFormat& format, const CodedRow& row, FormatList<F...>) {
   CodeTally done;
   int32_t place = 0;
   const auto with = [&]<class One>(const One& one) {

@@ -18,10 +18,10 @@ template <class Real>
 struct KnownRows {
   const RowCoder& coder;
   CodedTokens<Real>* tokens;
-  bool code(const SerialTeam& team, BasicCache<Real>& cache, int32_t row, RowCoder::Coded& all) const {
+  bool code(BasicCache<Real>& cache, int32_t row, RowCoder::Coded& all) const {
     if (tokens == nullptr || !cache.refers(row)) return false;
     const RowCoder::RowOutcome& known = tokens->of(cache.token(row));
-    cache.set_coding(team, row, coder.coding_of(known, cache.coding(row)));
+    cache.set_coding(row, coder.coding_of(known, cache.coding(row)));
     all.add(known, cache.token(row));
     return true;
   }
@@ -178,7 +178,7 @@ void Formatter<Real>::write_part(BasicCache<Real>& cache, Part part, int32_t row
         kTeam, row, [&](int32_t b, int32_t c) { return cache.key(row, b)[size_t(c)]; },
         [&](int32_t b, int32_t c) { return restored(b, c, shape.v_dim); });
   quantised_ += before.key_exact() && before.value_exact() ? 1 : 0;
-  cache.set_coding(kTeam, row, part == Part::key ? Coding{group, before.value} : Coding{before.key, group});
+  cache.set_coding(row, part == Part::key ? Coding{group, before.value} : Coding{before.key, group});
 }
 
 template <class Real>

@@ -4,7 +4,7 @@
 #include "core/rotary.hpp"
 #include "formats/all.hpp"
 
-// Codes the rows of a cache one by one. A CPU thread and a device's block run the same code.
+// Codes the rows of a cache one by one.
 
 namespace kvreplay {
 
@@ -22,7 +22,7 @@ struct PartCoder {
 
   // Applies the rotation to x, in place. work: [width].
   template <Team T>
-  KVR_FN void turn(const T& team, std::span<double> x, double* work) const {
+  void turn(const T& team, std::span<double> x, double* work) const {
     const double* const matrix = numbers + matrix_at;
     if (rotation == RowRotation::hadamard_signed) change_signs(team, x, matrix);
     if (rotation == RowRotation::hadamard || rotation == RowRotation::hadamard_signed) transform(team, x);
@@ -34,7 +34,7 @@ struct PartCoder {
         [&](int32_t i) { return std::span<const double>(matrix + int64_t(i) * n, size_t(n)); }, x);
   }
   template <Team T>
-  KVR_FN void turn_back(const T& team, std::span<double> x, double* work) const {
+  void turn_back(const T& team, std::span<double> x, double* work) const {
     const double* const matrix = numbers + matrix_at;
     if (rotation == RowRotation::hadamard || rotation == RowRotation::hadamard_signed) transform(team, x);
     if (rotation == RowRotation::hadamard_signed) change_signs(team, x, matrix);
@@ -44,7 +44,7 @@ struct PartCoder {
     team.each(n, [&](int32_t i) { x[size_t(i)] = work[i]; });
   }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, RowPart part, int32_t block, std::span<double> x, double* work) const {
+  CodeTally code(const T& team, RowPart part, int32_t block, std::span<double> x, double* work) const {
     return code_row(team, format,
                     {part, x, work, numbers + tables_at, numbers + calibrated_at + int64_t(block) * calibrated_size,
                      numbers + sketch_at},
@@ -53,12 +53,12 @@ struct PartCoder {
 
  private:
   template <Team T>
-  KVR_FN static void change_signs(const T& team, std::span<double> x, const double* signs) {
+  static void change_signs(const T& team, std::span<double> x, const double* signs) {
     team.each(int32_t(x.size()), [&](int32_t i) { x[size_t(i)] *= signs[i]; });
   }
   // Walsh-Hadamard transform in blocks; it is its own inverse.
   template <Team T>
-  KVR_FN void transform(const T& team, std::span<double> x) const {
+  void transform(const T& team, std::span<double> x) const {
     const int32_t n = int32_t(x.size());
     for (int32_t half = 1; half < rotate_block; half *= 2)
       team.each(n / 2, [&](int32_t i) {
@@ -75,7 +75,7 @@ struct PartCoder {
 // Numbers that were coded row by row, over all kv heads.
 struct CodedNumbers {
   int64_t all = 0, clipped = 0, flushed = 0;
-  KVR_FN void add(const CodedNumbers& more) { all += more.all, clipped += more.clipped, flushed += more.flushed; }
+  void add(const CodedNumbers& more) { all += more.all, clipped += more.clipped, flushed += more.flushed; }
 };
 
 struct RowCoder {
@@ -98,7 +98,7 @@ struct RowCoder {
     CodedNumbers numbers;
     Refusal refused = Refusal::none;  // reason of the first row that cannot be coded
     int32_t token = 0;                // that row's token; negative for a row merged from several
-    KVR_FN void add(const RowOutcome& row, int32_t of_token) {
+    void add(const RowOutcome& row, int32_t of_token) {
       changed += row.changes ? 1 : 0;
       numbers.add(row.numbers);
       if (refused == Refusal::none && row.refused != Refusal::none) refused = row.refused, token = of_token;
@@ -106,22 +106,21 @@ struct RowCoder {
   };
   // Default for code_new(): no row was coded before. CodedTokens supplies rows that were.
   struct NothingKnown {
-    template <Team T, class Real>
-    KVR_FN bool code(const T&, BasicCache<Real>&, int32_t, Coded&) const {
+    template <class Real>
+    bool code(BasicCache<Real>&, int32_t, Coded&) const {
       return false;
     }
   };
-  KVR_FN static int64_t scratch_doubles(const HeadShape& s) {
+  static int64_t scratch_doubles(const HeadShape& s) {
     return int64_t(s.blocks) * (s.dim + s.v_dim) + kWork * (s.dim > s.v_dim ? s.dim : s.v_dim);
   }
-  KVR_FN bool by_row() const { return key.by_row || value.by_row; }
-  KVR_FN bool is_sink(int32_t token) const { return token >= 0 && token < full_precision.sinks; }
+  bool by_row() const { return key.by_row || value.by_row; }
+  bool is_sink(int32_t token) const { return token >= 0 && token < full_precision.sinks; }
 
-  // Codes every row that is due, the newest first. exempt: number of newest rows to leave exact. known.code(team,
-  // cache, row, all) returns true if it coded the row; otherwise this function codes it.
+  // Codes every row that is due, the newest first. exempt: number of newest rows to leave exact. known.code(cache, row,
+  // all) returns true if it coded the row; otherwise this function codes it.
   template <Team T, class Real, class K = NothingKnown>
-  KVR_FN Coded code_new(const T& team, BasicCache<Real>& cache, int32_t exempt, double* scratch,
-                        const K& known = {}) const {
+  Coded code_new(const T& team, BasicCache<Real>& cache, int32_t exempt, double* scratch, const K& known = {}) const {
     Coded all;
     const int32_t rows = cache.size();
     int32_t due = by_row() ? rows - (key.by_row ? cache.coded_keys() : cache.coded_values()) : 0;
@@ -131,21 +130,21 @@ struct RowCoder {
       due -= is_sink(cache.token(i)) && is_exact(cache, i) ? 1 : 0;
     for (; row >= 0 && due > 0; --row) {
       if (!is_exact(cache, row) || is_sink(cache.token(row))) continue;
-      if (!known.code(team, cache, row, all)) code(team, cache, row, scratch, all);
+      if (!known.code(cache, row, all)) code(team, cache, row, scratch, all);
       --due;
     }
     return all;
   }
 
   // The cache's mark for a row with this outcome.
-  KVR_FN Coding coding_of(const RowOutcome& coded, const Coding& before) const {
+  Coding coding_of(const RowOutcome& coded, const Coding& before) const {
     return {key.by_row ? coded.key_outliers : before.key, value.by_row ? coded.value_outliers : before.value};
   }
   // Decodes what the format stores for one row: key(block) and value(block) in, the decoded numbers to scratch as keys
   // [blocks, dim], then values [blocks, v_dim].
   template <Team T, class K, class V>
-  KVR_FN RowOutcome code_numbers(const T& team, const HeadShape& s, int32_t token, K of_key, V of_value,
-                                 double* scratch) const {
+  RowOutcome code_numbers(const T& team, const HeadShape& s, int32_t token, K of_key, V of_value,
+                          double* scratch) const {
     double *const keys = scratch, *const values = keys + s.blocks * s.dim, *const work = values + s.blocks * s.v_dim;
     RowOutcome coded;
     for (int32_t b = 0; b < s.blocks; ++b) {
@@ -159,7 +158,7 @@ struct RowCoder {
 
   // Numbers that the coded rows of a cache store beside their codes, over all kv heads.
   template <Team T, class Real>
-  KVR_FN int32_t outliers_of(const T& team, const BasicCache<Real>& cache) const {
+  int32_t outliers_of(const T& team, const BasicCache<Real>& cache) const {
     if (!key.has_outliers && !value.has_outliers) return 0;
     const auto of = [](bool counts, int32_t coded) { return counts && coded != Coding::kExact ? coded : 0; };
     return int32_t(team.sum(cache.size(), [&](int32_t i) {
@@ -172,7 +171,7 @@ struct RowCoder {
   // Brings one part of a row into the form that is coded: in double, without rotary embedding, rotated. Returns false
   // if the row has no position.
   template <Team T>
-  KVR_FN bool prepare(const T& team, RowPart part, int32_t token, std::span<double> x, double* work) const {
+  bool prepare(const T& team, RowPart part, int32_t token, std::span<double> x, double* work) const {
     const PartCoder& p = part == RowPart::key ? key : value;
     const bool unrotated = part == RowPart::key && p.format.pre_rope && rope.pairs > 0;
     if (unrotated && token < 0) return false;
@@ -184,7 +183,7 @@ struct RowCoder {
     return true;
   }
   template <Team T>
-  KVR_FN void restore(const T& team, RowPart part, int32_t token, std::span<double> x, double* work) const {
+  void restore(const T& team, RowPart part, int32_t token, std::span<double> x, double* work) const {
     const PartCoder& p = part == RowPart::key ? key : value;
     p.turn_back(team, x, work);
     if (part != RowPart::key || !p.format.pre_rope || rope.pairs == 0) return;
@@ -196,16 +195,16 @@ struct RowCoder {
   static constexpr int32_t kWork = 3;
 
   template <class Real>
-  KVR_FN bool is_exact(const BasicCache<Real>& cache, int32_t row) const {
+  bool is_exact(const BasicCache<Real>& cache, int32_t row) const {
     return key.by_row ? cache.coding(row).key_exact() : cache.coding(row).value_exact();
   }
   template <Team T>
-  KVR_FN void scale_rotated(const T& team, std::span<double> x, double factor) const {
+  void scale_rotated(const T& team, std::span<double> x, double factor) const {
     if (factor != 1) team.each(2 * rope.pairs, [&](int32_t i) { x[size_t(i)] *= factor; });
   }
 
   template <Team T, class Real>
-  KVR_FN void code(const T& team, BasicCache<Real>& cache, int32_t row, double* scratch, Coded& all) const {
+  void code(const T& team, BasicCache<Real>& cache, int32_t row, double* scratch, Coded& all) const {
     const HeadShape s = cache.shape();
     const RowOutcome coded = code_numbers(
         team, s, cache.token(row), [&](int32_t b) { return cache.key(row, b); },
@@ -216,13 +215,13 @@ struct RowCoder {
       cache.recode(
           team, row, [&](int32_t b, int32_t c) { return Real(keys[b * s.dim + c]); },
           [&](int32_t b, int32_t c) { return Real(values[b * s.v_dim + c]); });
-    cache.set_coding(team, row, coding_of(coded, before));
+    cache.set_coding(row, coding_of(coded, before));
     all.add(coded, cache.token(row));
   }
   // Codes `numbers` and writes the decoded numbers to `to`.
   template <Team T, class Real>
-  KVR_FN void code_part(const T& team, RowPart part, int32_t block, int32_t token, std::span<const Real> numbers,
-                        std::span<double> to, double* work, RowOutcome& coded) const {
+  void code_part(const T& team, RowPart part, int32_t block, int32_t token, std::span<const Real> numbers,
+                 std::span<double> to, double* work, RowOutcome& coded) const {
     const PartCoder& p = part == RowPart::key ? key : value;
     const int32_t n = int32_t(numbers.size());
     team.each(n, [&](int32_t i) { to[size_t(i)] = double(numbers[size_t(i)]); });

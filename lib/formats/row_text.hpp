@@ -10,7 +10,7 @@
 //   declare(d)               its parameters (parameters/describe.hpp)
 //   bytes(part, width)       bytes of one coded row
 // and, if it codes rows one by one,
-//   code(team, CodedRow)     replaces a row by its decoded numbers; runs on a CPU thread and on a device block
+//   code(team, CodedRow)     replaces a row by its decoded numbers
 // and may define
 //   static_bytes(part, width)           bytes stored once for a kv head
 //   rotation(part)                      a fixed rotation; such formats take no `rotate`
@@ -40,7 +40,7 @@ struct FormatInfo {
 struct CodedBytes {
   int64_t codes = 0, scales = 0;
 };
-KVR_FN constexpr int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
+constexpr int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
 
 // Counts of special cases among the numbers of a row.
 struct CodeTally {
@@ -49,10 +49,10 @@ struct CodeTally {
   int32_t misfits = 0;   // an offset, step or norm beyond the range in which it is stored
   int32_t outliers = 0;  // stored beside the codes
 
-  KVR_FN void add(const CodeTally& more) {
+  void add(const CodeTally& more) {
     clipped += more.clipped, flushed += more.flushed, misfits += more.misfits, outliers += more.outliers;
   }
-  KVR_FN void note(double x, double read_back, bool is_clipped = false) {
+  void note(double x, double read_back, bool is_clipped = false) {
     clipped += is_clipped ? 1 : 0;
     flushed += x != 0 && read_back == 0 ? 1 : 0;
   }
@@ -66,12 +66,12 @@ struct CodedRow {
   const double* tables;      // from the format's tables()
   const double* calibrated;  // from its calibrate(), for this kv head
   const double* sketch;      // [width, width], followed by its transpose
-  KVR_FN int32_t width() const { return int32_t(x.size()); }
+  int32_t width() const { return int32_t(x.size()); }
 };
 
-// Sums f(i), a CodeTally, over n parts of a row (groups or numbers), one thread each. Counts must be below 2^13 each.
+// Sums f(i), a CodeTally, over n parts of a row (groups or numbers). Counts must be below 2^13 each.
 template <Team T, class F>
-KVR_FN CodeTally tally(const T& team, int32_t n, F f) {
+CodeTally tally(const T& team, int32_t n, F f) {
   constexpr double k = 8192;
   double packed = team.sum(n, [&](int32_t i) {
     const CodeTally t = f(i);
@@ -88,12 +88,12 @@ KVR_FN CodeTally tally(const T& team, int32_t n, F f) {
 }
 
 // Groups of neighbouring numbers that share a scale; the last group may be shorter.
-KVR_FN inline int32_t groups_of(int32_t width, int32_t group) { return (width + group - 1) / group; }
-KVR_FN inline std::span<double> group_of(std::span<double> x, int32_t group, int32_t i) {
+inline int32_t groups_of(int32_t width, int32_t group) { return (width + group - 1) / group; }
+inline std::span<double> group_of(std::span<double> x, int32_t group, int32_t i) {
   const int32_t first = i * group, left = int32_t(x.size()) - first;
   return x.subspan(size_t(first), size_t(left < group ? left : group));
 }
-KVR_FN inline double largest_magnitude(std::span<const double> x) {
+inline double largest_magnitude(std::span<const double> x) {
   double most = 0;
   for (const double number : x) most = std::fabs(number) > most ? std::fabs(number) : most;
   return most;
@@ -101,18 +101,18 @@ KVR_FN inline double largest_magnitude(std::span<const double> x) {
 struct Extremes {
   double low, high;
 };
-KVR_FN inline Extremes extremes_of(std::span<const double> x) {
+inline Extremes extremes_of(std::span<const double> x) {
   Extremes e{x[0], x[0]};
   for (const double number : x) e = {number < e.low ? number : e.low, number > e.high ? number : e.high};
   return e;
 }
 // The level nearest to x. levels are ascending; an x midway between two takes the upper.
-KVR_FN inline double nearest_level(std::span<const double> levels, double x) {
+inline double nearest_level(std::span<const double> levels, double x) {
   size_t i = 0;
   while (i + 1 < levels.size() && (levels[i] + levels[i + 1]) / 2 <= x) ++i;
   return levels[i];
 }
-KVR_FN inline bool fits_float16(double x) { return std::isfinite(to_float16(x)); }
-KVR_FN inline double clamp_to(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+inline bool fits_float16(double x) { return std::isfinite(to_float16(x)); }
+inline double clamp_to(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
 }  // namespace kvreplay

@@ -65,7 +65,7 @@ struct AdaKv : Selecting<> {
     return {.state_doubles = scorer.state_doubles(context), .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
-  KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
+  Protect protection() const { return both({sinks, recent}, scorer.protection()); }
 
   // Tokens of each head; a head is then replayed with this number as its budget.
   std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
@@ -80,11 +80,11 @@ struct AdaKv : Selecting<> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     scorer.bind(state);
     scorer.read_prompt(team, prompt, cache);
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
  private:
   std::vector<double> unprotected(const HeadScores& t, int32_t base) const {

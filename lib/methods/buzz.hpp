@@ -17,7 +17,7 @@ struct Beehive {
   int32_t first_new = 0;               // tokens below this index have been through a pass
 
   // Marks which tokens of the list stay, stays(i) = 1 or 0, by token(i) and score(i); false if there is nothing to do.
-  KVR_FN bool pass(const Team auto& team, int32_t size, int32_t first, auto token, auto score, auto stays) {
+  bool pass(const Team auto& team, int32_t size, int32_t first, auto token, auto score, auto stays) {
     const int32_t middle = size - first - window, end = first + middle;
     if (middle < fires_at) return false;
     const int32_t old = team.count(middle, [&](int32_t j) { return token(first + j) < first_new; });
@@ -36,8 +36,7 @@ struct Beehive {
   }
   // Runs one pass over a list of token numbers; `score` has one number per token of the trace. Returns how many stay.
   // `stays` [size] is scratch.
-  KVR_FN int32_t thin(const Team auto& team, double* list, int32_t size, int32_t sinks, const double* score,
-                      double* stays) {
+  int32_t thin(const Team auto& team, double* list, int32_t size, int32_t sinks, const double* score, double* stays) {
     const auto token = [&](int32_t i) { return int32_t(list[i]); };
     const bool fired = pass(
         team, size, size < sinks ? size : sinks, token, [&](int32_t i) { return score[token(i)]; },
@@ -48,7 +47,7 @@ struct Beehive {
         [&](int32_t to, double kept) { list[to] = kept; });
   }
   // Runs one pass over a cache by its scores; false if it evicted no token.
-  KVR_FN bool thin(const Team auto& team, Cache auto& cache, int32_t sinks) {
+  bool thin(const Team auto& team, Cache auto& cache, int32_t sinks) {
     const int32_t before = cache.size();
     const bool fired = pass(
         team, before, held_sinks(cache, sinks), [&](int32_t i) { return cache.token(i); },
@@ -136,10 +135,10 @@ struct Buzz {
     return {.column_sums_from = 0};
   }
 
-  KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
+  double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 
   // The multiplied logits vote; ln p equals l up to a constant per row.
-  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
+  void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const double factor = logit_factor(t + 1, t);
     const auto multiplied = [&](int32_t h, int32_t i) { return factor * std::log(p(h, i)); };
     const auto x = factor == 1 ? p : softmax(team, p, scratch(), multiplied);
@@ -147,17 +146,15 @@ struct Buzz {
     if (passes == Passes::chunked) list(team, t);
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) {
       const int32_t token = cache.token(i);
       cache.score(i) = observes_prompt() ? state[size_t(token)] : text.column_sum(token);
     });
     prompt_ends = true;
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    accumulate(team, cache, p);
-  }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) { accumulate(team, cache, p); }
+  void evict(const Team auto& team, Cache auto& cache) {
     const bool of_prompt = prompt_ends;
     prompt_ends = false;
     if (of_prompt && passes == Passes::chunked) return keep_listed(team, cache);
@@ -180,19 +177,18 @@ struct Buzz {
     throw ParameterError(both ? "window" : "sinks",
                          given + rule + std::to_string(budget) + "; change them or raise it");
   }
-  KVR_FN bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
+  bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
 
   // `chunked`: the prompt is not in the cache yet, so its tokens are kept in a list.
-  KVR_FN double* listed_tokens() { return state.data() + prompt; }
-  KVR_FN double* scratch() { return state.data() + 2 * prompt; }
-  KVR_FN void list(const Team auto& team, int32_t t) {
-    if (team.rank() == 0) listed_tokens()[listed] = t;
-    team.sync();
+  double* listed_tokens() { return state.data() + prompt; }
+  double* scratch() { return state.data() + 2 * prompt; }
+  void list(const Team auto& team, int32_t t) {
+    listed_tokens()[listed] = t;
     ++listed;
     if ((t + 1) % threshold == 0 || t + 1 == prompt)
       listed = hive.thin(team, listed_tokens(), listed, sinks, state.data(), scratch());
   }
-  KVR_FN void keep_listed(const Team auto& team, Cache auto& cache) {
+  void keep_listed(const Team auto& team, Cache auto& cache) {
     double* stays = scratch();
     team.each(prompt, [&](int32_t i) { stays[i] = 0; });
     team.each(listed, [&](int32_t i) { stays[int32_t(listed_tokens()[i])] = 1; });

@@ -59,9 +59,9 @@ struct Cake : Selecting<> {
   PromptNeeds needs(const MethodContext& context) const {
     return {.rows_from = context.prompt_tokens > window ? context.prompt_tokens - window : 0};
   }
-  KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
+  Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
-  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
+  void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
     const int32_t prefix = prompt_tokens - window, seen = t - prefix + 1;
     if (prefix <= 0) return;
     for (int32_t h = 0; h < x.heads; ++h) {
@@ -75,7 +75,7 @@ struct Cake : Selecting<> {
     }
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t prefix = cache.size() - window, heads = prompt.shape().heads;
     if (prefix <= 0) return;
     const auto e = [&](int32_t h, int32_t j) {
@@ -92,7 +92,7 @@ struct Cake : Selecting<> {
       cache.score(j) = aggregate(prompt.how(), part(2 * heads, 0) + j, prompt_tokens, heads);
     });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
   void head_scores(std::vector<double>& says) const {
     double variance = 0;
@@ -112,9 +112,7 @@ struct Cake : Selecting<> {
   }
 
  private:
-  KVR_FN double* part(int32_t first, int32_t head) const {
-    return state.data() + int64_t(first + head) * prompt_tokens;
-  }
+  double* part(int32_t first, int32_t head) const { return state.data() + int64_t(first + head) * prompt_tokens; }
   // Preferences of layers, summing to 1 (equal if they are not positive and finite); layer_of: each head's layer.
   std::vector<double> preferences(const std::vector<HeadScores>& heads, std::vector<int32_t>& layer_of) const {
     std::vector<double> H, V, shares;

@@ -49,7 +49,7 @@ struct CapKv : Selecting<4> {
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const HeadShape shape = prompt.shape();
     const int32_t first = held_sinks(cache, sinks), rows = cache.size() - first;
     if (rows <= 0 || prompt.size() <= sinks) return;
@@ -72,15 +72,14 @@ struct CapKv : Selecting<4> {
     AverageRotation ahead;
     Leverage values;
   };
-  KVR_FN static int64_t work_doubles(const HeadShape& s) { return 3 * int64_t(s.dim) + Leverage::doubles(s.v_dim); }
-  KVR_FN Work carve(const HeadShape& s, int32_t pairs) const {
+  static int64_t work_doubles(const HeadShape& s) { return 3 * int64_t(s.dim) + Leverage::doubles(s.v_dim); }
+  Work carve(const HeadShape& s, int32_t pairs) const {
     Carver cut{state.data() + int64_t(state.size()) - work_doubles(s)};
     return {cut(s.dim), cut(s.dim), {cut(pairs), cut(pairs)}, Leverage::carve(cut, s.v_dim)};
   }
   // Step 1. The average rotation does not restore an attention factor (YaRN).
   template <class Real>
-  KVR_FN void compute_expected_query(const Team auto& team, const Prompt<Real>& prompt, int32_t head,
-                                     const Work& w) const {
+  void compute_expected_query(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const Work& w) const {
     const int32_t d = prompt.shape().dim, count = prompt.size() - sinks;
     team.each(d, [&](int32_t c) { w.mean[size_t(c)] = 0; });
     for (int32_t row = sinks; row < prompt.size(); ++row) {
@@ -90,7 +89,7 @@ struct CapKv : Selecting<4> {
     team.each(prompt.rope().pairs, [&](int32_t i) { w.ahead.turn(prompt.rope(), i, w.mean.data()); });
   }
   // Step 2.
-  KVR_FN void weigh(const Team auto& team, const Work& w, std::span<double> s, double scale, auto key) const {
+  void weigh(const Team auto& team, const Work& w, std::span<double> s, double scale, auto key) const {
     const int32_t n = int32_t(s.size());
     const double length = norm(w.mean);
     team.each(n, [&](int32_t i) {
@@ -101,7 +100,7 @@ struct CapKv : Selecting<4> {
     team.each(n, [&](int32_t i) { s[size_t(i)] = std::exp(s[size_t(i)] - top); });
   }
   // Steps 3 and 4: replaces weights by scores.
-  KVR_FN void score(const Team auto& team, const Work& w, std::span<double> s, auto value) const {
+  void score(const Team auto& team, const Work& w, std::span<double> s, auto value) const {
     const auto take = [&](int32_t i) {
       const auto v = value(i);
       team.each(int32_t(v.size()), [&](int32_t c) { w.values.point[size_t(c)] = double(v[size_t(c)]); });

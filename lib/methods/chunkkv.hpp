@@ -47,10 +47,10 @@ struct ChunkKv : Selecting<> {
     return {.state_doubles = context.prompt_tokens + scorer.state_doubles(context), .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
-  KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
+  Protect protection() const { return both({sinks, recent}, scorer.protection()); }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t n = cache.size();
     double* total = state.data();
     scorer.bind(state.subspan(size_t(prompt.size())));
@@ -64,7 +64,7 @@ struct ChunkKv : Selecting<> {
     team.each(n, [&](int32_t i) { total[i] = i < first || i >= last ? most.score + 1 : total[i]; });
     team.each(n, [&](int32_t i) { cache.score(i) = mean_of_chunk(total, i / chunk * chunk, n); });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size(), chunks = (n + chunk - 1) / chunk;
     realised = n;
     if (n <= budget) return;
@@ -83,7 +83,7 @@ struct ChunkKv : Selecting<> {
  private:
   // Adds differences to the first score, so that the mean of equal scores is exactly that score, whatever their number:
   // chunks of protected tokens tie.
-  KVR_FN double mean_of_chunk(const double* scores, int32_t begin, int32_t n) const {
+  double mean_of_chunk(const double* scores, int32_t begin, int32_t n) const {
     const int32_t end = begin + chunk < n ? begin + chunk : n;
     double above = 0;
     for (int32_t i = begin; i < end; ++i) above += scores[i] - scores[begin];

@@ -72,7 +72,7 @@ struct Compactor : Selecting<8, 4> {
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t first = held_sinks(cache, sinks);
     rows = cache.size() - first > recent ? cache.size() - first - recent : 0;
     if (rows == 0) return;
@@ -105,9 +105,9 @@ struct Compactor : Selecting<8, 4> {
     std::span<double> mean, key, phi;
     Leverage keys;
   };
-  KVR_FN int32_t columns(const HeadShape& s) const { return sketch > 0 ? sketch : s.dim; }
-  KVR_FN int32_t chunk_rows() const { return chunk < tokens ? chunk : tokens; }
-  KVR_FN Work carve(const HeadShape& s) const {
+  int32_t columns(const HeadShape& s) const { return sketch > 0 ? sketch : s.dim; }
+  int32_t chunk_rows() const { return chunk < tokens ? chunk : tokens; }
+  Work carve(const HeadShape& s) const {
     const int64_t d = s.dim;
     Carver cut{state.data()};
     const std::span<double> lev = cut(tokens), att = cut(tokens);
@@ -116,7 +116,7 @@ struct Compactor : Selecting<8, 4> {
   }
   // Steps 1 and 2 for the tokens token(0) .. token(rows - 1).
   template <class Real>
-  KVR_FN void find_leverage(const Team auto& team, const Prompt<Real>& prompt, const Work& w, auto token) const {
+  void find_leverage(const Team auto& team, const Prompt<Real>& prompt, const Work& w, auto token) const {
     const int32_t d = prompt.shape().dim;
     const auto read_key = [&](int32_t i) {
       unrotate(team, prompt.rope(), prompt.position(token(i)), prompt.key(token(i)), w.key);
@@ -135,7 +135,7 @@ struct Compactor : Selecting<8, 4> {
         [&](int32_t i, double leverage) { w.lev[size_t(i)] = leverage > 0 ? leverage : 0; });
   }
   // Computes a row of X from its key.
-  KVR_FN void project(const Team auto& team, const Work& w) const {
+  void project(const Team auto& team, const Work& w) const {
     const int32_t d = int32_t(w.key.size());
     const std::span<double> centred = sketch > 0 ? w.key : w.keys.point;
     team.each(d, [&](int32_t c) { centred[size_t(c)] = w.key[size_t(c)] - w.mean[size_t(c)]; });

@@ -28,7 +28,7 @@ struct CurDkv : Selecting<4> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const auto k2 = [&](int32_t i) { return wide_dot(prompt.key(cache.token(i)), prompt.key(cache.token(i))); };
     const auto v2 = [&](int32_t i) { return wide_dot(prompt.value(cache.token(i)), prompt.value(cache.token(i))); };
     const int32_t n = cache.size();
@@ -44,7 +44,7 @@ struct CurDkv : Selecting<4> {
   }
 
  private:
-  KVR_FN static double share(double x, double total) { return total > 0 ? x / total : 0; }
+  static double share(double x, double total) { return total > 0 ? x / total : 0; }
 };
 
 }  // namespace kvreplay

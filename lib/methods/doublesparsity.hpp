@@ -57,7 +57,7 @@ struct DoubleSparsity {
   }
   PromptNeeds needs(const MethodContext&) const { return {.whole = !dense, .known = {.channels = !dense}}; }
   void traits(Traits& t) const { t.max_rows_read = dense || budget > tokens ? tokens : budget; }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (dense) return;
     const int64_t labels = int64_t(cache.size()) * cache.shape().heads;
     c.aux_bytes = (labels * channels * label_bits + 7) / 8;
@@ -65,7 +65,7 @@ struct DoubleSparsity {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     const HeadShape shape = prompt.shape();
     if (dense) return;
     for (int32_t h = 0; h < shape.heads; ++h) {
@@ -76,8 +76,7 @@ struct DoubleSparsity {
     }
   }
   template <class Real>
-  KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
-                     uint8_t* chosen) {
+  void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen) {
     const int32_t rows = cache.size();
     if (dense || rows <= budget) return team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
     const std::span<double> products = state.last(size_t(tokens));
@@ -102,13 +101,13 @@ struct DoubleSparsity {
   // Rounding of the numbers of a label.
   struct Levels {
     double low, step;  // step 0: no rounding
-    KVR_FN double operator()(double x) const { return step > 0 ? low + step * std::nearbyint((x - low) / step) : x; }
+    double operator()(double x) const { return step > 0 ? low + step * std::nearbyint((x - low) / step) : x; }
   };
-  KVR_FN std::span<double> channels_of(int32_t dim, int32_t head) const {
+  std::span<double> channels_of(int32_t dim, int32_t head) const {
     return state.subspan(size_t(head) * size_t(dim), size_t(dim));
   }
   template <class Real>
-  KVR_FN Levels levels(std::span<const Real> vector, std::span<const double> counts) const {
+  Levels levels(std::span<const Real> vector, std::span<const double> counts) const {
     double low = INFINITY, high = -INFINITY;
     for (size_t c = 0; c < counts.size(); ++c) {
       if (counts[c] == 0) continue;

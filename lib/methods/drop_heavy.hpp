@@ -40,13 +40,13 @@ struct DropHeavy : Selecting<> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = score(text, cache.token(i)); });
   }
 
  private:
   // The highest scores stay.
-  KVR_FN double score(const auto& text, int32_t token) const {
+  double score(const auto& text, int32_t token) const {
     if (drop == Drop::random) return -rng.uniform(RngStream::uniform_sampling, token, 0, 0);
     return drop == Drop::heavy ? -text.column_sum(token) : text.column_sum(token);
   }

@@ -61,7 +61,7 @@ struct DuoAttention {
     if (rule == Rule::area) return {.queries = true, .rotary = true};
     return context.prompt_tokens > sinks + recent ? PromptNeeds{.rows_from = sinks + recent} : PromptNeeds{};
   }
-  KVR_FN Protect protection() const { return {sinks, recent}; }
+  Protect protection() const { return {sinks, recent}; }
   void report(auto& extras, const auto&) const { extras["streams"] = streams() ? 1 : 0; }
 
   void head_scores(std::vector<double>& says) const { says = {attention_reach}; }
@@ -76,12 +76,12 @@ struct DuoAttention {
     return held;
   }
 
-  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
+  void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
     const int32_t far = t - recent - sinks + 1;
     if (far > 0) attention_reach += team.sum(far, [&](int32_t i) { return x.mean(sinks + i); });
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     if (budget > 0) return;
     if (rule == Rule::mass) {
       const int32_t rows = prompt.size() - sinks - recent;
@@ -97,29 +97,28 @@ struct DuoAttention {
       attention_reach += area(team, prompt) / prompt.shape().heads;
     }
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (streams()) keep_ends(team, cache, sinks, sinks + recent);
   }
 
  private:
-  KVR_FN bool streams() const { return budget > 0 && budget < tokens; }
-  KVR_FN std::span<double> mean_key() const { return part(0); }
-  KVR_FN std::span<double> mean_query() const { return part(1); }
-  KVR_FN std::span<double> part(size_t which) const {
+  bool streams() const { return budget > 0 && budget < tokens; }
+  std::span<double> mean_key() const { return part(0); }
+  std::span<double> mean_query() const { return part(1); }
+  std::span<double> part(size_t which) const {
     const size_t dim = (state.size() - size_t(length)) / 3;
     return state.subspan(which * dim, dim);
   }
   // An attention factor is left in both vectors, as if they had been rotated again.
   template <class Real>
-  KVR_FN double area(const Team auto& team, const Prompt<Real>& prompt) const {
+  double area(const Team auto& team, const Prompt<Real>& prompt) const {
     const std::span<double> query = mean_query(), key = part(2), logits = state.last(size_t(length));
     rotate(team, prompt.rope(), length - 1, query.data());
     for (int32_t j = 0; j < length; ++j) {
       team.each(int32_t(key.size()), [&](int32_t c) { key[size_t(c)] = mean_key()[size_t(c)]; });
       rotate(team, prompt.rope(), j, key.data());
       const double l = prompt.scale() * wide_dot(query, key);
-      if (team.rank() == 0) logits[size_t(j)] = l;
-      team.sync();
+      logits[size_t(j)] = l;
     }
     softmax(team, logits);
     return team.sum(length, [&](int32_t j) { return logits[size_t(j)] * (length - j); }) / length;

@@ -26,7 +26,7 @@ struct Exact {
   static void declare(auto& d) { d.choice("log_n", &Exact::log_n, {"off", "live", "context"}, kLogNHelp); }
   void resolve(const MethodContext&) {}
   void traits(Traits& t) const { t.changes_logits = log_n != LogN::off; }
-  KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
+  double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 };
 
 }  // namespace kvreplay

@@ -51,7 +51,7 @@ struct ExpectedAttention : Selecting<4> {
   double voters(const MethodContext&) const { return 1; }  // its scores are a mean
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const HeadShape shape = prompt.shape();
     const int32_t first = held_sinks(cache, sinks), rows = cache.size() - first;
     if (rows <= 0 || prompt.size() <= sinks) return;
@@ -77,7 +77,7 @@ struct ExpectedAttention : Selecting<4> {
     AverageRotation ahead;
   };
   template <class Real>
-  KVR_FN Moments moments(const Prompt<Real>& prompt) const {
+  Moments moments(const Prompt<Real>& prompt) const {
     const size_t d = size_t(prompt.shape().dim), pairs = size_t(prompt.rope().pairs);
     const std::span<double> s = state.last(3 * d + d * d);
     return {s.subspan(0, d),
@@ -87,14 +87,14 @@ struct ExpectedAttention : Selecting<4> {
   }
   // An attention factor (YaRN) would be divided out here and multiplied in again by R, so it is left in.
   template <class Real>
-  KVR_FN void unrotate(const Team auto& team, const Prompt<Real>& prompt, int32_t head, int32_t row, const Moments& m) {
+  void unrotate(const Team auto& team, const Prompt<Real>& prompt, int32_t head, int32_t row, const Moments& m) {
     const auto query = prompt.query(head, row);
     team.each(int32_t(query.size()), [&](int32_t c) { m.query[size_t(c)] = double(query[size_t(c)]); });
     rotate(team, prompt.rope(), -prompt.position(row), m.query.data());
   }
   // Steps 1 to 3 of one query head.
   template <class Real>
-  KVR_FN void read_queries(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const Moments& m) {
+  void read_queries(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const Moments& m) {
     const RopeView rope = prompt.rope();
     const int32_t d = prompt.shape().dim, count = prompt.size() - sinks;
     team.each(d, [&](int32_t a) { m.mean[size_t(a)] = 0; });
@@ -118,7 +118,7 @@ struct ExpectedAttention : Selecting<4> {
     team.each(rope.pairs * d, [&](int32_t i) { m.ahead.turn(rope, i / d, S + int64_t(i % d) * d); });  // (R S) R^T
   }
   template <class Real>
-  KVR_FN double exponent(const Moments& m, std::span<const Real> key, double scale) const {
+  double exponent(const Moments& m, std::span<const Real> key, double scale) const {
     const double linear = scale * wide_dot(m.mean, key);
     if (!covariance) return linear;
     double quadratic = 0;

@@ -31,14 +31,14 @@ struct External {
   // Without a budget, lists may have any length.
   void traits(Traits& t) const { t.max_rows = budget > 0 ? budget : tokens; }
   Layout layout(const MethodContext&) const { return {.weights = given.weighted(), .split = given.split}; }
-  KVR_FN void extra_bytes(ExtraBytes& c, const Cache auto& cache, const Team auto& team) const {
+  void extra_bytes(ExtraBytes& c, const Cache auto& cache, const Team auto& team) const {
     if (!given.weighted()) return;
     const auto weighs = [&](int32_t i) { return cache.num(i) != 1 || cache.den(i) != 1; };
     const auto differs = [&](int32_t i) { return cache.num(i) != cache.den(i); };
     c.weight_floats = team.count(cache.size(), weighs) + team.count(cache.size(), differs);
   }
 
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t list = cache.token(cache.size() - 1) - (prompt - 1);
     if (list < 0 || list >= given.count) return;
     given.keep(team, cache, list);

@@ -41,14 +41,14 @@ struct FastGen {
   void resolve(const MethodContext& context) { prompt = context.prompt_tokens; }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.tokens, .scores = true}; }
   PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = 0, .token_classes = true}; }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.mark_bytes = cache.size(); }
+  void extra_bytes(ExtraBytes& c, const auto& cache) const { c.mark_bytes = cache.size(); }
   void report(auto& extras, const auto&) const {
     extras["candidate"] = chosen;
     extras["recovered_mass"] = recovered;
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) {
       const int32_t token = cache.token(i);
       cache.score(i) = text.column_sum(token);
@@ -56,14 +56,12 @@ struct FastGen {
     });
   }
   template <class Real>
-  KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    if (team.rank() == 0) state[size_t(token.index)] = double(token.text_class);
-    cache.push(team, token);
+  void append(const Team auto&, const Token<Real>& token, BasicCache<Real>& cache) {
+    state[size_t(token.index)] = double(token.text_class);
+    cache.push(token);
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    accumulate(team, cache, p);
-  }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) { accumulate(team, cache, p); }
+  void evict(const Team auto& team, Cache auto& cache) {
     if (cache.token(cache.size() - 1) == prompt - 1) choose(team, cache);
     if (chosen == full) return;
     mark(team, cache, chosen);
@@ -72,7 +70,7 @@ struct FastGen {
 
  private:
   // The mean kept mass over the prompt rows equals the candidate's share of the accumulated attention.
-  KVR_FN void choose(const Team auto& team, Cache auto& cache) {
+  void choose(const Team auto& team, Cache auto& cache) {
     const double all = team.sum(cache.size(), [&](int32_t i) { return cache.score(i); });
     for (chosen = special; chosen < full; chosen = Candidate(chosen + 1)) {
       mark(team, cache, chosen);
@@ -82,7 +80,7 @@ struct FastGen {
     recovered = 1;
   }
   // Marks the tokens of the cache that a candidate keeps.
-  KVR_FN void mark(const Team auto& team, Cache auto& cache, Candidate candidate) const {
+  void mark(const Team auto& team, Cache auto& cache, Candidate candidate) const {
     const int32_t rows = cache.size(), newest = cache.token(rows - 1);
     const int32_t top = candidate >= heavy ? int32_t(heavy_frac * prompt) : 0;
     const int32_t window = candidate >= local ? int32_t(local_frac * prompt) : 0;

@@ -53,17 +53,17 @@ struct Finch : Selecting<> {
   }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.prompt_tokens, .scores = true}; }
   PromptNeeds needs(const MethodContext&) const { return {.rows_from = prompt > window ? prompt - window : 0}; }
-  KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
+  Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
-  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
+  void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
     const int32_t seen = of_layer.seen(t), rows = prompt < window ? prompt : window;
     team.each(x.rows, [&](int32_t j) { state[size_t(j)] += x.group(j) * seen / rows; });
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = state[size_t(cache.token(i))]; });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const Protect safe = protection();
     const int32_t first = held_sinks(cache, safe.sinks), n = cache.size() - first - safe.recent,
                   count = budget - first - safe.recent;

@@ -37,12 +37,10 @@ struct H2oHeavy : Selecting<0, kDerived> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     accumulate_prompt(team, prompt, cache);
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    accumulate(team, cache, p);
-  }
+  void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) { accumulate(team, cache, p); }
 };
 
 }  // namespace kvreplay

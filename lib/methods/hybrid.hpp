@@ -52,14 +52,14 @@ struct Hybrid {
     return {.state_doubles = scorer.state_doubles(s), .scores = true, .weights = true};
   }
   PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
+  void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     scorer.bind(state);
     scorer.read_prompt(team, prompt, cache);
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;
     mark_top(team, cache);
     const int32_t others = rank_others(team, cache), sampled = budget - h;
@@ -81,7 +81,7 @@ struct Hybrid {
   static constexpr uint8_t kTop = 1, kDrawn = 2;
 
   // Step 1.
-  KVR_FN void mark_top(const Team auto& team, auto& cache) {
+  void mark_top(const Team auto& team, auto& cache) {
     const Protect p = scorer.protection();
     const int32_t first = held_sinks(cache, p.sinks > sinks ? p.sinks : sinks);
     const int32_t head = first < h ? first : h, last = p.recent < h - head ? p.recent : h - head;
@@ -92,11 +92,9 @@ struct Hybrid {
         [&](int32_t i, bool yes) { cache.mark(head + i) = yes ? kTop : 0; });
   }
   // Step 2: -u for every other token, in order. Returns how many there are.
-  KVR_FN int32_t rank_others(const Team auto& team, auto& cache) {
-    if (team.rank() == 0)
-      for (int32_t i = 0, j = 0; i < cache.size(); ++i)
-        if (cache.mark(i) == 0) cache.score(i) = -rng.uniform(RngStream::uniform_sampling, j++);
-    team.sync();
+  int32_t rank_others(const Team auto& team, auto& cache) {
+    for (int32_t i = 0, j = 0; i < cache.size(); ++i)
+      if (cache.mark(i) == 0) cache.score(i) = -rng.uniform(RngStream::uniform_sampling, j++);
     return team.count(cache.size(), [&](int32_t i) { return cache.mark(i) == 0; });
   }
 };

@@ -60,9 +60,9 @@ struct KernelHalving : Thinning<4, 32> {
     const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
+  void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
 
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const Middle all = middle(cache);
     if (cache.size() <= budget || all.count == 0) return;
     const int32_t k = power_of_four(all.count), N = 1 << 2 * k, rounds = k > g ? k - g : 0;
@@ -84,7 +84,7 @@ struct KernelHalving : Thinning<4, 32> {
  private:
   struct Kernel {
     double scale, max_key2, most_value2;
-    KVR_FN void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
+    void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
       for (double& x : keys) x = scale * (x - max_key2);
       exponentiate(keys);
       for (size_t l = 0; l < std::size(keys); ++l) keys[l] *= values[l] + most_value2;
@@ -94,14 +94,14 @@ struct KernelHalving : Thinning<4, 32> {
     int32_t round, index;
     double c;
   };
-  KVR_FN static int32_t power_of_four(int32_t M) {
+  static int32_t power_of_four(int32_t M) {
     int32_t k = 0;
     while (4 << 2 * k <= M) ++k;
     return k;
   }
   int32_t left_of(int32_t k) const { return 1 << (g < k ? g + k : 2 * k); }
 
-  KVR_FN Kernel kernel(const Team auto& team, const auto& cache, Middle m) const {
+  Kernel kernel(const Team auto& team, const auto& cache, Middle m) const {
     const auto entry = [&](int32_t i) {
       double most = 0;
       for (const auto x : cache.value(m.first + i)) most = std::abs(double(x)) > most ? std::abs(double(x)) : most;
@@ -112,7 +112,7 @@ struct KernelHalving : Thinning<4, 32> {
     return {scale, team.largest(m.count, key2).score, v * v};
   }
   // Steps 4 and 5: replaces the scores of a bucket by 1 (stays) and 0. The sign of a pair is stored on its even token.
-  KVR_FN void halve(const Team auto& team, auto& cache, const Kernel& K, Middle m, Bucket bucket) {
+  void halve(const Team auto& team, auto& cache, const Kernel& K, Middle m, Bucket bucket) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(m.first + 2 * i); };
     const PackedRows rows = RowsFrom{cache, m.first}.packed(team, m.count, state);
     constexpr int32_t kLanes = PackedRows::kLanes, kPairs = kLanes / 2, kRows = PackedRows::kRows / 2;

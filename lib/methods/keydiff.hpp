@@ -36,10 +36,10 @@ struct KeyDiff : Selecting<> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     rescore(team, cache, cache.size(), [&](int32_t i) { return prompt.key(cache.token(i)); });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     while (cache.size() > budget) {
       const int32_t excess = cache.size() - budget, later = block > 0 && excess > block ? excess - block : 0;
       rescore(team, cache, cache.size() - later, [&](int32_t i) { return cache.key(i); });
@@ -50,7 +50,7 @@ struct KeyDiff : Selecting<> {
 
  private:
   // Sets score = -cosine to the anchor of rows 0..rows-1.
-  KVR_FN void rescore(const Team auto& team, Cache auto& cache, int32_t rows, auto key) {
+  void rescore(const Team auto& team, Cache auto& cache, int32_t rows, auto key) {
     team.each(rows, [&](int32_t i) { cache.score(i) = inverse(norm(key(i))); });
     team.each(int32_t(state.size()), [&](int32_t c) {
       double s = 0;
@@ -60,7 +60,7 @@ struct KeyDiff : Selecting<> {
     const double length = inverse(norm(state));
     team.each(rows, [&](int32_t i) { cache.score(i) *= -wide_dot(key(i), state) * length; });
   }
-  KVR_FN static double inverse(double length) { return length > 0 ? 1 / length : 0; }
+  static double inverse(double length) { return length > 0 ? 1 / length : 0; }
 };
 
 }  // namespace kvreplay

@@ -63,24 +63,24 @@ struct Keyformer : Selecting<0, kDerived> {
     return ScoreRule{.vote = ScoreRule::Vote::noisy, .protect = protection(), .budget = budget, .noisy = noisy_vote()};
   }
 
-  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
+  void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto noisy = noisy_softmax(team, t, p, [](int32_t i) { return i; });
     team.each(t + 1, [&](int32_t i) { prompt_score(i) += noisy.group(i); });
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt_score(cache.token(i)); });
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
+  void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
     const int32_t t = cache.token(cache.size() - 1);
     const auto noisy = noisy_softmax(team, t, p, [&](int32_t i) { return cache.token(i); });
     team.each(cache.size(), [&](int32_t i) { cache.score(i) += noisy.group(i); });
   }
 
  private:
-  KVR_FN NoisyVote noisy_vote() const { return {tau_init, tau_end, prompt, gen_len, noise, rng}; }
-  KVR_FN double& prompt_score(int32_t i) { return state[state.size() - size_t(prompt) + size_t(i)]; }
-  KVR_FN HeadProbabilities noisy_softmax(const Team auto& team, int32_t t, HeadProbabilities p, auto token) {
+  NoisyVote noisy_vote() const { return {tau_init, tau_end, prompt, gen_len, noise, rng}; }
+  double& prompt_score(int32_t i) { return state[state.size() - size_t(prompt) + size_t(i)]; }
+  HeadProbabilities noisy_softmax(const Team auto& team, int32_t t, HeadProbabilities p, auto token) {
     const NoisyVote vote = noisy_vote();
     const double tau = vote.temperature(t);
     return softmax(team, p, state.data(), [&](int32_t h, int32_t i) {

@@ -37,10 +37,10 @@ struct KNorm : Selecting<> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = -norm(prompt.key(cache.token(i))); });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = -norm(cache.key(i)); });
     Selecting::evict(team, cache);

@@ -74,15 +74,15 @@ struct KvZip : Selecting<4> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     score_from_repeat(team, prompt, cache, [](int32_t, int64_t, int32_t) { return 1.0; });
   }
 
  protected:
   // Scores are the largest factor(head, row, token) times the probability. Computed once for all budgets.
   template <class Real>
-  KVR_FN void score_from_repeat(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
-                                auto factor) const {
+  void score_from_repeat(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
+                         auto factor) const {
     const int32_t rows = cache.size();
     if (larger != nullptr) team.each(rows, [&](int32_t i) { state[size_t(i)] = larger->state[size_t(i)]; });
     else find_scores(team, prompt, cache, factor);
@@ -93,22 +93,22 @@ struct KvZip : Selecting<4> {
   // Context tokens that the rows of a chunk see: `before` sinks, then the chunk from `first` on.
   struct Seen {
     int32_t first, before, count;
-    KVR_FN int32_t token(int32_t i) const { return i < before ? i : first + i - before; }
-    KVR_FN int32_t at(int32_t token) const {  // -1: the chunk does not see the token
+    int32_t token(int32_t i) const { return i < before ? i : first + i - before; }
+    int32_t at(int32_t token) const {  // -1: the chunk does not see the token
       const int32_t i = token - first + before;
       return token < first || i >= count ? -1 : i;
     }
   };
   template <class Real>
-  KVR_FN Seen seen_by(const RepeatView<Real>& r, int32_t chunk) const {
+  Seen seen_by(const RepeatView<Real>& r, int32_t chunk) const {
     const int32_t first = r.first_token[chunk], before = sinks < first ? sinks : first;
     return {first, before, before + r.first_token[chunk + 1] - first};
   }
-  KVR_FN std::span<double> row_of(int32_t count) const { return state.last(state.size() / 2).first(size_t(count)); }
+  std::span<double> row_of(int32_t count) const { return state.last(state.size() / 2).first(size_t(count)); }
 
   template <class Real>
-  KVR_FN void find_scores(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache,
-                          auto factor) const {
+  void find_scores(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache,
+                   auto factor) const {
     const RepeatView<Real> r = prompt.repeat();
     team.each(cache.size(), [&](int32_t i) { state[size_t(i)] = 0; });
     for (int32_t c = 0; c < r.chunks; ++c)
@@ -127,8 +127,8 @@ struct KvZip : Selecting<4> {
   }
   // Probabilities of one row over the context tokens that it sees; the rows of its chunk up to itself share the mass.
   template <class Real>
-  KVR_FN void vote(const Team auto& team, const Prompt<Real>& prompt, const Seen& seen, int32_t head, int64_t row,
-                   int32_t first_row) const {
+  void vote(const Team auto& team, const Prompt<Real>& prompt, const Seen& seen, int32_t head, int64_t row,
+            int32_t first_row) const {
     const std::span<double> p = row_of(seen.count);
     const int32_t own = int32_t(row) - first_row + 1;
     const auto query = prompt.repeat_query(head, row);

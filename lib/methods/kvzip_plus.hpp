@@ -22,7 +22,7 @@ struct KvZipPlus : KvZip {
   PromptNeeds needs(const MethodContext&) const { return {.repeat = true, .input_norms = true, .output_norms = true}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     score_from_repeat(team, prompt, cache, [&](int32_t h, int64_t row, int32_t token) {
       return prompt.output_norm(h, token) / double(prompt.repeat().input_norms[row]);
     });

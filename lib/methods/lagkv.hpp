@@ -35,10 +35,10 @@ struct LagKv : Selecting<4> {
     return {.state_doubles = 2 * int64_t(widest) + 2 * int64_t(context.prompt_tokens), .scores = true};
   }
   // Sinks score 1, as the last chunk does; they have no further protection.
-  KVR_FN Protect protection() const { return {.recent = recent}; }
+  Protect protection() const { return {.recent = recent}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t first = held_sinks(cache, sinks), rows = cache.size() - first;
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = 1; });
     if (rows / 2 < lag) {
@@ -56,7 +56,7 @@ struct LagKv : Selecting<4> {
 
  private:
   // Steps 2 and 3 for the keys or the values of the chunk that begins at row `here`.
-  KVR_FN void add_spread(const Team auto& team, int32_t here, auto vector) {
+  void add_spread(const Team auto& team, int32_t here, auto vector) {
     const int32_t after = here + lag, width = int32_t(vector(here).size());
     const std::span<double> low = state.first(size_t(width)), range = state.subspan(size_t(width), size_t(width)),
                             share = state.last(size_t(lag)),
@@ -83,7 +83,7 @@ struct LagKv : Selecting<4> {
     team.each(lag, [&](int32_t i) { share[size_t(i)] += deviation[size_t(i)] / 2; });
   }
   // Number of entries that come after entry i in C8's order.
-  KVR_FN int32_t rank(std::span<const double> x, int32_t i) const {
+  int32_t rank(std::span<const double> x, int32_t i) const {
     int32_t behind = 0;
     for (int32_t j = 0; j < int32_t(x.size()); ++j)
       behind += x[size_t(j)] < x[size_t(i)] || (x[size_t(j)] == x[size_t(i)] && j > i) ? 1 : 0;

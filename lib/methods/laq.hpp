@@ -66,7 +66,7 @@ struct Laq : SnapKv {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     if (!generated) return SnapKv::read_prompt(team, prompt, cache);
     const int32_t rows = cache.size(), group = prompt.shape().heads / prompt.shape().blocks;
     for (int32_t b = 0; b < prompt.shape().blocks; ++b) {
@@ -80,8 +80,8 @@ struct Laq : SnapKv {
   // Writes the votes of one query head of a kv head to state[at..]. The place of the later pooled votes is used as
   // scratch for a row's probabilities.
   template <class Real>
-  KVR_FN void count_votes(const Team auto& team, const Prompt<Real>& prompt, int32_t head,
-                          const BasicCache<Real>& cache, int64_t at) const {
+  void count_votes(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const BasicCache<Real>& cache,
+                   int64_t at) const {
     const std::span<double> votes = state.subspan(size_t(at), size_t(cache.size())),
                             p = state.last(state.size() / 2).first(size_t(prompt.size()));
     team.each(cache.size(), [&](int32_t j) { votes[size_t(j)] = 0; });

@@ -31,7 +31,7 @@ struct Local {
   }
   void traits(Traits& t) const { t.max_rows = budget; }
 
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
 };
 
 }  // namespace kvreplay

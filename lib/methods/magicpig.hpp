@@ -12,7 +12,7 @@ namespace kvreplay {
 // Locality-sensitive hashing by signs: K columns of a projection [columns, d] form one table (methods/magicpig.hpp).
 
 // The signs of x(c), c < d, in one table, as a number.
-KVR_FN double sign_code(const double* projection, int32_t d, int32_t K, int32_t table, auto x) {
+double sign_code(const double* projection, int32_t d, int32_t K, int32_t table, auto x) {
   double bits = 0;
   for (int32_t b = 0; b < K; ++b) {
     const double* const column = projection + (int64_t(table) * K + b) * d;
@@ -24,7 +24,7 @@ KVR_FN double sign_code(const double* projection, int32_t d, int32_t K, int32_t 
 }
 
 // Probability that two vectors at this cosine agree in all K signs of at least `least` of L tables.
-KVR_FN inline double agreement_chance(double cosine, int32_t K, int32_t L, int32_t least) {
+inline double agreement_chance(double cosine, int32_t K, int32_t L, int32_t least) {
   const double angle = std::acos(cosine > 1 ? 1 : cosine < -1 ? -1 : cosine);
   const double table = std::pow(1 - angle / 3.14159265358979323846, K);
   // Probability of fewer tables: terms C(L, m) table^m (1 - table)^(L - m).
@@ -98,14 +98,14 @@ struct MagicPig {
   }
   PromptNeeds needs(const MethodContext&) const { return {.whole = !dense}; }
   // A step looks up one bucket per table.
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
+  void extra_bytes(ExtraBytes& c, const auto&) const {
     c.aux_bytes = int64_t(2) * L * middle, c.aux_bytes_read = int64_t(2) * (middle > 0 ? L : 0);
     c.sketch_floats = middle;
   }
   void report(auto& extras, const auto&) const { extras["middle_tokens"] = middle; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
     const int32_t d = p.shape().dim, columns = K * L;
     const int32_t row = held_sinks(cache, sinks);
     middle = cache.size() - row > local ? cache.size() - row - local : 0;
@@ -133,8 +133,8 @@ struct MagicPig {
     });
   }
   template <class Real>
-  KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
-                     uint8_t* chosen, double* weights) {
+  void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen,
+              double* weights) {
     const int32_t rows = cache.size(), d = queries.dim;
     team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead, weights[i] = 1; });
     const int32_t oldest = cache.token(0), gone = oldest > first ? oldest - first : 0;  // a window evicts tokens
@@ -158,17 +158,17 @@ struct MagicPig {
   }
 
  private:
-  KVR_FN std::span<double> centre(int32_t d) const { return state.first(size_t(d)); }
-  KVR_FN std::span<double> projection(int32_t d) const { return state.subspan(size_t(d), size_t(d) * size_t(K * L)); }
-  KVR_FN std::span<double> codes(int32_t d) const {
+  std::span<double> centre(int32_t d) const { return state.first(size_t(d)); }
+  std::span<double> projection(int32_t d) const { return state.subspan(size_t(d), size_t(d) * size_t(K * L)); }
+  std::span<double> codes(int32_t d) const {
     return state.subspan(size_t(d) * size_t(K * L + 1), size_t(prompt) * size_t(L));
   }
-  KVR_FN std::span<double> norms(int32_t d) const {
+  std::span<double> norms(int32_t d) const {
     return state.subspan(size_t(d) * size_t(K * L + 1) + size_t(prompt) * size_t(L), size_t(prompt));
   }
   // Probability that a token of the middle is sampled.
   template <class Real>
-  KVR_FN double chance(const BasicCache<Real>& cache, int32_t i, std::span<const Real> q, double length) const {
+  double chance(const BasicCache<Real>& cache, int32_t i, std::span<const Real> q, double length) const {
     const int32_t d = int32_t(q.size());
     const auto key = cache.key(first + i - cache.token(0));
     double product = 0;

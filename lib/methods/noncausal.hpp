@@ -33,7 +33,7 @@ struct NonCausal : Selecting<> {
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const ChunkAttention attention{state.first(state.size() - kChunk), state.last(kChunk)};
     attention.find(team, prompt, cache, 0, cache.size(),
                    [&](int32_t j, double received) { cache.score(j) = received; });

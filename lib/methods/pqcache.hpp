@@ -16,13 +16,13 @@ struct ProductCodes {
   int32_t count, dim, parts, tokens;
   int32_t oldest;  // token of row 0, as a layer's window may have evicted earlier ones
 
-  KVR_FN int32_t width() const { return dim / parts; }
-  KVR_FN double* centroid(int32_t part, int32_t which) const {
+  int32_t width() const { return dim / parts; }
+  double* centroid(int32_t part, int32_t which) const {
     return centroids + int64_t(which) * dim + int64_t(part) * width();
   }
-  KVR_FN double& code(int32_t part, int32_t row) const { return codes[int64_t(part) * tokens + oldest + row]; }
+  double& code(int32_t part, int32_t row) const { return codes[int64_t(part) * tokens + oldest + row]; }
 
-  KVR_FN int32_t nearest(const auto& cache, int32_t part, int32_t row) const {
+  int32_t nearest(const auto& cache, int32_t part, int32_t row) const {
     const auto key = cache.key(row);
     int32_t best = 0;
     double least = INFINITY;
@@ -39,8 +39,7 @@ struct ProductCodes {
   }
   // Lloyd's k-means over rows first .. first + n - 1, starting from keys at equal distances; an empty cluster keeps its
   // centroid.
-  KVR_FN void learn(const Team auto& team, const auto& cache, int32_t part, int32_t first, int32_t n,
-                    int32_t rounds) const {
+  void learn(const Team auto& team, const auto& cache, int32_t part, int32_t first, int32_t n, int32_t rounds) const {
     const auto channel = [&](int32_t row, int32_t i) {
       return double(cache.key(first + row)[size_t(part * width() + i)]);
     };
@@ -69,7 +68,7 @@ struct ProductCodes {
     assign();
   }
   // Inner product of a query and the centroids that represent a row's key.
-  KVR_FN double product(auto query, int32_t row) const {
+  double product(auto query, int32_t row) const {
     double s = 0;
     for (int32_t part = 0; part < parts; ++part) {
       const double* const at = centroid(part, int32_t(code(part, row)));
@@ -132,14 +131,14 @@ struct PqCache {
   }
   PromptNeeds needs(const MethodContext&) const { return {.whole = true}; }
   void traits(Traits& t) const { t.max_rows_read = budget < tokens ? budget : tokens; }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (!learnt) return;
     c.sketch_floats = int64_t(centroids()) * cache.shape().dim;
     c.aux_bytes = (int64_t(cache.size()) * subvectors * bits + 7) / 8;
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     const int32_t first = held_sinks(cache, sinks), count = cache.size() - first;
     coded = cache.token(0) + cache.size();
     learnt = count >= centroids();
@@ -147,8 +146,7 @@ struct PqCache {
       parts(cache.shape().dim, cache.token(0)).learn(team, cache, part, first, count, iterations);
   }
   template <class Real>
-  KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
-                     uint8_t* chosen) {
+  void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen) {
     const int32_t rows = cache.size(), first = held_sinks(cache, sinks), n = rows - first - recent;
     const int32_t count = budget - first - recent;
     if (!learnt || n <= count) return team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
@@ -177,8 +175,8 @@ struct PqCache {
   }
 
  private:
-  KVR_FN int32_t centroids() const { return 1 << bits; }
-  KVR_FN ProductCodes parts(int32_t dim, int32_t oldest) const {
+  int32_t centroids() const { return 1 << bits; }
+  ProductCodes parts(int32_t dim, int32_t oldest) const {
     double* const codes = state.data() + int64_t(centroids()) * dim;
     return {state.data(), codes, codes + int64_t(subvectors) * tokens, centroids(), dim, subvectors, tokens, oldest};
   }

@@ -33,7 +33,7 @@ struct QFilters : Selecting<0, 32> {
   PromptNeeds needs(const MethodContext&) const { return {.whole = true, .known = {.directions = true}}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t heads = prompt.shape().heads;
     team.each(prompt.shape().dim, [&](int32_t c) {
       double sum = 0;
@@ -43,7 +43,7 @@ struct QFilters : Selecting<0, 32> {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = wide_dot(prompt.key(cache.token(i)), state); });
   }
   // All rows except the newest already have their score.
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t newest = cache.size() - 1;
     if (newest >= 0) team.each(1, [&](int32_t) { cache.score(newest) = wide_dot(cache.key(newest), state); });
     Selecting::evict(team, cache);

@@ -55,7 +55,7 @@ struct Qjl {
     const int64_t d = context.shape.dim, m = columns();
     return {.state_doubles = 2 + d * m + 3 * d + m + context.shape.v_dim, .own_rows = context.tokens};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     const int64_t first = cache.size() > 0 ? cache.token(0) : 0;  // a sliding window has evicted earlier tokens
     const int64_t keys = std::max<int64_t>(0, int64_t(state[0]) - first), d = cache.shape().dim;
     const int64_t values = std::max<int64_t>(0, int64_t(state[1]) - first), dv = cache.shape().v_dim;
@@ -68,14 +68,13 @@ struct Qjl {
   }
 
   template <class Real>
-  KVR_FN void evict(const Team auto& team, BasicCache<Real>& cache) {
+  void evict(const Team auto& team, BasicCache<Real>& cache) {
     if (cache.size() == 0) return;
     const Work w = carve(cache.shape());
     const int32_t first = cache.token(0), tokens = first + cache.size();
     const int32_t keys = int32_t(state[0]), values = int32_t(state[1]);
     const int32_t full = tokens - tokens % buffer, old = tokens > buffer ? tokens - buffer : 0;
-    team.sync();
-    if (team.rank() == 0) state[0] = full, state[1] = old > values ? old : values;
+    state[0] = full, state[1] = old > values ? old : values;
     if (full > keys && keys == 0) draw_sketch(team, rng, w.matrix, cache.shape().dim, columns());
     for (int32_t i = keys; i < full; i += group)
       if (i + group > first) sketch_group(team, cache, w, (i > first ? i : first) - first, i + group - first);
@@ -86,15 +85,14 @@ struct Qjl {
   struct Work {
     std::span<double> matrix, norms, outlier, key, signs, value;
   };
-  KVR_FN int32_t columns() const { return m_in > m_out ? m_in : m_out; }
-  KVR_FN Work carve(const HeadShape& s) const {
+  int32_t columns() const { return m_in > m_out ? m_in : m_out; }
+  Work carve(const HeadShape& s) const {
     Carver cut{state.data() + 2};
     return {cut(int64_t(s.dim) * columns()), cut(s.dim), cut(s.dim), cut(s.dim), cut(columns()), cut(s.v_dim)};
   }
   // Steps 2 to 4 for rows first..last-1.
   template <class Real>
-  KVR_FN void sketch_group(const Team auto& team, BasicCache<Real>& cache, const Work& w, int32_t first,
-                           int32_t last) const {
+  void sketch_group(const Team auto& team, BasicCache<Real>& cache, const Work& w, int32_t first, int32_t last) const {
     const int32_t d = int32_t(w.key.size());
     team.each(d, [&](int32_t c) {
       double s = 0;
@@ -116,7 +114,7 @@ struct Qjl {
   }
   // Adds, for the channels of one part of a key (1: outliers), the vector whose inner product with a query is the
   // estimate.
-  KVR_FN void add_part(const Team auto& team, const Work& w, auto key, double part, int32_t m) const {
+  void add_part(const Team auto& team, const Work& w, auto key, double part, int32_t m) const {
     const int32_t d = int32_t(w.key.size()), width = columns();
     const auto in = [&](int32_t c) { return w.outlier[size_t(c)] == part; };
     const auto entry = [&](int32_t c, int32_t j) { return w.matrix[size_t(c) * size_t(width) + size_t(j)]; };
@@ -134,11 +132,10 @@ struct Qjl {
   }
   // Step 5.
   template <class Real>
-  KVR_FN void quantise_value(const Team auto& team, BasicCache<Real>& cache, const Work& w, int32_t i) const {
+  void quantise_value(const Team auto& team, BasicCache<Real>& cache, const Work& w, int32_t i) const {
     const auto key = cache.key(i), value = cache.value(i);
     team.each(int32_t(value.size()), [&](int32_t c) { w.value[size_t(c)] = double(value[size_t(c)]); });
-    if (team.rank() == 0) (void)quantise_row(w.value, group, levels_of(kValueBits));
-    team.sync();
+    (void)quantise_row(w.value, group, levels_of(kValueBits));
     cache.rewrite(
         team, i, [&](int32_t, int32_t c) { return key[size_t(c)]; },
         [&](int32_t, int32_t c) { return Real(w.value[size_t(c)]); });

@@ -46,24 +46,23 @@ struct Quest {
     return {.state_doubles = int64_t(pages()) * (2 * int64_t(context.shape.dim) * context.shape.blocks + 2)};
   }
   void traits(Traits& t) const { t.max_rows_read = dense || read_pages() >= pages() ? tokens : read_pages() * page; }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (dense || cache.size() == 0) return;
     const int64_t held = page_of(cache, cache.size() - 1) - page_of(cache, 0) + 1;
     c.sketch_floats = 2 * held * cache.shape().dim * cache.shape().blocks;
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     for (int32_t i = 0; i < cache.size(); ++i) widen(team, cache, i);
   }
   template <class Real>
-  KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    cache.push(team, token);
+  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+    cache.push(token);
     widen(team, cache, cache.size() - 1);
   }
   template <class Real>
-  KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
-                     uint8_t* chosen) {
+  void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen) {
     const int32_t rows = cache.size();
     if (dense) {
       team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = 1; });
@@ -82,17 +81,17 @@ struct Quest {
   }
 
  private:
-  KVR_FN int32_t pages() const { return (tokens - 1) / page + 1; }
-  KVR_FN int32_t read_pages() const {
+  int32_t pages() const { return (tokens - 1) / page + 1; }
+  int32_t read_pages() const {
     if (budget >= tokens) return pages();  // includes a last page that is not full
     return budget / page > kFewestPages ? budget / page : kFewestPages;
   }
-  KVR_FN int32_t page_of(const auto& cache, int32_t row) const { return cache.token(row) / page; }
-  KVR_FN double* extremes(int32_t block, int32_t p, int32_t dim) const {
+  int32_t page_of(const auto& cache, int32_t row) const { return cache.token(row) / page; }
+  double* extremes(int32_t block, int32_t p, int32_t dim) const {
     return &state[size_t(2 * (int64_t(block) * pages() + p) * dim)];
   }
   // Adds a row to the extremes of its page; the first row of a page initialises them.
-  KVR_FN void widen(const Team auto& team, const auto& cache, int32_t row) {
+  void widen(const Team auto& team, const auto& cache, int32_t row) {
     const int32_t dim = cache.shape().dim, p = page_of(cache, row);
     const bool opens = row == 0 || page_of(cache, row - 1) != p;
     if (dense) return;
@@ -108,7 +107,7 @@ struct Quest {
   }
   // Upper bound of <q, k> over the page's tokens, summed over the query heads.
   template <class Real>
-  KVR_FN double bound(const HeadShape& shape, const StepQueries<Real>& queries, int32_t p) const {
+  double bound(const HeadShape& shape, const StepQueries<Real>& queries, int32_t p) const {
     double s = 0;
     for (int32_t h = 0; h < queries.heads; ++h) {
       const double *low = extremes(shape.block_of(h), p, shape.dim), *high = low + shape.dim;

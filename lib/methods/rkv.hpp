@@ -13,8 +13,7 @@ struct Redundancy {
   std::span<double> length, repeats, removed;  // [n]
 
   // found [n]: softmax over the columns of S of their means. The sum over a column is one product with `all`.
-  KVR_FN void find(const Team auto& team, const auto& cache, double threshold, Retain retain,
-                   std::span<double> found) const {
+  void find(const Team auto& team, const auto& cache, double threshold, Retain retain, std::span<double> found) const {
     const int32_t n = cache.size(), dim = cache.shape().dim;
     team.each(n, [&](int32_t i) { length[size_t(i)] = 1 / (norm(cache.key(i)) + 1e-8); });
     team.each(dim, [&](int32_t c) {
@@ -99,24 +98,24 @@ struct Rkv : Buffered {
     return {.state_doubles = (int64_t(window) * s.heads + 1) * s.dim + int64_t(kColumns) * room, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     c.sketch_floats = int64_t(window) * cache.shape().heads * cache.shape().dim;
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     const int32_t first = prompt.size() > window ? prompt.size() - window : 0;
     for (int32_t row = first; row < prompt.size(); ++row)
       remember(team, prompt.shape(), [&](int32_t h) { return prompt.query(h, row); });
     scale = prompt.scale();
   }
   template <class Real>
-  KVR_FN void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
+  void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
     remember(team, {queries.dim, 0, queries.heads}, queries);
     scale = queries.scale;
     on_new_token();
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (!is_due() || cache.size() <= target) return;
     find_importance(team, cache);
     const int32_t older = cache.size() - window;
@@ -134,13 +133,13 @@ struct Rkv : Buffered {
  private:
   enum Column { kImportance, kRow, kLength, kRedundancy, kRepeats, kColumns };
 
-  KVR_FN std::span<double> column(int32_t which) const {
+  std::span<double> column(int32_t which) const {
     return state.last(size_t(kColumns) * size_t(room)).subspan(size_t(which) * size_t(room), size_t(room));
   }
-  KVR_FN std::span<double> query(const HeadShape& s, int32_t row, int32_t head) const {
+  std::span<double> query(const HeadShape& s, int32_t row, int32_t head) const {
     return state.subspan(size_t((int64_t(row) * s.heads + head) * s.dim), size_t(s.dim));
   }
-  KVR_FN void remember(const Team auto& team, const HeadShape& shape, auto of_head) {
+  void remember(const Team auto& team, const HeadShape& shape, auto of_head) {
     for (int32_t h = 0; h < shape.heads; ++h) {
       const auto q = of_head(h);
       const std::span<double> to = query(shape, seen % window, h);
@@ -149,7 +148,7 @@ struct Rkv : Buffered {
     ++seen;
   }
   // Step 1 without the pooling.
-  KVR_FN void find_importance(const Team auto& team, const auto& cache) const {
+  void find_importance(const Team auto& team, const auto& cache) const {
     const HeadShape shape = cache.shape();
     const int32_t older = cache.size() - window, rows = seen < window ? seen : window;
     const std::span<double> importance = column(kImportance), x = column(kRow).first(size_t(older));

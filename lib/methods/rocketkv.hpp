@@ -14,7 +14,7 @@ struct SignedPages {
 
   // Chooses the `count` channels with the largest sum of |q_c| over the group.
   template <class Real>
-  KVR_FN void choose_channels(const Team auto& team, const StepQueries<Real>& queries, int32_t count) const {
+  void choose_channels(const Team auto& team, const StepQueries<Real>& queries, int32_t count) const {
     const auto sum = [&](int32_t c, bool lengths) {
       double s = 0;
       for (int32_t h = 0; h < queries.heads; ++h) {
@@ -31,7 +31,7 @@ struct SignedPages {
   }
   // sqrt(d times the share of |q| in the chosen channels).
   template <class Real>
-  KVR_FN double temperature(std::span<const Real> query) const {
+  double temperature(std::span<const Real> query) const {
     double counted = 0, all = 0;
     for (size_t c = 0; c < sign.size(); ++c) {
       const double length = std::abs(double(query[c]));
@@ -40,7 +40,7 @@ struct SignedPages {
     return counted > 0 ? std::sqrt(double(sign.size()) * counted / all) : 1;
   }
   template <class Real>
-  KVR_FN double score(const BasicCache<Real>& cache, std::span<const Real> query, int32_t of_page) const {
+  double score(const BasicCache<Real>& cache, std::span<const Real> query, int32_t of_page) const {
     const int32_t first = of_page * page, end = first + page < cache.size() ? first + page : cache.size();
     double s = 0;
     for (size_t c = 0; c < sign.size(); ++c) {
@@ -121,7 +121,7 @@ struct RocketKv : SnapKv {
     all.state_doubles = std::max(all.state_doubles, int64_t(context.shape.dim) + 3 * int64_t(context.tokens));
     return all;
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     const int64_t pages = (cache.size() + page() - 1) / page();
     c.sketch_floats = 2 * pages * cache.shape().dim, c.sketch_floats_read = pages * channels(cache.shape().dim);
   }
@@ -129,13 +129,12 @@ struct RocketKv : SnapKv {
     extras["stage1_tokens"] = stage1;
     extras["page"] = page();
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (prompt <= budget || cache.token(cache.size() - 1) >= prompt || cache.size() <= stage1) return;
     keep_scored(team, cache, protection(), stage1);
   }
   template <class Real>
-  KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
-                     uint8_t* chosen) {
+  void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen) {
     const int32_t rows = cache.size();
     const std::span<double> scores = column(0, rows), softened = column(1, rows), of_page = column(2, rows);
     const SignedPages pages{state.first(size_t(queries.dim)), page()};
@@ -157,16 +156,16 @@ struct RocketKv : SnapKv {
   }
 
  private:
-  KVR_FN int32_t read_tokens() const { return budget / 2 > 1 ? budget / 2 : 1; }
-  KVR_FN int32_t page() const {
+  int32_t read_tokens() const { return budget / 2 > 1 ? budget / 2 : 1; }
+  int32_t page() const {
     const double side = std::ceil(std::sqrt(ratio));
     return side > ratio ? 1 : int32_t(side);
   }
-  KVR_FN int32_t channels(int32_t dim) const {
+  int32_t channels(int32_t dim) const {
     const int32_t count = int32_t(std::floor(dim * page() / ratio));
     return count > 1 ? count < dim ? count : dim : 1;
   }
-  KVR_FN std::span<double> column(size_t which, int32_t rows) const {
+  std::span<double> column(size_t which, int32_t rows) const {
     return state.last(3 * size_t(room)).subspan(which * size_t(room), size_t(rows));
   }
 };

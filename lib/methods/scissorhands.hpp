@@ -64,34 +64,32 @@ struct Scissorhands : Selecting<0, 10> {
   PromptNeeds needs(const MethodContext& s) const {
     return {.rows_from = s.prompt_tokens > hist ? s.prompt_tokens - hist : 0};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8;
-  }
+  void extra_bytes(ExtraBytes& c, const auto& cache) const { c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8; }
   std::optional<ScoreRule> score_rule() const {
     if (variant != Variant::standard) return std::nullopt;
     return ScoreRule{
         .vote = ScoreRule::Vote::low_marks, .protect = protection(), .budget = budget, .drop = drop, .marks = rings()};
   }
 
-  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
+  void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto probability = [&](int32_t i) { return p.group(i); };
     const double limit = limit_of(team, t + 1, prompt, window.seen(t), probability);
     const MarkRings::Row marks = rings().row(t);
     team.each(t + 1, [&](int32_t i) { marks.set(i, is_marked(probability(i), limit)); });
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = count(cache.token(i)); });
     prompt_ends = true;
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+  void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
     const int32_t rows = cache.size(), t = cache.token(rows - 1);
     const auto probability = [&](int32_t i) { return p[size_t(i)]; };
     const double limit = limit_of(team, rows, rows, rows, probability);
     const MarkRings::Row marks = rings().row(t);
     team.each(rows, [&](int32_t i) { cache.score(i) += marks.set(cache.token(i), is_marked(p[size_t(i)], limit)); });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), newest = cache.token(rows - 1), excess = rows - budget;
     const int32_t leaving = prompt_ends ? excess : drop;
     prompt_ends = false;
@@ -114,19 +112,17 @@ struct Scissorhands : Selecting<0, 10> {
       throw ParameterError("hist", "variant authors_code counts the last 100 rows; leave hist out");
     hist = kCodeHist;
   }
-  KVR_FN int32_t words() const { return MarkRings::words_for(hist < tokens ? hist : tokens); }
+  int32_t words() const { return MarkRings::words_for(hist < tokens ? hist : tokens); }
   // Limit for a row's probabilities: `held` of them are stored, the row is `width` wide, and it attends to `live`
   // tokens.
-  KVR_FN double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live, auto probability) const {
+  double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live, auto probability) const {
     if (variant != Variant::authors_code) return double(how == Aggregate::sum ? heads : 1) / live;
     const int32_t rank = width - int32_t(kCodeRank * width);  // from the top
     return rank > held ? 0.0 : score_at_rank(team, held, rank, probability);
   }
-  KVR_FN bool is_marked(double p, double limit) const {
-    return variant == Variant::authors_code ? p > limit : p < limit;
-  }
-  KVR_FN MarkRings rings() const { return {state.data(), hist, words(), 1, tokens}; }
-  KVR_FN int32_t count(int32_t i) const {
+  bool is_marked(double p, double limit) const { return variant == Variant::authors_code ? p > limit : p < limit; }
+  MarkRings rings() const { return {state.data(), hist, words(), 1, tokens}; }
+  int32_t count(int32_t i) const {
     int32_t n = 0;
     for (int32_t w = 0; w < words(); ++w) n += std::popcount(std::bit_cast<uint64_t>(rings().word(i, w)));
     return n;

@@ -64,7 +64,7 @@ struct SelfBalancingWalk : Thinning<> {
     const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true};
   }
-  KVR_FN void extra_bytes(ExtraBytes& charged, const auto& cache) const {
+  void extra_bytes(ExtraBytes& charged, const auto& cache) const {
     charged.weight_floats = cache.evictions() > 0 ? 1 : 0;
   }
   static std::string failure_text(int32_t code, int32_t token) {
@@ -76,7 +76,7 @@ struct SelfBalancingWalk : Thinning<> {
   }
 
   // The scores hold the signs.
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;
     for (int32_t round = 0; round < rounds; ++round) {
       const Middle m = middle(cache);
@@ -91,7 +91,7 @@ struct SelfBalancingWalk : Thinning<> {
 
  private:
   // Returns false if the method failed.
-  KVR_FN bool walk(const Team auto& team, auto& cache, Middle m, int32_t round, auto sign) {
+  bool walk(const Team auto& team, auto& cache, Middle m, int32_t round, auto sign) {
     const RowsFrom products{cache, m.first};
     const SoftmaxKernel expv = products.softmax_kernel(team, m.count, scale);
     const auto norm2 = [&](int32_t i) {
@@ -106,7 +106,7 @@ struct SelfBalancingWalk : Thinning<> {
     };
     const Scored longest = team.largest(m.count, norm2);
     if (r != kUnset && r * r < longest.score * (1 - 1e-12)) {
-      cache.fail(team, radius_too_small, cache.token(m.first + longest.index));
+      cache.fail(radius_too_small, cache.token(m.first + longest.index));
       return false;
     }
     const double r2 = kernel == Kernel::expv ? 1 : r != kUnset ? r * r : longest.score;
@@ -115,7 +115,7 @@ struct SelfBalancingWalk : Thinning<> {
       return rule.sign(y, rng.uniform(RngStream::sign_walk, i, 0, round));
     };
     const int32_t failed = tile_walk(team, m.count, rows, K, decide, sign);
-    if (failed >= 0) cache.fail(team, walk_failed, cache.token(m.first + failed));
+    if (failed >= 0) cache.fail(walk_failed, cache.token(m.first + failed));
     return failed < 0;
   }
 };

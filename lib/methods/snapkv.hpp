@@ -79,10 +79,10 @@ struct SnapKv : Selecting<> {
     const int32_t rows = context.prompt_tokens - first_voter(context.prompt_tokens);
     return double(rows) * (context.aggregate == Aggregate::sum ? context.shape.heads : 1);
   }
-  KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
+  Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t prefix = cache.size() - window, heads = prompt.shape().heads;
     if (prefix <= 0) return;
     double* votes = state.data();
@@ -94,13 +94,12 @@ struct SnapKv : Selecting<> {
     });
     pool_votes(team, prompt, cache, prefix);
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
  protected:
   // Computes scores from the votes of each head for the first `prefix` rows of the cache, [heads, prefix].
   template <class Real>
-  KVR_FN void pool_votes(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
-                         int32_t prefix) const {
+  void pool_votes(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache, int32_t prefix) const {
     const int32_t heads = prompt.shape().heads;
     double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
     if (when == When::before)
@@ -114,7 +113,7 @@ struct SnapKv : Selecting<> {
 
  private:
   int32_t first_voter(int32_t prompt) const { return prompt > window ? prompt - window : 0; }
-  KVR_FN double pooled(const double* s, int32_t j, int32_t prefix) const {
+  double pooled(const double* s, int32_t j, int32_t prefix) const {
     if (pool == Pool::max) return largest_near(s, j, prefix, kernel);
     double sum = 0;
     for (int32_t i = j - kernel / 2; i <= j + kernel / 2; ++i) sum += i >= 0 && i < prefix ? s[i] : 0;

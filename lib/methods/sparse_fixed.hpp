@@ -41,7 +41,7 @@ struct SparseFixed : SparsePattern<SparseFixed> {
                                     " do not fit " + std::to_string(room) +
                                     " tokens; set other l and c, or leave both out");
   }
-  KVR_FN bool inside(int32_t j, int32_t t) const { return j / l == t / l || j % l >= l - c; }
+  bool inside(int32_t j, int32_t t) const { return j / l == t / l || j % l >= l - c; }
 
  private:
   int32_t blocks(int32_t n) const { return (n + l - 1) / l; }

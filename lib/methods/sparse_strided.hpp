@@ -37,7 +37,7 @@ struct SparseStrided : SparsePattern<SparseStrided> {
                                     " grow to " + std::to_string(w + (n - w) / l) + " tokens, more than " +
                                     std::to_string(room) + "; l " + std::to_string(fits) + " fits");
   }
-  KVR_FN bool inside(int32_t j, int32_t t) const { return j > t - w || j % l == l - 1; }
+  bool inside(int32_t j, int32_t t) const { return j > t - w || j % l == l - 1; }
 };
 
 }  // namespace kvreplay

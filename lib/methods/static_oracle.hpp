@@ -38,7 +38,7 @@ struct StaticOracle : Selecting<> {
   PromptNeeds needs(const MethodContext&) const { return {.future_sums = true}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt.future_sum(cache.token(i)); });
   }
 };

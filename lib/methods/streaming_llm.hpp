@@ -38,7 +38,7 @@ struct StreamingLlm {
                                         "; give fewer sinks or a larger budget");
   }
 
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, sinks, budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, sinks, budget); }
 };
 
 }  // namespace kvreplay

@@ -76,7 +76,7 @@ struct SubGenStream {
     const int64_t most = slots + int64_t(context.tokens) * (samples + 1);
     return {.state_doubles = 1, .scores = true, .weights = true, .split = true, .extra_rows = most};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
+  void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
   void report(auto& extras, const auto& cache) const {
     extras["clusters"] = clusters(cache), extras["mu"] = state[0], extras["delta"] = radius;
     if (epsilon == kUnset) return;
@@ -88,56 +88,54 @@ struct SubGenStream {
   }
 
   template <class Real>
-  KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    if (token.index < sinks) return cache.push(team, token);
+  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+    if (token.index < sinks) return cache.push(token);
     if (cache.size() <= sinks)  // empty slots: the first value fills them all
-      for (int32_t j = 0; j < slots; ++j) cache.push(team, token, 0, 0);
+      for (int32_t j = 0; j < slots; ++j) cache.push(token, 0, 0);
     add_key(team, token, cache);
     add_value(team, token, cache);
-    cache.push(team, token, 0, 0);  // evicted by the next line, unless a sample or a slot has taken it
+    cache.push(token, 0, 0);  // evicted by the next line, unless a sample or a slot has taken it
     cache.drop(team, cache.size() - 1);
   }
 
-  KVR_FN int32_t clusters(const auto& cache) const {
+  int32_t clusters(const auto& cache) const {
     return cache.size() <= sinks ? 0 : (cache.size() - sinks - slots) / (samples + 1);
   }
-  KVR_FN int32_t representative(int32_t i) const { return sinks + slots + i * (samples + 1); }
+  int32_t representative(int32_t i) const { return sinks + slots + i * (samples + 1); }
 
  private:
   // Steps 1 to 3.
   template <class Real>
-  KVR_FN void add_key(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+  void add_key(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
     const auto near = [&](int32_t i) { return -std::sqrt(squared_distance(cache.key(representative(i)), token.key)); };
     const Scored nearest = team.largest(clusters(cache), near);
     if (nearest.index < 0 || -nearest.score > radius) {
-      cache.push(team, token, 0, 0);
-      if (team.rank() == 0) cache.score(cache.size() - 1) = 1;
-      for (int32_t j = 0; j < samples; ++j) cache.push(team, token, 0, Real(1.0 / samples));
+      cache.push(token, 0, 0);
+      cache.score(cache.size() - 1) = 1;
+      for (int32_t j = 0; j < samples; ++j) cache.push(token, 0, Real(1.0 / samples));
       return;
     }
     const int32_t row = representative(nearest.index);
     const double n = cache.score(row) + 1;
-    team.sync();
-    if (team.rank() == 0) cache.score(row) = n;
+    cache.score(row) = n;
     for (int32_t j = 0; j < samples; ++j) {
       if (rng.uniform(RngStream::subgen_clusters, token.index, j) < 1 / n)
-        cache.replace(team, row + 1 + j, token, 0, Real(n / samples));
-      else cache.weigh(team, row + 1 + j, 0, n / samples);
+        cache.replace(row + 1 + j, token, 0, Real(n / samples));
+      else cache.weigh(row + 1 + j, 0, n / samples);
     }
   }
   // Steps 4 and 5.
   template <class Real>
-  KVR_FN void add_value(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+  void add_value(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
     const double w = wide_dot(token.value, token.value), mu = state[0] + w, p = w > 0 ? w / mu : 0;
-    team.sync();
-    if (team.rank() == 0) state[0] = mu;
+    state[0] = mu;
     team.each(slots, [&](int32_t j) {
       cache.mark(sinks + j) = p > 0 && rng.uniform(RngStream::subgen_reservoir, token.index, j) < p;
     });
     for (int32_t j = 0; j < slots; ++j) {
       if (cache.mark(sinks + j) == 0) continue;
-      cache.replace(team, sinks + j, token, 0, 0);
-      if (team.rank() == 0) cache.score(sinks + j) = w;
+      cache.replace(sinks + j, token, 0, 0);
+      cache.score(sinks + j) = w;
     }
     const auto weight = [&](double held) { return held > 0 ? mu / (slots * held) : 0.0; };
     cache.weigh_rows(team, sinks, slots, [&](int32_t i) { return RowWeights{weight(cache.score(i)), 0}; });

@@ -60,10 +60,10 @@ struct TopkOracle {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     if (variant == Variant::with_h2o) accumulate_prompt(team, prompt, cache);
   }
-  KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
+  void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
     for (int32_t h = 0; h < (per_head ? x.heads : 1); ++h)
       read(
           team, cache, [&](int32_t i) { return per_head ? x(h, i) : x.group(i); }, chosen + int64_t(h) * x.rows);
@@ -71,11 +71,11 @@ struct TopkOracle {
       team.each(x.rows, [&](int32_t i) { chosen[int64_t(h) * x.rows + i] = chosen[i]; });
   }
   // with_h2o: a row that is no heavy hitter keeps score -1 for ever.
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+  void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
     if (variant == Variant::with_h2o)
       team.each(cache.size(), [&](int32_t i) { cache.score(i) += resident(cache, i) ? p[size_t(i)] : 0; });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (variant != Variant::with_h2o || cache.size() <= heavy) return;
     choose_top(
         team, cache.size(), heavy, [&](int32_t i) { return cache.score(i); },
@@ -86,8 +86,8 @@ struct TopkOracle {
   }
 
  private:
-  KVR_FN static bool resident(const auto& cache, int32_t i) { return cache.score(i) >= 0; }
-  KVR_FN void read(const Team auto& team, const Cache auto& cache, auto x, uint8_t* chosen) const {
+  static bool resident(const auto& cache, int32_t i) { return cache.score(i) >= 0; }
+  void read(const Team auto& team, const Cache auto& cache, auto x, uint8_t* chosen) const {
     const int32_t newest = cache.size() - 1;
     const bool plus_current = variant == Variant::topk_plus_current;
     const int32_t count = plus_current                   ? int32_t(f * cache.token(newest))

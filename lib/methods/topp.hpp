@@ -35,7 +35,7 @@ struct Topp {
     if (!(p > 0)) throw ParameterError("p", "p 0 reads nothing; set a share above 0");
   }
 
-  KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
+  void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
     const int32_t rows = cache.size();
     const double mass = p < 1 ? p : INFINITY;  // p = 1 reads all rows, whatever the rounding of the sum
     for (int32_t h = 0; h < (per_head ? x.heads : 1); ++h)

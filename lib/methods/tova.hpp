@@ -60,10 +60,10 @@ struct Tova : Selecting<> {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     accumulate_prompt(team, prompt, cache);
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
+  void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
     const StepScores given{score, p, state};
     given.open(team, cache);
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = given(cache, i); });

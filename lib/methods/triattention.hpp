@@ -12,7 +12,7 @@ struct MeanQuery {
   std::span<double> sizes;  // [pairs] mean modulus of each pair of channels
 
   template <class Real>
-  KVR_FN void take(const Team auto& team, const Prompt<Real>& prompt, int32_t head) const {
+  void take(const Team auto& team, const Prompt<Real>& prompt, int32_t head) const {
     const std::span<const double> of = prompt.mean_query(head), lengths = prompt.query_sizes(head);
     team.each(int32_t(mean.size()), [&](int32_t c) { mean[size_t(c)] = of[size_t(c)]; });
     team.each(int32_t(sizes.size()), [&](int32_t f) { sizes[size_t(f)] = lengths[size_t(f)]; });
@@ -20,8 +20,8 @@ struct MeanQuery {
   // Writes to `to` the mean query, rotated to position `next` + D and averaged over D = first, 2 first, ... up to
   // `last`. Its product with a stored key is the sum over all pairs of channels, times `weight`, plus the sum over the
   // channels that do not rotate.
-  KVR_FN void look_ahead(const Team auto& team, const RopeView& rope, int32_t next, int32_t first, int32_t last,
-                         double weight, std::span<double> to) const {
+  void look_ahead(const Team auto& team, const RopeView& rope, int32_t next, int32_t first, int32_t last, double weight,
+                  std::span<double> to) const {
     team.each(int32_t(mean.size()), [&](int32_t c) { to[size_t(c)] = mean[size_t(c)]; });
     team.each(rope.pairs, [&](int32_t f) {
       double c = 0, s = 0;
@@ -104,7 +104,7 @@ struct TriAttention : Buffered, CommonCuts {
   PromptNeeds needs(const MethodContext&) const { return {.whole = true, .rotary = true, .known = {.means = true}}; }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>&) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>&) {
     const HeadShape shape = p.shape();
     pairs = p.rope().pairs, interleaved = p.rope().interleaved;
     next = p.position(p.size() - 1) + 1;
@@ -118,11 +118,11 @@ struct TriAttention : Buffered, CommonCuts {
     }
   }
   template <class Real>
-  KVR_FN void observe_queries(const Team auto&, const StepQueries<Real>& queries) {
+  void observe_queries(const Team auto&, const StepQueries<Real>& queries) {
     next = queries.position + 1;
     on_new_token();
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (!is_due()) return;
     const int32_t safe = keep_prompt ? prompt : sinks, first = held_sinks(cache, safe),
                   n = cache.size() - first - recent;
@@ -141,20 +141,20 @@ struct TriAttention : Buffered, CommonCuts {
   }
 
  private:
-  KVR_FN MeanQuery query_of(const HeadShape& s, int32_t head) const {
+  MeanQuery query_of(const HeadShape& s, int32_t head) const {
     const size_t dim = size_t(s.dim);
     return {state.subspan(size_t(head) * dim, dim), state.subspan(size_t(s.heads + head) * dim, size_t(pairs))};
   }
-  KVR_FN static size_t frequencies_at(const HeadShape& s) { return 2 * size_t(s.heads) * size_t(s.dim); }
-  KVR_FN RopeView rope(const HeadShape& s) const { return {&state[frequencies_at(s)], pairs, interleaved}; }
-  KVR_FN std::span<double> turned(const HeadShape& s) const {
+  static size_t frequencies_at(const HeadShape& s) { return 2 * size_t(s.heads) * size_t(s.dim); }
+  RopeView rope(const HeadShape& s) const { return {&state[frequencies_at(s)], pairs, interleaved}; }
+  std::span<double> turned(const HeadShape& s) const {
     return state.subspan(frequencies_at(s) + size_t(s.dim), size_t(s.dim));
   }
-  KVR_FN std::span<double> scores(const HeadShape& s, int32_t head) const {
+  std::span<double> scores(const HeadShape& s, int32_t head) const {
     return state.subspan(frequencies_at(s) + 2 * size_t(s.dim) + size_t(head) * size_t(room), size_t(room));
   }
   // Step 2 and the first half of step 3 for one query head; rows first .. first + n - 1 are candidates.
-  KVR_FN void score(const Team auto& team, const auto& cache, int32_t head, int32_t first, int32_t n) const {
+  void score(const Team auto& team, const auto& cache, int32_t head, int32_t first, int32_t n) const {
     const HeadShape shape = cache.shape();
     const std::span<double> s = scores(shape, head);
     const MeanQuery known = query_of(shape, head);

@@ -68,12 +68,12 @@ struct Uniform : Thinning<> {
     const int64_t places = sorts ? 2 * int64_t(middle_of(s)) : 0;
     return {.state_doubles = places, .scores = true, .weights = sorts || weights != Weights::none};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (variant == Variant::coin) coins.extra_bytes(c, cache);
     else c.weight_floats = weights != Weights::none && cache.evictions() > 0 ? 1 : 0;
   }
 
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (variant == Variant::coin) {
       coins.state = state, coins.rng = rng;
       coins.evict(team, cache);
@@ -84,7 +84,7 @@ struct Uniform : Thinning<> {
   }
 
  private:
-  KVR_FN int32_t rounds_of(int32_t held, int32_t first) const {
+  int32_t rounds_of(int32_t held, int32_t first) const {
     return rounds != kDerived ? rounds : rounds_to_fit(held, first);
   }
   void resolve_sample(int32_t M) {
@@ -99,11 +99,9 @@ struct Uniform : Thinning<> {
     if (weights == Weights::pow2 && rounds == kDerived)
       throw ParameterError("rounds", "weights pow2 are 2^rounds; set rounds");
   }
-  KVR_FN double uniform(int32_t j, int32_t round) const {
-    return rng.uniform(RngStream::uniform_sampling, j, 0, round);
-  }
+  double uniform(int32_t j, int32_t round) const { return rng.uniform(RngStream::uniform_sampling, j, 0, round); }
 
-  KVR_FN void sample(const Team auto& team, auto& cache) {
+  void sample(const Team auto& team, auto& cache) {
     const Middle all = middle(cache);
     const int32_t M = all.count - tail, sampled = m - tail;
     if (all.count <= m) return;
@@ -114,29 +112,26 @@ struct Uniform : Thinning<> {
     const double w = weights == Weights::ratio ? double(M) / sampled : std::ldexp(1.0, rounds);
     weigh_rows(team, cache, {all.first, sampled}, w);
   }
-  KVR_FN void toss(const Team auto& team, auto& cache) {
+  void toss(const Team auto& team, auto& cache) {
     const Middle all = middle(cache);
     const int32_t T = rounds_of(cache.size(), all.first);
     team.each(all.count, [&](int32_t j) { state[size_t(j)] = j; });
     int32_t left = all.count;
-    for (int32_t round = 0; round < T; ++round, left /= 2) sort_by_coin(team, left, round);
+    for (int32_t round = 0; round < T; ++round, left /= 2) sort_by_coin(left, round);
     team.each(all.count, [&](int32_t j) { cache.score(all.first + j) = 0; });
     team.each(left, [&](int32_t j) { cache.score(all.first + int32_t(state[size_t(j)])) = 1; });
     evict_unscored(team, cache, all);
     weigh_rows(team, cache, {all.first, left}, std::ldexp(1.0, T));
   }
   // Sorts the first `left` tokens: those with - before those with +.
-  KVR_FN void sort_by_coin(const Team auto& team, int32_t left, int32_t round) {
-    if (team.rank() == 0) {
-      double* const of_plus = state.data() + state.size() / 2;
-      int32_t minus = 0, plus = 0;
-      for (int32_t j = 0; j < left; ++j) {
-        const bool is_minus = j % block != 0 && uniform(j, round) >= 0.5;
-        (is_minus ? state[size_t(minus++)] : of_plus[plus++]) = state[size_t(j)];
-      }
-      for (int32_t j = 0; j < plus; ++j) state[size_t(minus + j)] = of_plus[j];
+  void sort_by_coin(int32_t left, int32_t round) {
+    double* const of_plus = state.data() + state.size() / 2;
+    int32_t minus = 0, plus = 0;
+    for (int32_t j = 0; j < left; ++j) {
+      const bool is_minus = j % block != 0 && uniform(j, round) >= 0.5;
+      (is_minus ? state[size_t(minus++)] : of_plus[plus++]) = state[size_t(j)];
     }
-    team.sync();
+    for (int32_t j = 0; j < plus; ++j) state[size_t(minus + j)] = of_plus[j];
   }
 };
 

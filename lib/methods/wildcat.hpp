@@ -52,7 +52,7 @@ struct WildCat : Thinning<4, 32> {
     const int64_t M = context.prompt_tokens, d = context.shape.dim, dv = context.shape.v_dim;
     return {.state_doubles = 1 + d + M * (d + 1 + r) + r * (r + dv + 2), .weights = true, .own_rows = r};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
+  void extra_bytes(ExtraBytes& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
   void report(auto& extras, const auto& cache) const {
     extras["pivots"] = state[0], extras["negative_masses"] = 0;
     for (int32_t i = 0; i < cache.size(); ++i) extras["negative_masses"] += cache.den(i) < 0 ? 1 : 0;
@@ -62,14 +62,14 @@ struct WildCat : Thinning<4, 32> {
   }
 
   template <class Real>
-  KVR_FN void evict(const Team auto& team, BasicCache<Real>& cache) {
+  void evict(const Team auto& team, BasicCache<Real>& cache) {
     const auto [first, M] = middle(cache);
     if (cache.size() <= budget || M == 0) return;
     const Work w = centre(team, cache, first, M);
     const int32_t found = pivoted_cholesky(
         team, M, r, [&](int32_t i, int32_t j) { return w.H(i, j); },
         [&](int32_t j) { return rng.uniform(RngStream::pivots, j); }, w.residual, w.factor, w.pivots);
-    if (!solve(team, cache, first, found, w)) return cache.fail(team, 1, found);
+    if (!solve(team, cache, first, found, w)) return cache.fail(1, found);
     store(team, cache, first, found, w);
   }
 
@@ -79,13 +79,13 @@ struct WildCat : Thinning<4, 32> {
     int32_t M, d, columns;
     double rate, shift = 0;
     std::span<double> mean = {}, keys = {}, residual = {}, factor = {}, pivots = {}, inner = {}, sums = {};
-    KVR_FN std::span<double> key(int32_t i) const { return keys.subspan(size_t(i * d), size_t(d)); }
-    KVR_FN double* sum(int32_t a) const { return sums.data() + int64_t(a) * columns; }
-    KVR_FN int32_t pivot(int32_t a) const { return int32_t(pivots[size_t(a)]); }
-    KVR_FN double H(int32_t i, int32_t j) const { return std::exp(rate * (wide_dot(key(i), key(j)) - shift)); }
+    std::span<double> key(int32_t i) const { return keys.subspan(size_t(i * d), size_t(d)); }
+    double* sum(int32_t a) const { return sums.data() + int64_t(a) * columns; }
+    int32_t pivot(int32_t a) const { return int32_t(pivots[size_t(a)]); }
+    double H(int32_t i, int32_t j) const { return std::exp(rate * (wide_dot(key(i), key(j)) - shift)); }
   };
   // Step 1.
-  KVR_FN Work centre(const Team auto& team, const auto& cache, int32_t first, int32_t M) const {
+  Work centre(const Team auto& team, const auto& cache, int32_t first, int32_t M) const {
     Carver cut{state.data() + 1};
     Work w{M, cache.shape().dim, cache.shape().v_dim + 1, rate};
     const int64_t n = M, pivots = r;
@@ -101,7 +101,7 @@ struct WildCat : Thinning<4, 32> {
     return w;
   }
   // Step 4: sum(a) = row a of W [V 1]. Returns false if H_SS has no inverse.
-  KVR_FN bool solve(const Team auto& team, const auto& cache, int32_t first, int32_t found, const Work& w) const {
+  bool solve(const Team auto& team, const auto& cache, int32_t first, int32_t found, const Work& w) const {
     team.each(found, [&](int32_t a) {
       double* const sum = w.sum(a);
       for (int32_t c = 0; c < w.columns; ++c) sum[c] = 0;
@@ -120,7 +120,7 @@ struct WildCat : Thinning<4, 32> {
   }
   // Step 5.
   template <class Real>
-  KVR_FN void store(const Team auto& team, BasicCache<Real>& cache, int32_t first, int32_t found, const Work& w) {
+  void store(const Team auto& team, BasicCache<Real>& cache, int32_t first, int32_t found, const Work& w) {
     team.each(cache.size(), [&](int32_t i) { cache.mark(i) = i < first || i >= first + w.M ? 1 : 0; });
     for (int32_t a = 0; a < found; ++a) {
       const int32_t row = first + w.pivot(a);
@@ -128,10 +128,9 @@ struct WildCat : Thinning<4, 32> {
       cache.rewrite(
           team, row, [&](int32_t, int32_t c) { return key[size_t(c)]; },
           [&](int32_t, int32_t c) { return Real(w.sum(a)[c]); });
-      cache.weigh(team, row, 1, w.sum(a)[w.columns - 1]);
-      if (team.rank() == 0) cache.mark(row) = 1, state[0] = found;
+      cache.weigh(row, 1, w.sum(a)[w.columns - 1]);
+      cache.mark(row) = 1, state[0] = found;
     }
-    team.sync();
     cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
   }
 };

@@ -22,7 +22,7 @@ struct Window {
   static void declare(auto&) {}
   void resolve(const MethodContext& context) { budget = context.budget.tokens; }
 
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
 };
 
 }  // namespace kvreplay

@@ -110,8 +110,7 @@ void read_latent_keys(const LayerInfo& layer, const OpenByName& open, int64_t co
   join_rows(layer.latent, rope, latent, into);
 }
 
-void read_latent_queries(const LayerInfo& layer, const OpenByName& open, const LatentQueryRows& rows,
-                         std::span<float> into) {
+void read_latent_queries(const LayerInfo& layer, const OpenByName& open, const HeadRows& rows, std::span<float> into) {
   const LatentInfo& shape = layer.latent;
   std::vector<float> stored(static_cast<size_t>(rows.count * layer.query_width())),
       up_k(static_cast<size_t>(shape.width) * static_cast<size_t>(shape.key));

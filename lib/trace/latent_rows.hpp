@@ -22,7 +22,7 @@ void project_rows(const LatentInfo& shape, std::span<const float> stored, std::s
 using OpenByName = std::function<const Tensor&(const char* name)>;
 
 // Rows of a query head in one of the layer's datasets; row: what messages call a row.
-struct LatentQueryRows {
+struct HeadRows {
   const char *name, *row;
   int32_t head = 0;
   int64_t first = 0, count = 0;
@@ -30,7 +30,6 @@ struct LatentQueryRows {
 
 // Keys of the first `count` tokens, [count, rope + width], and queries [rows.count, rope + width]. Throw h5::Problem.
 void read_latent_keys(const LayerInfo& layer, const OpenByName& open, int64_t count, std::span<float> into);
-void read_latent_queries(const LayerInfo& layer, const OpenByName& open, const LatentQueryRows& rows,
-                         std::span<float> into);
+void read_latent_queries(const LayerInfo& layer, const OpenByName& open, const HeadRows& rows, std::span<float> into);
 
 }  // namespace kvreplay

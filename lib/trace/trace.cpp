@@ -136,8 +136,7 @@ struct Trace::State {
   std::map<std::string, Tensor> open_tensors;
 
   const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
-  void read_queries(const std::string& prompt, const LayerInfo& layer, const LatentQueryRows& rows,
-                    std::span<float> into);
+  void read_queries(const std::string& prompt, const LayerInfo& layer, const HeadRows& rows, std::span<float> into);
   std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
   std::vector<float> floats(const std::string& path, int64_t count, const char* of) const;
   std::vector<int32_t> ascending_tokens(const std::string& path, const LayerInfo& layer) const;
@@ -155,7 +154,7 @@ const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& l
   return open_tensors.emplace(name, std::move(opened)).first->second;
 }
 
-void Trace::State::read_queries(const std::string& prompt, const LayerInfo& layer, const LatentQueryRows& rows,
+void Trace::State::read_queries(const std::string& prompt, const LayerInfo& layer, const HeadRows& rows,
                                 std::span<float> into) {
   const auto of_layer = [&](const char* name) -> const Tensor& { return tensor(prompt, layer, name); };
   if (layer.is_latent()) read_latent_queries(layer, of_layer, rows, into);

@@ -5,9 +5,9 @@
 struct Oracle : Base {
   static constexpr Hooks hooks{"append"};
 #ifdef OFFENCE
-  KVR_FN void append(const Team auto&, const auto&, Cache auto&, const HeadStream<float>&) {}
+  void append(const Team auto&, const auto&, Cache auto&, const HeadStream<float>&) {}
 #else
-  KVR_FN void append(const Team auto&, const auto&, Cache auto&) {}
+  void append(const Team auto&, const auto&, Cache auto&) {}
 #endif
 };
 REGISTERED(Oracle)

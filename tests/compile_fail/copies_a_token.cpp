@@ -3,12 +3,12 @@
 #include "policy_under_test.hpp"
 struct Copier : Base {
   static constexpr Hooks hooks{"append"};
-  KVR_FN void append(const Team auto& team, const auto& token, Cache auto& cache) {
+  void append(const Team auto& team, const auto& token, Cache auto& cache) {
 #ifdef OFFENCE
     auto saved = token;
     (void)saved;
 #endif
-    cache.push(team, token);
+    cache.push(token);
   }
 };
 REGISTERED(Copier)

@@ -8,6 +8,6 @@ struct Forgetful : Base {
   static constexpr Hooks hooks{"layout evict"};
 #endif
   Layout layout(const MethodContext&) const { return {}; }
-  KVR_FN void evict(const Team auto&, Cache auto&) {}
+  void evict(const Team auto&, Cache auto&) {}
 };
 REGISTERED(Forgetful)

@@ -4,9 +4,9 @@
 struct Promises : Base {
   static constexpr Hooks hooks{"observe"};
 #ifdef OFFENCE
-  KVR_FN void observe_rows(const Team auto&, Cache auto&, std::span<const double>) {}
+  void observe_rows(const Team auto&, Cache auto&, std::span<const double>) {}
 #else
-  KVR_FN void observe(const Team auto&, Cache auto&, std::span<const double>) {}
+  void observe(const Team auto&, Cache auto&, std::span<const double>) {}
 #endif
 };
 REGISTERED(Promises)

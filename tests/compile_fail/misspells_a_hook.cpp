@@ -4,10 +4,10 @@
 struct Misspelt : Base {
 #ifdef OFFENCE
   static constexpr Hooks hooks{"observes_rows"};
-  KVR_FN void observes_rows(const Team auto&, Cache auto&, std::span<const double>) {}
+  void observes_rows(const Team auto&, Cache auto&, std::span<const double>) {}
 #else
   static constexpr Hooks hooks{"observe"};
-  KVR_FN void observe(const Team auto&, Cache auto&, std::span<const double>) {}
+  void observe(const Team auto&, Cache auto&, std::span<const double>) {}
 #endif
 };
 REGISTERED(Misspelt)

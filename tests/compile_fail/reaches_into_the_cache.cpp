@@ -3,7 +3,7 @@
 #include "policy_under_test.hpp"
 struct Meddler : Base {
   static constexpr Hooks hooks{"evict"};
-  KVR_FN void evict(const Team auto&, Cache auto& cache) {
+  void evict(const Team auto&, Cache auto& cache) {
 #ifdef OFFENCE
     (void)cache.s_.keys;
 #else

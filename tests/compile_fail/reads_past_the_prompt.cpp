@@ -3,7 +3,7 @@
 #include "policy_under_test.hpp"
 struct Reader : Base {
   static constexpr Hooks hooks{"read_prompt"};
-  KVR_FN void read_prompt(const Team auto&, const auto& prompt, Cache auto&) {
+  void read_prompt(const Team auto&, const auto& prompt, Cache auto&) {
 #ifdef OFFENCE
     const auto* base = prompt.view_.keys;
 #else

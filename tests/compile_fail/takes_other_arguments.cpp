@@ -4,9 +4,9 @@
 struct Swapped : Base {
   static constexpr Hooks hooks{"choose"};
 #ifdef OFFENCE
-  KVR_FN void choose(const Team auto&, const HeadProbabilities&, const Cache auto&, uint8_t*) {}
+  void choose(const Team auto&, const HeadProbabilities&, const Cache auto&, uint8_t*) {}
 #else
-  KVR_FN void choose(const Team auto&, const Cache auto&, const HeadProbabilities&, uint8_t*) {}
+  void choose(const Team auto&, const Cache auto&, const HeadProbabilities&, uint8_t*) {}
 #endif
 };
 REGISTERED(Swapped)

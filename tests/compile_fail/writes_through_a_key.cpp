@@ -3,7 +3,7 @@
 #include "policy_under_test.hpp"
 struct Forger : Base {
   static constexpr Hooks hooks{"evict"};
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
 #ifdef OFFENCE
     cache.key(0)[0] = 1;
 #endif

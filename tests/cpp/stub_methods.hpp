@@ -36,7 +36,7 @@ struct Keeper {
       throw ParameterError(
           "sinks", "sinks " + std::to_string(sinks) + " exceed the budget of " + std::to_string(context.budget.tokens));
   }
-  KVR_FN void observe(const Team auto&, Cache auto&, std::span<const double>) {}
+  void observe(const Team auto&, Cache auto&, std::span<const double>) {}
 };
 
 // One phase, no budget.

@@ -46,7 +46,7 @@ class Threads {
   void report_misalignment(const char* what);
   int64_t index() const { return index_; }
   int threads() const { return shape_.threads; }
-  int64_t barriers() const;  // of whole blocks, so far
+  int64_t barriers() const;  // whole blocks waited, so far
 
  private:
   struct Impl;
@@ -134,7 +134,7 @@ class EmulatedBlock {
 };
 static_assert(Block<EmulatedBlock>);
 
-constexpr size_t kMostSharedBytes = size_t{227} << 10;  // of a block
+constexpr size_t kMostSharedBytes = size_t{227} << 10;  // most of one block
 
 // Returns the number of barriers that blocks have waited at.
 template <class Kernel>

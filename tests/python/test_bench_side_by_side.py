@@ -296,6 +296,12 @@ def test_a_device_is_compared_with_one_core_and_with_the_peer(trace, truth, tmp_
     assert "--layers 0 " in (tmp_path / "words").read_text()  # a trace is measured in all its layers
     rows = rows_of(tmp_path / "device.csv")
     assert (tmp_path / "device.md").read_text() == done.stdout
+    page = tmp_path / "cuda.md"
+    page.write_text((ROOT / "docs/cuda.md").read_text())
+    tool = ROOT / "apps/tools/generate_device_page.py"
+    subprocess.run([sys.executable, tool, tmp_path / "device.json", page], check=True)
+    told = page.read_text()
+    assert done.stdout.rstrip() in told and told.endswith((ROOT / "docs/cuda.md").read_text()[-300:])
     of = {(row["what"], row["beside"]): row for row in rows}
     for method in ("streaming_llm", "h2o", "uniform", "snapkv", "balancekv", "subgen"):
         row = of[f"caches {method}", "core"]

@@ -1,4 +1,4 @@
-"""What the compiler makes of device code, where nvcc is there; nothing runs it here."""
+"""Checks what nvcc makes of device code, where it is installed; nothing runs the code."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 LIB = Path(__file__).parents[2] / "lib"
 NVCC = shutil.which("nvcc", path="/usr/local/cuda/bin") or shutil.which("nvcc")
-REGISTERS = 65536  # of a processor
+REGISTERS = 65536  # those of a processor
 pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 
 

@@ -65,8 +65,10 @@ def test_a_device_and_the_cpu_give_equal_tables_on_a_real_trace(both):
 
 def test_the_table_says_which_cells_a_device_computed(both):
     of = {(row["method"]): row["device"] for row in both[0]}
-    assert of["h2o"] == of["snapkv"] == of["uniform"] == of["exact"] == DEVICE
-    assert of["quest"] == of["wildcat"] == of["keyformer"] == of["qjl"] == DEVICE  # by their policies, too
+    for method in ("exact", "h2o", "tova", "keyformer", "snapkv", "uniform", "subgen"):
+        assert of[method] == DEVICE, method
+    for method in ("quest", "wildcat", "qjl"):  # the cores' work in the same run
+        assert of[method] == "cpu", method
     assert {row["device"] for row in both[1]} == {"cpu"}
 
 

@@ -22,7 +22,7 @@ struct EveryOther {
     budget = context.budget.tokens;
     if (recent > budget) throw ParameterError("recent", "recent exceeds the budget; give fewer recent tokens");
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;
     keep_best(team, cache, {.recent = recent}, budget - recent,
               [&](int32_t i) { return cache.token(i) % 2 == 0 ? 1.0 : 0.0; });

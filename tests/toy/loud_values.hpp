@@ -31,11 +31,11 @@ struct LoudValues : Selecting<4, 0> {  // `sinks` (4) and `recent` (0): declared
     return {.column_sums_from = std::max(0, context.prompt_tokens - rows)};
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     team.each(cache.size(), [&](int32_t i) { state[size_t(i)] = norm(prompt.value(cache.token(i))); });
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt.column_sum(cache.token(i)) * state[size_t(i)]; });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { Selecting::evict(team, cache); }
+  void evict(const Team auto& team, Cache auto& cache) { Selecting::evict(team, cache); }
 };
 
 }  // namespace kvreplay

@@ -186,7 +186,7 @@ struct AttendKernel {
     float top[2], z[2], tokens[2], squares[2];  // in base 2; until close() only for this thread's columns
     float out[kValues ? kWidthBlocks : 1][4];
     uint32_t q[kHolds ? kSteps : 1][kKeyPlanes][4];
-    float* logits;        // of this query head, or null
+    float* logits;        // this query head's, or null
     int32_t least_token;  // among the 16 rows
     int g, c, first;      // first: row of the tile
 

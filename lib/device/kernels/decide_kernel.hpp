@@ -33,7 +33,7 @@ struct DecideArgs {
   const DecideTask* tasks;
   const float* logits;       // [heads, rows, pitch], in base 2: column j of row i is token j, up to the row's own
   const float* sink_logits;  // [heads] or null
-  int32_t count;             // of tasks
+  int32_t count;             // number of tasks
   int32_t first, rows;       // rows of tokens first, first + 1, ...
   int32_t pitch;
 };

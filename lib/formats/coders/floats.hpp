@@ -12,7 +12,7 @@ struct FloatRows {
   static CodedBytes bytes(RowPart, int32_t width) { return {int64_t(width) * Rounding::kBytes, 0}; }
 
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     return tally(team, row.width(), [&](int32_t i) {
       double& x = row.x[size_t(i)];
       CodeTally t;
@@ -27,17 +27,17 @@ struct FloatRows {
 struct ToFloat32 {
   static constexpr const char *name = "f32", *title = "float32";
   static constexpr int kBytes = 4;
-  KVR_FN static double round(double x) { return to_float32(x); }
+  static double round(double x) { return to_float32(x); }
 };
 struct ToFloat16 {
   static constexpr const char *name = "f16", *title = "float16";
   static constexpr int kBytes = 2;
-  KVR_FN static double round(double x) { return to_float16(x); }
+  static double round(double x) { return to_float16(x); }
 };
 struct ToBfloat16 {
   static constexpr const char *name = "bf16", *title = "bfloat16";
   static constexpr int kBytes = 2;
-  KVR_FN static double round(double x) { return to_bfloat16(x); }
+  static double round(double x) { return to_bfloat16(x); }
 };
 using F32 = FloatRows<ToFloat32>;
 using F16 = FloatRows<ToFloat16>;

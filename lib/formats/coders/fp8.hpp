@@ -7,7 +7,7 @@ namespace kvreplay {
 constexpr double kScaleOfHead = kRealWord, kScaleOfToken = kSecondRealWord;  // the words that `scale` accepts
 
 template <Team T>
-KVR_FN CodeTally code_fp8(const T& team, std::span<double> numbers, const SmallFloat& format, double scale) {
+CodeTally code_fp8(const T& team, std::span<double> numbers, const SmallFloat& format, double scale) {
   return tally(team, int32_t(numbers.size()), [&](int32_t i) {
     double& x = numbers[size_t(i)];
     CodeTally t;
@@ -38,7 +38,7 @@ struct Fp8 {
     d.real_or_words("scale", &Fp8::scale, {1e-30, 1e30}, {"head", "token"},
                     "divisor of the numbers: a constant, from the kv head's prompt, or from each row");
   }
-  KVR_FN static constexpr SmallFloat number() { return kWide ? e5m2() : e4m3(); }
+  static constexpr SmallFloat number() { return kWide ? e5m2() : e4m3(); }
   CodedBytes bytes(RowPart, int32_t width) const { return {width, scale == kScaleOfToken ? 4 : 0}; }
   int64_t static_bytes(RowPart, int32_t) const { return is_calibrated() ? 4 : 0; }
   bool is_calibrated() const { return scale == kScaleOfHead; }
@@ -47,17 +47,17 @@ struct Fp8 {
   }
 
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     return code_fp8(team, row.x, number(), scale_for(team, row));
   }
 
  private:
-  KVR_FN static double scale_of(double largest) {
+  static double scale_of(double largest) {
     const double s = largest / number().largest;
     return to_float32(s > 1e-6 ? s : 1e-6);
   }
   template <Team T>
-  KVR_FN double scale_for(const T& team, const CodedRow& row) const {
+  double scale_for(const T& team, const CodedRow& row) const {
     if (scale == kScaleOfHead) return row.calibrated[0];
     if (scale != kScaleOfToken) return to_float32(scale);
     return scale_of(team.largest(row.width(), [&](int32_t i) { return std::fabs(row.x[size_t(i)]); }).score);
@@ -85,7 +85,7 @@ struct Fp8DsMla {
   }
 
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     const size_t apart = size_t(rope < row.width() ? rope : row.width());
     const std::span<double> latent = row.x.subspan(apart);
     team.each(int32_t(apart), [&](int32_t i) { row.x[size_t(i)] = to_bfloat16(row.x[size_t(i)]); });

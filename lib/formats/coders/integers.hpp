@@ -28,7 +28,7 @@ struct Integers {
     return {bytes_of_bits(int64_t(width) * kBits), 4 * int64_t(groups_of(width, group))};
   }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     return tally(team, groups_of(row.width(), group), [&](int32_t g) {
       const std::span<double> x = group_of(row.x, group, g);
       CodeTally t;

@@ -51,13 +51,13 @@ struct KvQuant {
 
   // The sums are counts, so vectors of any width give the same result.
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     CodeTally all;
     wide([&] { all = code_part(team, row); });
     return all;
   }
   template <Team T>
-  KVR_FN CodeTally code_part(const T& team, const CodedRow& row) const {
+  CodeTally code_part(const T& team, const CodedRow& row) const {
     const int32_t n = row.width();
     if (row.part == RowPart::key) {
       const double *const lo = row.calibrated, *const hi = lo + n, *const levels = hi + n;
@@ -76,11 +76,11 @@ struct KvQuant {
   struct RowRange {
     double lo, hi;        // extremes of the numbers that are coded
     double below, above;  // a number at or beyond either is an outlier
-    KVR_FN bool is_outlier(double x) const { return x <= below || x >= above; }
+    bool is_outlier(double x) const { return x <= below || x >= above; }
   };
   // sorted: [width] scratch.
   template <Team T>
-  KVR_FN RowRange range_of(const T& team, std::span<const double> x, double* sorted) const {
+  RowRange range_of(const T& team, std::span<const double> x, double* sorted) const {
     const auto n = int32_t(x.size());
     team.each(n, [&](int32_t i) {
       const double own = x[size_t(i)];
@@ -102,14 +102,14 @@ struct KvQuant {
     if (inside == 0) r.lo = r.hi = median;
     return r;
   }
-  KVR_FN static double quantile_of(std::span<const double> sorted, double t) {
+  static double quantile_of(std::span<const double> sorted, double t) {
     const double at = t * double(sorted.size() - 1), below = std::floor(at);
     const size_t i = size_t(below), next = i + 1 < sorted.size() ? i + 1 : i;
     return sorted[i] + (at - below) * (sorted[next] - sorted[i]);
   }
 
  private:
-  KVR_FN CodeTally code_number(double& x, double lo, double hi, bool is_outlier, const double* levels) const {
+  CodeTally code_number(double& x, double lo, double hi, bool is_outlier, const double* levels) const {
     CodeTally t;
     const double off = (hi + lo) / 2, half = (hi - lo) / 2, z = half == 0 ? 0 : (x - off) / half;
     const int32_t last = (1 << bits) - 1;

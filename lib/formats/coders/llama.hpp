@@ -20,7 +20,7 @@ struct Q8_0 {
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width, 2 * (width / kLlamaBlock)}; }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     return tally(team, row.width() / kLlamaBlock, [&](int32_t b) {
       const std::span<double> x = group_of(row.x, kLlamaBlock, b);
       const double s = largest_magnitude(x) / 127;
@@ -50,7 +50,7 @@ struct LlamaSymmetric {
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width * kBits / 8, 2 * (width / kLlamaBlock)}; }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     constexpr double h = 1 << (kBits - 1), most = 2 * h - 1;
     return tally(team, row.width() / kLlamaBlock, [&](int32_t b) {
       const std::span<double> x = group_of(row.x, kLlamaBlock, b);
@@ -85,7 +85,7 @@ struct LlamaAsymmetric {
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width * kBits / 8, 4 * (width / kLlamaBlock)}; }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     constexpr double most = (1 << kBits) - 1;
     return tally(team, row.width() / kLlamaBlock, [&](int32_t b) {
       const std::span<double> x = group_of(row.x, kLlamaBlock, b);

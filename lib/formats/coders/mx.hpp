@@ -10,8 +10,7 @@ enum class MxRounding : int32_t { floor, ceil };
 //     `ceil`: the least k with largest |x| <= X 2^k. k is clamped to +-127; a block of zeros has -127.
 //  2. Read back: E(x 2^-k) 2^k.
 template <Team T>
-KVR_FN CodeTally code_mx(const T& team, std::span<double> row, const SmallFloat& element, int32_t block,
-                         MxRounding rounding) {
+CodeTally code_mx(const T& team, std::span<double> row, const SmallFloat& element, int32_t block, MxRounding rounding) {
   return tally(team, groups_of(int32_t(row.size()), block), [&](int32_t b) {
     const std::span<double> x = group_of(row, block, b);
     const double largest = largest_magnitude(x);
@@ -48,7 +47,7 @@ struct MxFp4 {
     return {bytes_of_bits(4 * int64_t(width)), groups_of(width, block)};
   }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     return code_mx(team, row.x, e2m1(), block, scale_rounding);
   }
 };
@@ -71,7 +70,7 @@ struct MxFp8 {
   }
   CodedBytes bytes(RowPart, int32_t width) const { return {width, groups_of(width, block)}; }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     return code_mx(team, row.x, element == Element::e4m3 ? e4m3() : e5m2(), block, scale_rounding);
   }
 };

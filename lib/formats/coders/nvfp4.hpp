@@ -30,13 +30,13 @@ struct NvFp4 {
   }
   CodedBytes bytes(RowPart, int32_t width) const { return {width / 2, width / kBlock}; }
   int64_t static_bytes(RowPart, int32_t) const { return is_calibrated() ? 4 : 0; }
-  KVR_FN bool is_calibrated() const { return scale == kScaleOfHead; }
+  bool is_calibrated() const { return scale == kScaleOfHead; }
   std::vector<double> calibrate(RowPart, int32_t, std::span<const double> rows) const {
     return {to_float32(largest_magnitude(rows) / (e2m1().largest * e4m3().largest))};
   }
 
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     const double g = is_calibrated() ? row.calibrated[0] : to_float32(scale);
     return tally(team, row.width() / kBlock, [&](int32_t b) {
       const std::span<double> x = group_of(row.x, kBlock, b);
@@ -55,8 +55,8 @@ struct NvFp4 {
   }
 
  private:
-  KVR_FN static double read_back(double x, double s) { return s > 0 ? e2m1()(x / s) * s : 0; }
-  KVR_FN static double error(std::span<const double> x, double s) {
+  static double read_back(double x, double s) { return s > 0 ? e2m1()(x / s) * s : 0; }
+  static double error(std::span<const double> x, double s) {
     double sum = 0;
     for (const double number : x) sum += (number - read_back(number, s)) * (number - read_back(number, s));
     return sum;

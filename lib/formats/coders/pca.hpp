@@ -36,7 +36,7 @@ struct Pca {
   static std::vector<double> tables(RowPart part, int32_t width);
 
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     const int32_t n = row.width();
     const double *const mean = row.calibrated, *const root = mean + n, *const depth = root + n,
                         *const basis = depth + n;
@@ -54,7 +54,7 @@ struct Pca {
   }
 
  private:
-  KVR_FN static double nearest(double z, int32_t bits, const double* tables) {
+  static double nearest(double z, int32_t bits, const double* tables) {
     const size_t n = size_t(1) << bits;
     return nearest_level({tables + n - 2, n}, z);
   }

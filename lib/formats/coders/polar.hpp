@@ -45,7 +45,7 @@ struct Polar {
   // After level l the radii are in the first width / 2^l numbers of x. The decoded angles are in `work`, behind those
   // of earlier levels.
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     double *const angles = row.work, *const radii = row.work + row.width();
     int32_t pairs = row.width() / 2;
     int64_t angle = 0, book = 0;
@@ -75,7 +75,7 @@ struct Polar {
   }
 
  private:
-  KVR_FN static double read_angle(double angle, bool around, std::span<const double> book) {
+  static double read_angle(double angle, bool around, std::span<const double> book) {
     if (around) {
       constexpr double kTurn = 6.283185307179586;
       const double bin = std::floor((angle < 0 ? angle + kTurn : angle) / kTurn * double(book.size()));

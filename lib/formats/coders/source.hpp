@@ -10,7 +10,7 @@ struct SourceRows {
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t) { return {}; }
   template <Team T>
-  KVR_FN CodeTally code(const T&, const CodedRow&) const {
+  CodeTally code(const T&, const CodedRow&) const {
     return {};
   }
 };

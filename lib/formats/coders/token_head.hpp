@@ -12,7 +12,7 @@ struct Int8TokenHead {
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width, 4}; }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     const double largest = team.largest(row.width(), [&](int32_t i) { return std::fabs(row.x[size_t(i)]); }).score;
     const double s = to_float32(largest / 127 > 1e-6 ? largest / 127 : 1e-6);
     return tally(team, row.width(), [&](int32_t i) {
@@ -40,7 +40,7 @@ struct Int4TokenHead {
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {bytes_of_bits(4 * int64_t(width)), 4}; }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     const double high = team.largest(row.width(), [&](int32_t i) { return row.x[size_t(i)]; }).score;
     const double low = team.smallest(row.width(), [&](int32_t i) { return row.x[size_t(i)]; }).score;
     const double range = (high - low) / 15, s = to_float32(range > 1e-6 ? range : 1e-6);
@@ -56,7 +56,7 @@ struct Int4TokenHead {
   }
 
  private:
-  KVR_FN static double with_low_bits(float s, uint32_t z) { return double(bits_float((float_bits(s) & ~15u) | z)); }
+  static double with_low_bits(float s, uint32_t z) { return double(bits_float((float_bits(s) & ~15u) | z)); }
 };
 
 }  // namespace kvreplay

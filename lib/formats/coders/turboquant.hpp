@@ -12,23 +12,23 @@ namespace kvreplay {
 //  4. Read back: float16(N) c, rotated back.
 // levels: [2^bits], for numbers with variance 1. `to` [width] receives c.
 template <Team T>
-KVR_FN void nearest_levels(const T& team, std::span<const double> y, std::span<const double> levels, double* to) {
+void nearest_levels(const T& team, std::span<const double> y, std::span<const double> levels, double* to) {
   const double root = std::sqrt(double(y.size()));
   team.each(int32_t(y.size()), [&](int32_t i) { to[i] = nearest_level(levels, y[size_t(i)] * root) / root; });
 }
 template <Team T>
-KVR_FN double norm_of(const T& team, const double* x, int32_t n) {
+double norm_of(const T& team, const double* x, int32_t n) {
   return std::sqrt(team.sum(n, [&](int32_t i) { return x[i] * x[i]; }));
 }
 // Step 1: x becomes y; returns N.
 template <Team T>
-KVR_FN double divide_by_norm(const T& team, std::span<double> x) {
+double divide_by_norm(const T& team, std::span<double> x) {
   const double norm = norm_of(team, x.data(), int32_t(x.size()));
   team.each(int32_t(x.size()), [&](int32_t i) { x[size_t(i)] /= norm + 1e-8; });
   return norm;
 }
 template <Team T>
-KVR_FN CodeTally code_by_levels(const T& team, const CodedRow& row, int32_t bits, bool norm_correction) {
+CodeTally code_by_levels(const T& team, const CodedRow& row, int32_t bits, bool norm_correction) {
   const int32_t n = row.width();
   const double stored = to_float16(divide_by_norm(team, row.x));
   nearest_levels(team, row.x, {row.tables, size_t(1) << bits}, row.work);
@@ -71,7 +71,7 @@ struct TqMse {
   RowRotation rotation(RowPart) const { return kTqRotations[int32_t(rotation_kind)]; }
   std::vector<double> tables(RowPart, int32_t width) const { return tq_levels(codebook, bits, width); }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     return code_by_levels(team, row, bits, norm_correction);
   }
 };
@@ -104,7 +104,7 @@ struct TqProd {
   bool sketches() const { return true; }
   std::vector<double> tables(RowPart, int32_t width) const { return tq_levels(codebook, bits - 1, width); }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     const int32_t n = row.width();
     double *const c = row.work, *const r = c + n, *const signs = r + n;
     const double stored = to_float16(divide_by_norm(team, row.x));
@@ -158,7 +158,7 @@ struct TurboQuant {
     return part == RowPart::value || kKeyBits == 8 ? std::vector<double>{} : gauss_levels(kKeyBits);
   }
   template <Team T>
-  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+  CodeTally code(const T& team, const CodedRow& row) const {
     if (row.part == RowPart::value) return code_value(team, row.x);
     if constexpr (kKeyBits == 8) return code_fp8(team, row.x, e4m3(), 1);
     else return code_by_levels(team, row, kKeyBits, true);
@@ -166,7 +166,7 @@ struct TurboQuant {
 
  private:
   template <Team T>
-  KVR_FN static CodeTally code_value(const T& team, std::span<double> v) {
+  static CodeTally code_value(const T& team, std::span<double> v) {
     constexpr double kLevels = (1 << kValueBits) - 1;
     const double high = team.largest(int32_t(v.size()), [&](int32_t i) { return v[size_t(i)]; }).score;
     const double low = team.smallest(int32_t(v.size()), [&](int32_t i) { return v[size_t(i)]; }).score;

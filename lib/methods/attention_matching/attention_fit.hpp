@@ -16,14 +16,12 @@ struct TrainingQueries {
   TrainOn which;
   int32_t most;
 
-  KVR_FN static int64_t step(int64_t all, int64_t most) { return (all + most - 1) / most; }
-  KVR_FN static int32_t count(int64_t all, int64_t most) { return int32_t((all - 1) / step(all, most) + 1); }
-  KVR_FN int32_t rows() const {
-    return which == TrainOn::future ? prompt.future_tokens() - prompt.size() : prompt.size();
-  }
-  KVR_FN int64_t all() const { return int64_t(prompt.shape().heads) * rows(); }
-  KVR_FN int32_t size() const { return count(all(), most); }
-  KVR_FN void place(const Team auto& team, int32_t i, std::span<double> to) const {
+  static int64_t step(int64_t all, int64_t most) { return (all + most - 1) / most; }
+  static int32_t count(int64_t all, int64_t most) { return int32_t((all - 1) / step(all, most) + 1); }
+  int32_t rows() const { return which == TrainOn::future ? prompt.future_tokens() - prompt.size() : prompt.size(); }
+  int64_t all() const { return int64_t(prompt.shape().heads) * rows(); }
+  int32_t size() const { return count(all(), most); }
+  void place(const Team auto& team, int32_t i, std::span<double> to) const {
     const int64_t at = i * step(all(), most);
     const int32_t head = int32_t(at / rows()), row = int32_t(at % rows());
     const auto q = which == TrainOn::future ? prompt.future_query(head, prompt.size() + row) : prompt.query(head, row);
@@ -50,7 +48,7 @@ struct AttentionFit {
   static int64_t doubles(int64_t N, int64_t keys, int64_t kept, int64_t d, int64_t dv) {
     return N * (dv + 2) + d + keys + dv + 2 * kept * kept + kept * (2 * dv + 4);
   }
-  KVR_FN AttentionFit(const TrainingQueries<Real>& q, const BasicCache<Real>& c, int32_t keep, double* state)
+  AttentionFit(const TrainingQueries<Real>& q, const BasicCache<Real>& c, int32_t keep, double* state)
       : queries(q), cache(c), kept(keep), N(q.size()), dv(c.shape().v_dim) {
     Carver cut{state};
     const int64_t rows = kept, numbers = rows * dv;
@@ -61,26 +59,26 @@ struct AttentionFit {
     masses = {kept, 1, gram, factor, cut(rows), cut(rows)};
     values = {kept, dv, gram, factor, cut(numbers), cut(numbers)};
   }
-  KVR_FN double mass(int32_t j) const { return masses.solution[size_t(j)]; }
-  KVR_FN std::span<double> value(int32_t j) const { return part(values.solution, j); }
+  double mass(int32_t j) const { return masses.solution[size_t(j)]; }
+  std::span<double> value(int32_t j) const { return part(values.solution, j); }
 
   // Computes the exact attention of every query; calls score(j, p) with each probability p of row j.
   template <class S>
-  KVR_FN void watch(const Team auto& team, S score) const {
+  void watch(const Team auto& team, S score) const {
     const int32_t n = cache.size();
     for (int32_t i = 0; i < N; ++i) {
       logits(team, i);
       const double largest = team.largest(n, [&](int32_t j) { return e[size_t(j)]; }).score;
       team.each(n, [&](int32_t j) { e[size_t(j)] = std::exp(e[size_t(j)] - largest); });
       const double total = team.sum(n, [&](int32_t j) { return e[size_t(j)]; });
-      if (team.rank() == 0) top[size_t(i)] = largest, sum[size_t(i)] = total;
+      top[size_t(i)] = largest, sum[size_t(i)] = total;
       team.each(n, [&](int32_t j) { score(j, e[size_t(j)] /= total); });
       weigh_values(
           team, n, [&](int32_t j) { return cache.value(j); }, part(targets, i));
     }
   }
   // Fits masses between exp(-clip) and exp(clip): clipped least squares, then steps of projected gradient descent.
-  KVR_FN bool fit_masses(const Team auto& team, double ridge, double clip, int32_t steps) const {
+  bool fit_masses(const Team auto& team, double ridge, double clip, int32_t steps) const {
     masses.clear(team);
     for (int32_t i = 0; i < N; ++i) {
       logits(team, i);
@@ -101,7 +99,7 @@ struct AttentionFit {
     }
     return true;
   }
-  KVR_FN bool fit_values(const Team auto& team, double ridge) const {
+  bool fit_values(const Team auto& team, double ridge) const {
     values.clear(team);
     for (int32_t i = 0; i < N; ++i) {
       probabilities(team, i);
@@ -110,7 +108,7 @@ struct AttentionFit {
     return values.solve(team, ridge);
   }
   // Mean relative error on the training queries.
-  KVR_FN double error(const Team auto& team) const {
+  double error(const Team auto& team) const {
     double mean = 0;
     for (int32_t i = 0; i < N; ++i) {
       probabilities(team, i);
@@ -123,23 +121,23 @@ struct AttentionFit {
   }
 
  private:
-  KVR_FN std::span<double> part(std::span<double> rows, int32_t i) const {
+  std::span<double> part(std::span<double> rows, int32_t i) const {
     return rows.subspan(size_t(i) * size_t(dv), size_t(dv));
   }
-  KVR_FN void logits(const Team auto& team, int32_t i) const {
+  void logits(const Team auto& team, int32_t i) const {
     queries.place(team, i, query);
     team.each(cache.size(), [&](int32_t j) {
       e[size_t(j)] = queries.prompt.scale() * wide_dot(cache.key(j), std::span<const double>(query));
     });
   }
   // Attention probabilities over the kept rows with their masses.
-  KVR_FN void probabilities(const Team auto& team, int32_t i) const {
+  void probabilities(const Team auto& team, int32_t i) const {
     logits(team, i);
     team.each(kept, [&](int32_t j) { e[size_t(j)] += std::log(mass(j)); });
     softmax(team, e.first(size_t(kept)));
   }
   template <class V>
-  KVR_FN void weigh_values(const Team auto& team, int32_t n, V row, std::span<double> to) const {
+  void weigh_values(const Team auto& team, int32_t n, V row, std::span<double> to) const {
     weighted_sum(
         team, n, [&](int32_t j) { return e[size_t(j)]; }, row, to);
   }

@@ -61,9 +61,7 @@ struct AttentionMatching {
             .weights = true,
             .own_rows = budget};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    c.weight_floats = cache.evictions() > 0 ? budget : 0;
-  }
+  void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? budget : 0; }
   void report(auto& extras, const auto& cache) const {
     if (cache.evictions() > 0) extras["train_error"] = state[0];
   }
@@ -74,23 +72,23 @@ struct AttentionMatching {
 
   // The cut is made here, because the queries are available only here.
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     if (cache.size() <= budget) return;
     const AttentionFit<Real> fit({prompt, train, max_queries}, cache, budget, state.data() + 1);
     team.each(cache.size(), [&](int32_t j) { cache.score(j) = 0; });
     fit.watch(team, [&](int32_t j, double p) { cache.score(j) += p * p / fit.N; });
     team.each(cache.size(), [&](int32_t j) { cache.score(j) = std::sqrt(cache.score(j)); });
     keep_best(team, cache, {}, budget, [&](int32_t j) { return cache.score(j); });
-    if (!fit.fit_masses(team, ridge, clip, 2)) return cache.fail(team, 1, 0);
-    if (!fit.fit_values(team, ridge)) return cache.fail(team, 2, 0);
+    if (!fit.fit_masses(team, ridge, clip, 2)) return cache.fail(1, 0);
+    if (!fit.fit_values(team, ridge)) return cache.fail(2, 0);
     const double error = fit.error(team);
-    if (team.rank() == 0) state[0] = error;
+    state[0] = error;
     for (int32_t j = 0; j < budget; ++j) {
       const auto key = cache.key(j);
       cache.rewrite(
           team, j, [&](int32_t, int32_t c) { return key[size_t(c)]; },
           [&](int32_t, int32_t c) { return Real(fit.value(j)[size_t(c)]); });
-      cache.weigh(team, j, fit.mass(j), fit.mass(j));
+      cache.weigh(j, fit.mass(j), fit.mass(j));
     }
   }
 };

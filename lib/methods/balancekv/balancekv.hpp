@@ -81,18 +81,18 @@ struct BalanceKv : Thinning<> {
     const int64_t rows = PackedRows::doubles(std::min(block, s.prompt_tokens), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = record_doubles + s.shape.dim + rows, .scores = true, .weights = true};
   }
-  KVR_FN void extra_bytes(ExtraBytes& charged, const auto&) const { charged.weight_floats = survivors; }
+  void extra_bytes(ExtraBytes& charged, const auto&) const { charged.weight_floats = survivors; }
   void report(auto& extras, const auto&) const { extras["rounds"] = done, extras["tail"] = tail; }
 
   // Scores hold the signs of a round, and then the factor for each weight (0: evicted).
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t T = rounds != kDerived ? rounds : rounds_to_fit(cache.size(), middle(cache).first);
     for (; done < T; ++done) {
       const Middle m = middle(cache);
       record().open(team, done, m.count);
       for (int32_t b = 0; b < m.count; b += block)
         sign(team, cache, {done, b, m.first + b, m.count - b < block ? m.count - b : block});
-      if (walk == Walk::reference) truncate_at_cut(team, cache, m);  // steps 5 and 6
+      if (walk == Walk::reference) truncate_at_cut(cache, m);  // steps 5 and 6
       const auto w = [&](int32_t i) { return cache.score(i) * cache.num(i); };
       cache.weigh_rows(team, m.first, m.count, [&](int32_t i) { return RowWeights{w(i), w(i)}; });
       evict_unscored(team, cache, m);
@@ -101,24 +101,24 @@ struct BalanceKv : Thinning<> {
   }
 
  private:
-  KVR_FN WalkRecord record() const { return WalkRecord(state.first(size_t(record_doubles))); }
-  KVR_FN std::span<double> scratch() const { return state.subspan(size_t(record_doubles)); }
+  WalkRecord record() const { return WalkRecord(state.first(size_t(record_doubles))); }
+  std::span<double> scratch() const { return state.subspan(size_t(record_doubles)); }
   // Reuses a block's signs from a larger budget, unless draws are injected: injected draws depend on the budget.
-  KVR_FN void sign(const Team auto& team, auto& cache, WalkedBlock b) {
+  void sign(const Team auto& team, auto& cache, WalkedBlock b) {
     const bool shares = larger != nullptr && larger->done > done && rng.injected[0].values == nullptr;
     if (shares && larger->record().holds(team, cache, b, block)) larger->record().give(team, cache, b);
     else walk_block(team, cache, b, [&](int32_t i) -> double& { return cache.score(b.first + i); });
     record().keep(team, cache, b);
     if (walk == Walk::paper) smaller_half(team, cache, {b.first, b.count});
   }
-  KVR_FN void walk_block(const Team auto& team, auto& cache, WalkedBlock b, auto sign) {
+  void walk_block(const Team auto& team, auto& cache, WalkedBlock b, auto sign) {
     const RowsFrom products{cache, b.first};
     const auto u = [&](int32_t i) { return rng.uniform(RngStream::sign_walk, b.begin + i, 0, done); };
     if (walk == Walk::paper) self_balance(team, products, b.count, u, sign);
     else pull(team, products, b.count, u, sign);
   }
   // Steps 2 to 4; the zero rows come last, so no token's sign depends on theirs.
-  KVR_FN void pull(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
+  void pull(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
     const auto decide = [&](int32_t i, double y) { return i == 0 || u(i) < 0.5 - gamma * y ? 1.0 : -1.0; };
     if (gamma == 0) return team.each(n, [&](int32_t i) { sign(i) = decide(i, 0); });
     const auto mean = products.mean_key(team, n, block, scratch());
@@ -130,14 +130,14 @@ struct BalanceKv : Thinning<> {
     };
     tile_walk(team, n, rows, G, decide, sign);
   }
-  KVR_FN void self_balance(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
+  void self_balance(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
     const SoftmaxKernel K = products.softmax_kernel(team, n, scale * temp);
     const PackedRows rows = products.packed(team, n, scratch());
     const SelfBalancing rule{c, OnFail::clamp};
     const auto decide = [&](int32_t i, double y) { return c > 0 ? rule.sign(y, u(i)) : y <= 0 ? 1.0 : -1.0; };
     tile_walk(team, n, rows, K, decide, sign);
   }
-  KVR_FN void weigh(const Team auto& team, auto& cache) {
+  void weigh(const Team auto& team, auto& cache) {
     const Middle m = middle(cache);
     survivors = m.count;
     tail = team.count(m.count, [&](int32_t i) { return cache.num(m.first + i) == 1; });

@@ -74,7 +74,7 @@ struct BalanceKvStream {
     return {.state_doubles = doubles, .scores = true, .weights = true, .split = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = r == kUnset}; }
-  KVR_FN void extra_bytes(ExtraBytes& charged, const auto& cache, const Team auto& team) const {
+  void extra_bytes(ExtraBytes& charged, const auto& cache, const Team auto& team) const {
     const auto fed = [&](int32_t slot) { return state[size_t(dim + slot)] > 0; };
     charged.weight_floats = int64_t(team.count(MergeAndReduce::kSlots, fed)) * (levels + 1);
     // A row that belongs to both structures is stored in both.
@@ -93,7 +93,7 @@ struct BalanceKvStream {
     return {ErrorBound::Norm::frobenius, epsilon, 1 - failure, capped, spread()};
   }
   // Grows with the tokens seen.
-  KVR_FN double spread() const { return theory::largest_logit(promised_bound(), dim); }
+  double spread() const { return theory::largest_logit(promised_bound(), dim); }
   static std::string failure_text(int32_t, int32_t token) {
     return "a walk failed at token " + std::to_string(token) + ": |y| > c; set a larger c, or on_fail clamp or coin";
   }
@@ -101,7 +101,7 @@ struct BalanceKvStream {
   // Feeds the prompt token by token; rows that have not been fed yet have no weight. With `replay.prompt: stream` there
   // is no prompt to read first: no centre, and r grows from the first key on.
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     bind();
     if (centre_keys)
       team.each(dim, [&](int32_t x) {
@@ -109,7 +109,6 @@ struct BalanceKvStream {
         for (int32_t i = 0; i < prompt.size(); ++i) sum += double(prompt.key(i)[size_t(x)]);
         sums.centre[size_t(x)] = sum / prompt.size();
       });
-    team.sync();
     for (int32_t h = 0; r == kUnset && h < prompt.shape().heads; ++h) {
       const auto norm2 = [&](int32_t i) { return wide_dot(prompt.query(h, i), prompt.query(h, i)); };
       grow(radius, std::sqrt(team.largest(prompt.size(), norm2).score));
@@ -120,9 +119,9 @@ struct BalanceKvStream {
     evict_unheld(team, cache);
   }
   template <class Real>
-  KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
     bind();
-    cache.push(team, token);
+    cache.push(token);
     const int32_t row = cache.size() - 1;
     grow(radius, std::sqrt(sums.key_product(cache, row, row)));
     feed(team, cache, row);
@@ -130,16 +129,16 @@ struct BalanceKvStream {
   }
 
  private:
-  KVR_FN int32_t whole_batch() const { return batch < tokens ? batch : tokens; }
-  KVR_FN void bind() { sums.bind(state, whole_batch(), dim), sums.rng = rng; }
-  KVR_FN double bound() const { return r != kUnset ? r : radius; }
-  KVR_FN double promised_bound() const { return r != kUnset ? r : radius > largest_query ? radius : largest_query; }
-  KVR_FN static void grow(double& most, double x) { most = x > most ? x : most; }
-  KVR_FN void evict_unheld(const Team auto& team, auto& cache) const {
+  int32_t whole_batch() const { return batch < tokens ? batch : tokens; }
+  void bind() { sums.bind(state, whole_batch(), dim), sums.rng = rng; }
+  double bound() const { return r != kUnset ? r : radius; }
+  double promised_bound() const { return r != kUnset ? r : radius > largest_query ? radius : largest_query; }
+  static void grow(double& most, double x) { most = x > most ? x : most; }
+  void evict_unheld(const Team auto& team, auto& cache) const {
     cache.retain(team, [&](int32_t i) { return sums.held(cache, i); });
   }
   // Step 3 in logarithms: i ln 2 <= ln(epsilon/(2n)) - r^2/sqrt(d) + ln max ||v||.
-  KVR_FN void feed(const Team auto& team, auto& cache, int32_t row) {
+  void feed(const Team auto& team, auto& cache, int32_t row) {
     grow(most_value, sums.feed(team, cache, row));
     if (!bucket_erase || most_value == 0) return;
     const double r2 = bound() * bound() / std::sqrt(double(dim));

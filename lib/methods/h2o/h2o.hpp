@@ -58,7 +58,7 @@ struct H2o : H2oVariants {
     t.streams_prompt = is(Variant::alg1);
     t.observes = !is_one_shot() && !is(Variant::oracle_global);
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
+  void extra_bytes(ExtraBytes& c, const auto&) const {
     c.aux_bytes = is(Variant::oracle_global) ? 4 * int64_t(heavy) : 0;
   }
   void report(auto& extras, const auto&) const {
@@ -78,12 +78,12 @@ struct H2o : H2oVariants {
     return "variant oracle_global ranks all rows at the end of the prompt, which must come in one call (prompt cut)";
   }
 
-  KVR_FN void observe_prompt(const Team auto& team, int32_t, HeadProbabilities x) {
+  void observe_prompt(const Team auto& team, int32_t, HeadProbabilities x) {
     h2o_mask::keep_local(
         team, {state}, heavy, x.rows, [](int32_t i) { return i; }, [&](int32_t i) { return x.group(i); });
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
     if (is(Variant::local_mask)) return;
     if (is(Variant::oracle_global)) {
       h2o_mask::keep_global(team, p, {state}, heavy);
@@ -97,7 +97,7 @@ struct H2o : H2oVariants {
       cache.score(i) = p.column_sum(token) / (means() ? seen_by(token, p.size() - 1) : 1);
     });
   }
-  KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
+  void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
     const auto see = [&](int32_t i, bool yes) {
       for (int32_t h = 0; h < x.heads; ++h) chosen[int64_t(h) * x.rows + i] = yes ? kRead : kUnread;
     };
@@ -109,7 +109,7 @@ struct H2o : H2oVariants {
           [&](int32_t i) { return x.group(i); });
     h2o_mask::see_kept(team, {state}, cache, is(Variant::local_mask) ? recent : recent + 1, see);
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
+  void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
     if (is(Variant::alg1) && cache.size() <= budget) return;  // the box attends only once the set is full
     const int32_t t = cache.token(cache.size() - 1);
     const StepScores given{score, p, state};
@@ -120,10 +120,10 @@ struct H2o : H2oVariants {
       a += means() ? (x - a) / seen_by(cache.token(i), t) : x;  // the mean, including one more row
     });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size();
     if (fits_budget()) return;
-    if (is(Variant::oracle_global) && !ranked) cache.fail(team, 1, 0);
+    if (is(Variant::oracle_global) && !ranked) cache.fail(1, 0);
     if (is(Variant::hf_mask)) return h2o_mask::reset_hidden(team, cache, heavy, recent);
     if (masks()) return;
     if (!is(Variant::flexgen)) return keep_scored(team, cache, protection(), budget);
@@ -133,12 +133,12 @@ struct H2o : H2oVariants {
   }
 
  private:
-  KVR_FN int32_t first_prompt_voter(int32_t size) const {
+  int32_t first_prompt_voter(int32_t size) const {
     if (score_rows == kAllRows) return 0;
     return score_rows == kDecodeRows ? size : size > score_rows ? size - score_rows : 0;
   }
   // Number of voting rows that saw a token, up to row t.
-  KVR_FN int32_t seen_by(int32_t token, int32_t t) const { return t + 1 - (token > first_voter ? token : first_voter); }
+  int32_t seen_by(int32_t token, int32_t t) const { return t + 1 - (token > first_voter ? token : first_voter); }
 };
 
 }  // namespace kvreplay

@@ -9,7 +9,7 @@ namespace kvreplay::h2o_mask {
 // The mask simulation. After a step with K columns, K > heavy + recent, the next row sees the top `heavy` of
 // A[0..K-recent) and the last `recent` of its K+1 columns. Column K-recent is in neither set: it is hidden for exactly
 // one step, and keeps its score.
-KVR_FN void see_heavy(const Team auto& team, const Cache auto& cache, int32_t heavy, int32_t recent, auto see) {
+void see_heavy(const Team auto& team, const Cache auto& cache, int32_t heavy, int32_t recent, auto see) {
   const int32_t K = cache.size() - 1, old = K - recent;
   if (K <= heavy + recent) {
     team.each(K + 1, [&](int32_t i) { see(i, true); });
@@ -20,7 +20,7 @@ KVR_FN void see_heavy(const Team auto& team, const Cache auto& cache, int32_t he
   team.each(recent + 1, [&](int32_t i) { see(old + i, i > 0); });
 }
 // Resets the scores of hidden columns to zero, except the last `recent`.
-KVR_FN void reset_hidden(const Team auto& team, Cache auto& cache, int32_t heavy, int32_t recent) {
+void reset_hidden(const Team auto& team, Cache auto& cache, int32_t heavy, int32_t recent) {
   const int32_t old = cache.size() - recent;
   if (old <= heavy) return;
   choose_top(
@@ -34,11 +34,11 @@ KVR_FN void reset_hidden(const Team auto& team, Cache auto& cache, int32_t heavy
 // The policy's state in the other two rules: numbers for every token of the trace.
 struct Columns {
   std::span<double> state;  // A [n], then 1 if the token is kept, else 0 [n]
-  KVR_FN double& score(int32_t token) const { return state[size_t(token)]; }
-  KVR_FN double& kept(int32_t token) const { return state[state.size() / 2 + size_t(token)]; }
+  double& score(int32_t token) const { return state[size_t(token)]; }
+  double& kept(int32_t token) const { return state[state.size() / 2 + size_t(token)]; }
 };
 // Shows the kept columns and a band of the last `recent` ones.
-KVR_FN void see_kept(const Team auto& team, const Columns& a, const Cache auto& cache, int32_t recent, auto see) {
+void see_kept(const Team auto& team, const Columns& a, const Cache auto& cache, int32_t recent, auto see) {
   const int32_t rows = cache.size();
   team.each(rows, [&](int32_t i) { see(i, i >= rows - recent || a.kept(cache.token(i)) != 0); });
 }
@@ -46,7 +46,7 @@ KVR_FN void see_kept(const Team auto& team, const Columns& a, const Cache auto& 
 // The causal mask of the lm-eval script. Row t >= heavy keeps the top (heavy - 1) of A and itself, adds its full
 // unmasked row to A, and zeroes A outside the kept columns. Earlier rows keep every column. token(i), x(i): the `rows`
 // columns of row t, the last one its own.
-KVR_FN void keep_local(const Team auto& team, const Columns& a, int32_t heavy, int32_t rows, auto token, auto x) {
+void keep_local(const Team auto& team, const Columns& a, int32_t heavy, int32_t rows, auto token, auto x) {
   const int32_t old = rows - 1, best = token(old) >= heavy ? heavy - 1 : old;
   choose_top(
       team, old, best, [&](int32_t i) { return a.score(token(i)); },
@@ -61,7 +61,7 @@ KVR_FN void keep_local(const Team auto& team, const Columns& a, int32_t heavy, i
 // The "global statistics" of Fig. 2d, used for the published LLaMA numbers: one list for every row, the top `heavy` by
 // the attention of all rows. IT SEES THE FUTURE: an oracle, not H2O.
 template <class Real>
-KVR_FN void keep_global(const Team auto& team, const Prompt<Real>& prompt, const Columns& a, int32_t heavy) {
+void keep_global(const Team auto& team, const Prompt<Real>& prompt, const Columns& a, int32_t heavy) {
   const int32_t n = prompt.future_tokens();
   team.each(n, [&](int32_t i) { a.score(i) = prompt.future_sum(i) + (i < prompt.size() ? prompt.column_sum(i) : 0); });
   choose_top(

@@ -41,10 +41,10 @@ struct H2oVariants : Selecting<0, kDerived> {
   static void set_options(const H2oVariants& m, CommonOptions& options) {
     if (m.is_one_shot()) options.phase = Phase::oneshot;
   }
-  KVR_FN bool masks() const { return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global); }
-  KVR_FN bool fits_budget() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
-  KVR_FN bool is(Variant v) const { return variant == v; }
-  KVR_FN bool means() const { return score_norm == Norm::mean || is(Variant::observed); }
+  bool masks() const { return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global); }
+  bool fits_budget() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
+  bool is(Variant v) const { return variant == v; }
+  bool means() const { return score_norm == Norm::mean || is(Variant::observed); }
   bool is_one_shot() const { return is(Variant::observed) || is(Variant::kvfactory); }
 
  private:

@@ -40,9 +40,9 @@ struct Buffered {
   int64_t most_rows(const MethodContext& context) const {
     return std::min<int64_t>(context.tokens, std::max<int64_t>(context.prompt_tokens, most_kept()) + 1);
   }
-  KVR_FN void on_new_token() { ++since; }
+  void on_new_token() { ++since; }
   // True at the end of the prompt and after the step that fills the buffer.
-  KVR_FN bool is_due() {
+  bool is_due() {
     if (since != 0 && since < buffer) return false;
     since = 0;
     return true;

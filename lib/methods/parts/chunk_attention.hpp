@@ -15,8 +15,8 @@ struct ChunkAttention {
 
   // Calls put(j, x) with the attention x that row begin + j receives.
   template <class Real>
-  KVR_FN void find(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache, int32_t begin,
-                   int32_t rows, auto put) const {
+  void find(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache, int32_t begin,
+            int32_t rows, auto put) const {
     const int32_t heads = prompt.shape().heads;
     for (int32_t h = 0; h < heads; ++h) read_head(team, prompt, cache, begin, rows, h);
     team.each(rows,
@@ -29,8 +29,8 @@ struct ChunkAttention {
 
  private:
   template <class Real>
-  KVR_FN void read_head(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache, int32_t begin,
-                        int32_t rows, int32_t h) const {
+  void read_head(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache, int32_t begin,
+                 int32_t rows, int32_t h) const {
     const int32_t chunk = int32_t(row.size());
     const Prompt<Real> own = prompt.block(prompt.shape().block_of(h));
     const std::span<double> sums = received.subspan(size_t(h) * size_t(rows), size_t(rows));

@@ -7,11 +7,11 @@ namespace kvreplay {
 struct Leverage {
   std::span<double> point, gram, inverse;  // [m], [m, m], [m, m]
 
-  KVR_FN static constexpr int64_t doubles(int64_t m) { return m + 2 * m * m; }
-  KVR_FN static Leverage carve(Carver& cut, int64_t m) { return {cut(m), cut(m * m), cut(m * m)}; }
+  static constexpr int64_t doubles(int64_t m) { return m + 2 * m * m; }
+  static Leverage carve(Carver& cut, int64_t m) { return {cut(m), cut(m * m), cut(m * m)}; }
 
-  // The whole team calls take(i), which writes x_i to `point`; weight(i) = w_i >= 0; one thread calls put(i, leverage).
-  KVR_FN void find(const Team auto& team, int32_t n, double ridge, auto weight, auto take, auto put) const {
+  // take(i) writes x_i to `point`; weight(i) = w_i >= 0; calls put(i, leverage).
+  void find(const Team auto& team, int32_t n, double ridge, auto weight, auto take, auto put) const {
     const int32_t m = int32_t(point.size());
     team.each(m * m, [&](int32_t i) { gram[size_t(i)] = i % (m + 1) == 0 ? ridge : 0; });
     for (int32_t i = 0; i < n; ++i) {

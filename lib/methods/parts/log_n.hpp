@@ -11,7 +11,7 @@ namespace kvreplay {
 enum class LogN { off, live, context };
 constexpr const char* kLogNHelp = "factor ln(L)/ln(512) on all logits, L = attended tokens or the whole context";
 
-KVR_FN inline double log_n_factor(LogN which, int32_t rows, int32_t token) {
+inline double log_n_factor(LogN which, int32_t rows, int32_t token) {
   if (which == LogN::off) return 1;
   return std::log(double(which == LogN::live ? rows : token + 1)) / std::log(512.0);
 }

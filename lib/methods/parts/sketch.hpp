@@ -5,7 +5,7 @@
 namespace kvreplay {
 
 // Standard normal number i of a stream. Two uniforms make two numbers, the cosine first (Box and Muller).
-KVR_FN inline double gaussian(const Rng& rng, RngStream stream, int64_t i) {
+inline double gaussian(const Rng& rng, RngStream stream, int64_t i) {
   constexpr double kLeast = 0x1p-53, kTau = 6.283185307179586;
   const double u = rng.uniform(stream, i - i % 2), angle = kTau * rng.uniform(stream, i - i % 2 + 1);
   const double radius = std::sqrt(-2 * std::log(u > kLeast ? u : kLeast));
@@ -13,7 +13,7 @@ KVR_FN inline double gaussian(const Rng& rng, RngStream stream, int64_t i) {
 }
 
 // A Gaussian matrix [d, m], row-major, orthogonalised in blocks of d columns, times sqrt(d).
-KVR_FN inline void draw_sketch(const Team auto& team, const Rng& rng, std::span<double> a, int32_t d, int32_t m) {
+inline void draw_sketch(const Team auto& team, const Rng& rng, std::span<double> a, int32_t d, int32_t m) {
   team.each(d * m, [&](int32_t i) { a[size_t(i)] = gaussian(rng, RngStream::sketch_matrix, i); });
   for (int32_t j = 0; j < m; j += d) orthonormalise(team, a, d, m, j, m - j < d ? m - j : d);
   team.each(d * m, [&](int32_t i) { a[size_t(i)] *= std::sqrt(double(d)); });

@@ -30,13 +30,13 @@ struct SparsePattern {
   }
 
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
     if (with_h2o) accumulate_prompt(team, p, cache);
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+  void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
     if (with_h2o) accumulate(team, cache, p);
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size(), t = cache.token(n - 1);
     if (budget >= tokens || (t < prompt && n <= budget)) return;
     const auto inside = [&](int32_t i) { return self().inside(cache.token(i), t); };
@@ -49,7 +49,7 @@ struct SparsePattern {
   }
 
  private:
-  KVR_FN M& self() { return static_cast<M&>(*this); }
+  M& self() { return static_cast<M&>(*this); }
 };
 
 }  // namespace kvreplay

@@ -7,12 +7,12 @@ namespace kvreplay {
 
 // Sums over all causal rows of the prompt.
 template <class Real>
-KVR_FN void accumulate_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+void accumulate_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
   team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt.column_sum(cache.token(i)); });
 }
 
 // Adds the attention of this step, p [rows].
-KVR_FN void accumulate(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+void accumulate(const Team auto& team, Cache auto& cache, std::span<const double> p) {
   team.each(cache.size(), [&](int32_t i) { cache.score(i) += p[size_t(i)]; });
 }
 
@@ -27,7 +27,7 @@ struct StepScores {
     return which == TokenScore::attention ? 0 : int64_t(shape.heads) * shape.v_dim;
   }
   // Call before the first score: computes the output of each query head.
-  KVR_FN void open(const Team auto& team, const Cache auto& cache) const {
+  void open(const Team auto& team, const Cache auto& cache) const {
     if (which == TokenScore::attention) return;
     const HeadShape s = cache.shape();
     constexpr int32_t kWide = 8;  // channels summed together
@@ -43,7 +43,7 @@ struct StepScores {
       for (int32_t c = 0; c < count; ++c) of_head(head, s.v_dim)[size_t(first + c)] = sum[c];
     });
   }
-  KVR_FN double operator()(const Cache auto& cache, int32_t row) const {
+  double operator()(const Cache auto& cache, int32_t row) const {
     if (which == TokenScore::attention) return p.group(row);
     const HeadShape s = cache.shape();
     return aggregate(p.how, s.heads, [&](int32_t h) {
@@ -53,7 +53,7 @@ struct StepScores {
   }
 
  private:
-  KVR_FN std::span<double> of_head(int32_t head, int32_t width) const {
+  std::span<double> of_head(int32_t head, int32_t width) const {
     return outputs.subspan(size_t(head) * size_t(width), size_t(width));
   }
 };

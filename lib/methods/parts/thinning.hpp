@@ -29,28 +29,26 @@ struct Thinning {
     if (recent == kDerived) recent = small ? budget / 4 : 256;
     if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
   }
-  KVR_FN int32_t middle_of(int32_t held, int32_t first) const {
-    return held > first + recent ? held - first - recent : 0;
-  }
+  int32_t middle_of(int32_t held, int32_t first) const { return held > first + recent ? held - first - recent : 0; }
   int32_t middle_of(const MethodContext& context) const { return middle_of(context.prompt_tokens, sinks); }
   // The rows that are thinned out. A layer's sliding window may hold fewer rows than the prompt.
-  KVR_FN Middle middle(const auto& cache) const {
+  Middle middle(const auto& cache) const {
     const int32_t first = held_sinks(cache, sinks);
     return {first, middle_of(cache.size(), first)};
   }
   // The smallest T for which the ends and floor(M/2^T) tokens fit into the budget; 0 if all tokens fit.
-  KVR_FN int32_t rounds_to_fit(int32_t held, int32_t first) const {
+  int32_t rounds_to_fit(int32_t held, int32_t first) const {
     int32_t rounds = 0, left = middle_of(held, first);
     if (held <= budget) return 0;
     for (; rounds == 0 || first + recent + left > budget; left /= 2) ++rounds;
     return rounds;
   }
   // Sets both weights of the middle rows to w.
-  KVR_FN void weigh_rows(const Team auto& team, auto& cache, Middle m, double w) const {
+  void weigh_rows(const Team auto& team, auto& cache, Middle m, double w) const {
     cache.weigh_rows(team, m.first, m.count, [&](int32_t) { return RowWeights{w, w}; });
   }
   // Evicts the middle rows that have score 0.
-  KVR_FN void evict_unscored(const Team auto& team, auto& cache, Middle m) const {
+  void evict_unscored(const Team auto& team, auto& cache, Middle m) const {
     cache.retain(team, [&](int32_t i) { return i < m.first || i >= m.first + m.count || cache.score(i) != 0; });
   }
 };

@@ -24,8 +24,8 @@ class PackedRows {
   // to: at least doubles(rows, dim, v_dim) numbers. key(i, c) and value(i, c) return the numbers. exact: they are
   // floats, so that their products are exact.
   template <class K, class V>
-  KVR_FN PackedRows(const Team auto& team, int32_t rows, int32_t dim, int32_t v_dim, std::span<double> to, K key,
-                    V value, bool exact = false)
+  PackedRows(const Team auto& team, int32_t rows, int32_t dim, int32_t v_dim, std::span<double> to, K key, V value,
+             bool exact = false)
       : blocks_((rows + kLanes - 1) / kLanes), dim_(dim), v_dim_(v_dim), exact_(exact), numbers_(to.data()) {
     team.each(blocks_, [&](int32_t b) {
       for (int32_t l = 0; l < kLanes; ++l) {
@@ -36,7 +36,7 @@ class PackedRows {
     });
   }
   // Products of vectors i .. i + kRows - 1 with those of block b; i is a multiple of kRows.
-  KVR_FN void products(int32_t i, int32_t b, Tile& of_keys, Tile& of_values) const {
+  void products(int32_t i, int32_t b, Tile& of_keys, Tile& of_values) const {
     const auto both = [&](auto fused) {
       multiply<decltype(fused)::value>(keys(i / kLanes) + i % kLanes, keys(b), dim_, of_keys);
       multiply<decltype(fused)::value>(values(i / kLanes) + i % kLanes, values(b), v_dim_, of_values);
@@ -45,11 +45,11 @@ class PackedRows {
     else wide([&] { both(std::false_type{}); });
   }
   // Scratch for numbers of kRows vectors with all others, at most as many as there are rows.
-  KVR_FN double* strip(int32_t row) const { return numbers_ + int64_t(blocks_) * kLanes * (dim_ + v_dim_ + row); }
+  double* strip(int32_t row) const { return numbers_ + int64_t(blocks_) * kLanes * (dim_ + v_dim_ + row); }
 
  private:
   template <bool fused>
-  KVR_FN static void multiply(const double* x, const double* block, int32_t n, Tile& out) {
+  static void multiply(const double* x, const double* block, int32_t n, Tile& out) {
     double s[kRows][kLanes];
     for (int32_t r = 0; r < kRows; ++r) KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[r][l] = 0;
     for (int32_t c = 0; c < n; ++c)
@@ -60,8 +60,8 @@ class PackedRows {
       }
     for (int32_t r = 0; r < kRows; ++r) KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) out[r * kLanes + l] = s[r][l];
   }
-  KVR_FN double* keys(int32_t b) const { return numbers_ + int64_t(b) * kLanes * (dim_ + v_dim_); }
-  KVR_FN double* values(int32_t b) const { return keys(b) + int64_t(dim_) * kLanes; }
+  double* keys(int32_t b) const { return numbers_ + int64_t(b) * kLanes * (dim_ + v_dim_); }
+  double* values(int32_t b) const { return keys(b) + int64_t(dim_) * kLanes; }
   int32_t blocks_, dim_, v_dim_;
   bool exact_;
   double* numbers_;  // [blocks, dim + v_dim, kLanes], then the strips
@@ -69,7 +69,7 @@ class PackedRows {
 
 // <a - mean, b - mean>, computed from the differences.
 template <class Real>
-KVR_FN double centred_dot(std::span<const Real> a, std::span<const Real> b, std::span<const double> mean) {
+double centred_dot(std::span<const Real> a, std::span<const Real> b, std::span<const double> mean) {
   double s = 0;
   const Real *x = a.data(), *y = b.data();
   const double* m = mean.data();
@@ -81,7 +81,7 @@ KVR_FN double centred_dot(std::span<const Real> a, std::span<const Real> b, std:
 // For i = 0, 1, ...: sign_i = decide(i, <W, u_i>), then W += sign_i u_i. product(i) returns <W, u_i>; add(i, sign) does
 // the update. Returns the index at which decide() returned no sign (0), or -1.
 template <class Y, class D, class A>
-KVR_FN int32_t sign_walk(int32_t n, Y product, D decide, A add) {
+int32_t sign_walk(int32_t n, Y product, D decide, A add) {
   for (int32_t i = 0; i < n; ++i) {
     const double sign = decide(i, product(i));
     if (sign == 0) return i;
@@ -92,7 +92,7 @@ KVR_FN int32_t sign_walk(int32_t n, Y product, D decide, A add) {
 // The walk through a kernel; sign(i) is a reference to the sign of vector i. kernel(i, j, out) writes K(i + r, j + l)
 // to out[r columns + l] for r < `at_once`, l < `columns`; numbers after the last vector are ignored.
 template <int32_t at_once, int32_t columns, Team T, class K, class D, class S>
-KVR_FN int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K kernel, D decide, S sign) {
+int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K kernel, D decide, S sign) {
   const auto fill = [&](int32_t i) {
     team.each((i + at_once + columns - 1) / columns, [&](int32_t b) {
       double out[at_once * columns];
@@ -108,28 +108,24 @@ KVR_FN int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K k
         const double* const K_i = rows.strip(i % at_once);
         return team.sum(i, [&](int32_t j) { return sign(j) * K_i[j]; });
       },
-      decide,
-      [&](int32_t i, double e) {
-        if (team.rank() == 0) sign(i) = e;
-        team.sync();
-      });
+      decide, [&](int32_t i, double e) { sign(i) = e; });
 }
 // K of vectors i, i + 1, ... with j, j + 1, ...: kernel(keys, values) computes it from the products of keys and values
 // and overwrites the products of keys.
 template <class F>
-KVR_FN void packed_tile(const PackedRows& rows, int32_t i, int32_t j, const F& kernel, PackedRows::Tile& out) {
+void packed_tile(const PackedRows& rows, int32_t i, int32_t j, const F& kernel, PackedRows::Tile& out) {
   PackedRows::Tile values;
   rows.products(i, j / PackedRows::kLanes, out, values);
   wide([&] { kernel(out, values); });
 }
 template <Team T, class F, class D, class S>
-KVR_FN int32_t tile_walk(const T& team, int32_t n, const PackedRows& rows, F tile, D decide, S sign) {
+int32_t tile_walk(const T& team, int32_t n, const PackedRows& rows, F tile, D decide, S sign) {
   const auto kernel = [&](int32_t i, int32_t j, PackedRows::Tile& out) { packed_tile(rows, i, j, tile, out); };
   return kernel_walk<PackedRows::kRows, PackedRows::kLanes>(team, n, rows, kernel, decide, sign);
 }
 // The smaller sign class; + if both have equal sizes.
 template <Team T, class S>
-KVR_FN double smaller_class(const T& team, int32_t n, S sign) {
+double smaller_class(const T& team, int32_t n, S sign) {
   return 2 * team.count(n, [&](int32_t i) { return sign(i) > 0; }) <= n ? 1 : -1;
 }
 
@@ -141,14 +137,14 @@ struct SelfBalancing {
   double limit = 0;  // c r^2
   OnFail on_fail = OnFail::fail;
 
-  KVR_FN bool fails(double y) const { return std::abs(y) > limit; }
+  bool fails(double y) const { return std::abs(y) > limit; }
   // Probability of sign +; negative: the walk stops.
-  KVR_FN double chance(double y) const {
+  double chance(double y) const {
     if (y == 0 || (fails(y) && on_fail == OnFail::coin)) return 0.5;
     if (fails(y)) return on_fail == OnFail::fail ? -1 : y > 0 ? 0 : 1;
     return 0.5 - y / (2 * limit);
   }
-  KVR_FN double sign(double y, double u) const {
+  double sign(double y, double u) const {
     const double p = chance(y);
     return p < 0 ? 0 : u < p ? 1 : -1;
   }
@@ -158,11 +154,11 @@ struct SelfBalancing {
 // |y| is compared with c. The raw exponential overflows on real keys; the difference of exponents does not.
 struct SoftmaxKernel {
   double scale, max_key2, value2;  // max ||k||^2 of the walked vectors, r_value^2
-  KVR_FN double operator()(double keys, double values) const {
+  double operator()(double keys, double values) const {
     return value2 == 0 ? 0 : std::exp(scale * (keys - max_key2)) * values / value2;
   }
   // Replaces `keys`, products of keys, by the kernel.
-  KVR_FN void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
+  void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
     constexpr int32_t n = PackedRows::kRows * PackedRows::kLanes;
     for (double& x : keys) x = scale * (x - max_key2);
     exponentiate(keys);
@@ -179,16 +175,16 @@ template <Cache C>
 struct RowsFrom {
   const C& cache;
   int32_t first;
-  KVR_FN double keys(int32_t i) const { return wide_dot(cache.key(first + i), cache.key(first + i)); }
-  KVR_FN double values(int32_t i) const { return wide_dot(cache.value(first + i), cache.value(first + i)); }
+  double keys(int32_t i) const { return wide_dot(cache.key(first + i), cache.key(first + i)); }
+  double values(int32_t i) const { return wide_dot(cache.value(first + i), cache.value(first + i)); }
   template <Team T>
-  KVR_FN SoftmaxKernel softmax_kernel(const T& team, int32_t n, double scale) const {
+  SoftmaxKernel softmax_kernel(const T& team, int32_t n, double scale) const {
     return {scale, team.largest(n, [&](int32_t i) { return keys(i); }).score,
             team.largest(n, [&](int32_t i) { return values(i); }).score};
   }
   // Sum of n keys / divisor, written to the first [dim] of `to`.
   template <Team T>
-  KVR_FN std::span<double> mean_key(const T& team, int32_t n, int32_t divisor, std::span<double> to) const {
+  std::span<double> mean_key(const T& team, int32_t n, int32_t divisor, std::span<double> to) const {
     team.each(cache.shape().dim, [&](int32_t x) {
       double sum = 0;
       for (int32_t i = 0; i < n; ++i) sum += double(cache.key(first + i)[size_t(x)]);
@@ -198,8 +194,8 @@ struct RowsFrom {
   }
   // Keys minus `centre`, if there is one; values times the rows' weights if `weighted`.
   template <Team T>
-  KVR_FN PackedRows packed(const T& team, int32_t n, std::span<double> to, std::span<const double> centre = {},
-                           bool weighted = false) const {
+  PackedRows packed(const T& team, int32_t n, std::span<double> to, std::span<const double> centre = {},
+                    bool weighted = false) const {
     const auto key = [&](int32_t i, int32_t c) {
       return double(cache.key(first + i)[size_t(c)]) - (centre.empty() ? 0 : centre[size_t(c)]);
     };

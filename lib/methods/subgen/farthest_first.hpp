@@ -26,7 +26,7 @@ class FarthestFirst {
     return 4 * rows + rows / kBlock + 1 + 2 * centres + (centres + kAtOnce) * (dim + 1);
   }
   // state: at least doubles(rows, centres, dim) numbers.
-  KVR_FN FarthestFirst(const C& cache, int32_t rows, int32_t centres, std::span<double> state)
+  FarthestFirst(const C& cache, int32_t rows, int32_t centres, std::span<double> state)
       : cache_(cache), rows_(rows), count_(centres) {
     Carver cut{state.data()};
     distance_ = cut(rows), nearest_ = cut(rows), half_ = cut(rows), seen_ = cut(rows);
@@ -35,36 +35,33 @@ class FarthestFirst {
     centre_half_ = cut(centres + kAtOnce);
     centre_keys_ = cut.numbers<Real>((centres + kAtOnce) * cache.shape().dim).data();
   }
-  KVR_FN int32_t row(int32_t centre) const { return int32_t(order_[size_t(centre)]); }
+  int32_t row(int32_t centre) const { return int32_t(order_[size_t(centre)]); }
   // Number of rows whose nearest centre this is, after assign_rest(). Ties: the earlier centre.
-  KVR_FN double members(int32_t centre) const { return members_[size_t(centre)]; }
+  double members(int32_t centre) const { return members_[size_t(centre)]; }
 
-  KVR_FN void choose(const Team auto& team, int32_t first) {
+  void choose(const Team auto& team, int32_t first) {
     open(team);
     for (int32_t next = first; true; next = farthest(team)) {
       const std::span<const Real> key = cache_.key(next);
       team.each(int32_t(key.size()), [&](int32_t c) { *centre_number(chosen_, c) = key[size_t(c)]; });
-      if (team.rank() == 0) add(next);
-      team.sync();
+      add(next);
       if (++chosen_ == count_) return;
     }
   }
   // Takes the first centres of a longer traversal from the same start.
-  KVR_FN void copy_order(const Team auto& team, const FarthestFirst& longer) {
+  void copy_order(const Team auto& team, const FarthestFirst& longer) {
     team.each(count_, [&](int32_t c) { order_[size_t(c)] = longer.order_[size_t(c)]; });
   }
   // Brings every row up to date and counts members.
-  KVR_FN void assign_rest(const Team auto& team) {
+  void assign_rest(const Team auto& team) {
     team.each(rows_, [&](int32_t i) { catch_up(i, 0); });
     team.each(count_, [&](int32_t c) { members_[size_t(c)] = 0; });
-    if (team.rank() == 0)
-      for (const double centre : nearest_) members_[size_t(centre)] += 1;
-    team.sync();
+    for (const double centre : nearest_) members_[size_t(centre)] += 1;
   }
 
  private:
   // slack_ bounds the error of the estimates, for numbers of any size.
-  KVR_FN void open(const Team auto& team) {
+  void open(const Team auto& team) {
     team.each(rows_, [&](int32_t i) {
       distance_[size_t(i)] = INFINITY, nearest_[size_t(i)] = 0, seen_[size_t(i)] = 0;
       half_[size_t(i)] = wide_dot(cache_.key(i), cache_.key(i)) / 2;
@@ -77,27 +74,23 @@ class FarthestFirst {
     slack_ = 2 * most < double(Limits::max()) ? relative * most + double(Limits::min()) : INFINITY;
   }
   // Adds a centre that has been compared with every earlier centre.
-  KVR_FN void add(int32_t row) {
+  void add(int32_t row) {
     order_[size_t(chosen_)] = row, centre_half_[size_t(chosen_)] = half_[size_t(row)];
     if (distance_[size_t(row)] > 0) nearest_[size_t(row)] = chosen_;
     distance_[size_t(row)] = kChosen;
     renew_top(row / kBlock);
   }
-  KVR_FN int32_t farthest(const Team auto& team) {
+  int32_t farthest(const Team auto& team) {
     const auto top = [&](int32_t b) { return top_[size_t(b)]; };
     const int32_t likely = team.largest(blocks(), top).index, candidate = top_row(likely);
-    team.sync();
-    if (team.rank() == 0) catch_up(candidate, 0);
-    team.sync();
-    double most = distance_[size_t(candidate)];  // largest distance among the rows that this thread has seen
+    catch_up(candidate, 0);
+    double most = distance_[size_t(candidate)];  // largest distance among the rows so far
     team.each(blocks(), [&](int32_t b) {
       if (top(b) >= most) catch_up_block(b, most);
     });
-    const int32_t row = top_row(team.largest(blocks(), top).index);
-    team.sync();
-    return row;
+    return top_row(team.largest(blocks(), top).index);
   }
-  KVR_FN void catch_up_block(int32_t block, double& most) {
+  void catch_up_block(int32_t block, double& most) {
     for (int32_t i = block * kBlock; i < end_of(block); ++i) {
       if (distance_[size_t(i)] < most) continue;
       catch_up(i, most);
@@ -105,34 +98,34 @@ class FarthestFirst {
     }
     renew_top(block);
   }
-  KVR_FN void renew_top(int32_t block) {
+  void renew_top(int32_t block) {
     double top = kChosen;
     for (int32_t i = block * kBlock; i < end_of(block); ++i)
       if (distance_[size_t(i)] > top) top = distance_[size_t(i)];
     top_[size_t(block)] = top;
   }
-  KVR_FN int32_t blocks() const { return int32_t(top_.size()); }
-  KVR_FN int32_t end_of(int32_t block) const { return (block + 1) * kBlock < rows_ ? (block + 1) * kBlock : rows_; }
-  KVR_FN int32_t top_row(int32_t block) const {
+  int32_t blocks() const { return int32_t(top_.size()); }
+  int32_t end_of(int32_t block) const { return (block + 1) * kBlock < rows_ ? (block + 1) * kBlock : rows_; }
+  int32_t top_row(int32_t block) const {
     int32_t i = block * kBlock;
     while (i + 1 < end_of(block) && distance_[size_t(i)] != top_[size_t(block)]) ++i;
     return i;
   }
   // Compares until the row is known to be nearer than `least` to a centre.
-  KVR_FN void catch_up(int32_t i, double least) {
+  void catch_up(int32_t i, double least) {
     while (distance_[size_t(i)] >= least && seen_[size_t(i)] < chosen_) compare(i);
   }
-  KVR_FN void compare(int32_t i) {
+  void compare(int32_t i) {
     const int32_t near = first_near(i, int32_t(seen_[size_t(i)]));
     if (near < chosen_) visit(i, near);
     seen_[size_t(i)] = near < chosen_ ? near + 1 : chosen_;
   }
-  KVR_FN void visit(int32_t i, int32_t centre) {
+  void visit(int32_t i, int32_t centre) {
     const double s = squared_distance(cache_.key(i), cache_.key(row(centre)));
     if (s < distance_[size_t(i)]) distance_[size_t(i)] = s, nearest_[size_t(i)] = centre;
   }
   // The first centre from `next` on that may be nearer to row i than its nearest so far, or chosen_.
-  KVR_FN int32_t first_near(int32_t i, int32_t next) const {
+  int32_t first_near(int32_t i, int32_t next) const {
     // Lower bound of <x, c> - |c|^2/2 for every such centre; NaN and infinity exclude none.
     const double unreached = half_[size_t(i)] - slack_ - distance_[size_t(i)] / 2;
     int32_t found = chosen_;
@@ -143,7 +136,7 @@ class FarthestFirst {
     return found;
   }
   // As first_near(), among kAtOnce centres from `first` on.
-  KVR_FN int32_t first_near_in_block(std::span<const Real> x, int32_t first, int32_t next, double unreached) const {
+  int32_t first_near_in_block(std::span<const Real> x, int32_t first, int32_t next, double unreached) const {
     Real products[kAtOnce];
     multiply(x, first, products);
     const double* const half = centre_half_.data() + first;
@@ -155,7 +148,7 @@ class FarthestFirst {
     return chosen_;
   }
   // Inner products of x with kAtOnce centres from `first` on.
-  KVR_FN void multiply(std::span<const Real> x, int32_t first, Real (&products)[kAtOnce]) const {
+  void multiply(std::span<const Real> x, int32_t first, Real (&products)[kAtOnce]) const {
     const Real* const keys = centre_number(first, 0);
     const int32_t n = int32_t(x.size()), whole = n - n % kChains;
     Real s[kChains][kAtOnce];
@@ -167,7 +160,7 @@ class FarthestFirst {
       KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[0][l] += x[size_t(c)] * keys[c * kAtOnce + l];
     KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) products[l] = s[0][l] + s[1][l];
   }
-  KVR_FN Real* centre_number(int32_t centre, int32_t c) const {
+  Real* centre_number(int32_t centre, int32_t c) const {
     const int32_t lane = centre % kAtOnce;
     return centre_keys_ + int64_t(centre - lane) * cache_.shape().dim + c * kAtOnce + lane;
   }

@@ -58,14 +58,14 @@ struct SubGen {
         .scores = true,
         .weights = weights == Weights::cluster_size};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
     const bool weighs = weights == Weights::cluster_size && cache.evictions() > 0;
     c.weight_floats = weighs ? budget - recent : 0;
   }
 
   // Sets score 1 on rows that stay and, as weight, the number of keys that each centre represents.
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     const int32_t older = cache.size() - recent;
     if (cache.size() <= budget) return;
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = i >= older ? 1 : 0; });
@@ -76,20 +76,19 @@ struct SubGen {
     team.each(budget - recent, [&](int32_t i) { cache.score(centres.row(i)) = 1; });
     if (weights != Weights::cluster_size) return;
     centres.assign_rest(team);
-    for (int32_t i = 0; i < budget - recent; ++i)
-      cache.weigh(team, centres.row(i), centres.members(i), centres.members(i));
+    for (int32_t i = 0; i < budget - recent; ++i) cache.weigh(centres.row(i), centres.members(i), centres.members(i));
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() > budget) cache.retain(team, [&](int32_t i) { return cache.score(i) != 0; });
   }
 
  private:
-  KVR_FN int32_t first_centre(int32_t older) const {
+  int32_t first_centre(int32_t older) const {
     const int32_t centre = first != kWord ? first : int32_t(rng.uniform(RngStream::k_center_start, 0) * older);
     return centre < older ? centre : older - 1;  // a sliding window may leave fewer tokens than the prompt had
   }
   // Whether the run at a larger budget has already computed the order of these centres.
-  KVR_FN bool continues(const SubGen* other, int32_t rows) const {
+  bool continues(const SubGen* other, int32_t rows) const {
     return other != nullptr && other->recent == recent && other->first == first && rows > other->budget &&
            weights == Weights::none;
   }

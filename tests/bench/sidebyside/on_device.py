@@ -20,7 +20,7 @@ GROUP = 3  # query heads of the exact pass's kv head
 EXACT_SHAPES = ((4096, 64), (4096, 128), (32768, 64), (32768, 128))  # tokens, numbers of a head
 CONFIG = "decode"
 MANY_LAYERS = 30  # three kv heads of three query heads each, five budgets: 1,350 caches
-LARGE_TOKENS, LARGE_BUDGETS = 32768, (2048, 4096)  # of one layer in the shape of Llama-3.1-8B's
+LARGE_TOKENS, LARGE_BUDGETS = 32768, (2048, 4096)  # one layer in the shape of Llama-3.1-8B's
 COLUMNS = ("what", "device", "beside", "anchor", "unit", "ratio", "goal")
 
 
@@ -187,9 +187,11 @@ def run(options, one, subject):
     whole = whole_runs(options, engines, subject)
     rows = [dict.fromkeys(COLUMNS, "") | row for row in exact + beside + whole]
     tables.write_csv(options.out / "device.csv", rows)
-    facts = {"rows": rows, "torch": theirs, "medians_s": {f"{who} {p}": s for (who, p), s in medians.items()}}
+    said = sentences(options, subject, one, theirs)
+    seconds = {f"{who} {part}": s for (who, part), s in medians.items()}
+    facts = {"said": said, "rows": rows, "torch": theirs, "medians_s": seconds}
     tables.write_json(options.out / "device.json", facts)
-    text = sentences(options, subject, one, theirs) + "\n" + markdown(rows)
+    text = said + "\n" + markdown(rows)
     (options.out / "device.md").write_text(text)
     print(text, end="")
     return 0

@@ -23,8 +23,8 @@ struct Pushes : Any {
 struct Holds : Any {
   static constexpr Hooks hooks{"append"};
   template <class Real>
-  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    cache.push(team, token);
+  void append(const Team auto&, const Token<Real>& token, BasicCache<Real>& cache) {
+    cache.push(token);
   }
 };
 struct HoldsAndEvicts : Holds {

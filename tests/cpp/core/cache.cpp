@@ -27,7 +27,7 @@ struct SmallCache {
   }
   void push(int32_t token, double num = 1, double den = 1) {
     const size_t i = size_t(token);
-    cache.push(kTeam, Token<double>({&stream.keys[i], 1}, {&stream.values[i], 1}, token), num, den);
+    cache.push(Token<double>({&stream.keys[i], 1}, {&stream.values[i], 1}, token), num, den);
   }
   std::vector<int32_t> tokens() const { return {cache.tokens().begin(), cache.tokens().end()}; }
 };

@@ -45,3 +45,19 @@ TEST_CASE("injected uniforms are read at their position", "[core]") {
   // Another structure's numbers are not replaced.
   CHECK(rng.uniform(RngStream::sign_walk, 1) == Rng{}.uniform(RngStream::sign_walk, 1));
 }
+
+TEST_CASE("numbers drawn for many positions at once are those drawn one by one", "[core]") {
+  Rng rng{1, 2, 3, 4};
+  std::vector<int32_t> positions;
+  for (int32_t i = 0; i < 21; ++i) positions.push_back(i * i);
+  std::vector<double> injected(22 * 441 * 2, 0.25), many(positions.size());
+  for (const bool given : {false, true}) {
+    if (given) {
+      for (size_t i = 0; i < injected.size(); ++i) injected[i] = double(i % 97) / 97;
+      rng.injected[0] = {injected.data(), RngStream::keyformer_noise, 441, 2};
+    }
+    rng.uniforms(RngStream::keyformer_noise, positions, 1, 20, many.data());
+    for (size_t i = 0; i < positions.size(); ++i)
+      CHECK(many[i] == rng.uniform(RngStream::keyformer_noise, positions[i], 1, 20));
+  }
+}

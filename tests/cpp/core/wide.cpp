@@ -36,8 +36,7 @@ class Held {
     cache = BasicCache<Real>(s);
     cache.clear(SerialTeam{});
     for (size_t i = 0; i < n; ++i)
-      cache.push(SerialTeam{},
-                 Token<Real>({keys_.data() + i * size_t(dim), size_t(dim)}, {}, int32_t(i), TokenClass::plain));
+      cache.push(Token<Real>({keys_.data() + i * size_t(dim), size_t(dim)}, {}, int32_t(i), TokenClass::plain));
   }
   BasicCache<Real> cache;
 
@@ -240,7 +239,7 @@ TEST_CASE("a record holds a block only with equal tokens, weights and end", "[co
   CHECK_FALSE(record.holds(team, cache, at(1, 8, 10), block));  // after the last row
   CHECK_FALSE(record.holds(team, cache, at(2, 0, 10), block));  // from a round that did not happen
   CHECK_FALSE(record.holds(team, cache, {0, 4, 6, 4}, block));  // other tokens
-  cache.weigh(team, 6, 2, 2);
+  cache.weigh(6, 2, 2);
   CHECK(record.holds(team, cache, at(0, 0, 10), block));
   CHECK_FALSE(record.holds(team, cache, at(0, 4, 10), block));
   for (int32_t i = 0; i < cache.size(); ++i) cache.score(i) = 7;

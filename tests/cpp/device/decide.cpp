@@ -58,9 +58,9 @@ constexpr int32_t kStays = Residency::kStays;
 
 TEST_CASE("a score rule evicts the lowest sum of probabilities, by hand", "[device][kernel]") {
   const double ln2 = std::log(2.0);
-  // Probabilities of tokens 0, 1, 2 in row 2: 1/4, 1/2, 1/4; the sums are 1.25, 1.5, 0.25, and 2 leaves. In row 3 tokens
-  // 0, 1, 3 get 1/6, 1/6, 4/6: sums 1.41, 1.67, 0.67, and 3 leaves. With carry 0 the present row alone decides: a tie of
-  // 0 and 2 in row 2, of which the later token leaves, and one of 0 and 1 in row 3.
+  // Probabilities of tokens 0, 1, 2 in row 2: 1/4, 1/2, 1/4; the sums are 1.25, 1.5, 0.25, and 2 leaves. In row 3
+  // tokens 0, 1, 3 get 1/6, 1/6, 4/6: sums 1.41, 1.67, 0.67, and 3 leaves. With carry 0 the present row alone decides:
+  // a tie of 0 and 2 in row 2, of which the later token leaves, and one of 0 and 1 in row 3.
   OneCache cache{{.carry = 1, .budget = 2}, {{0, ln2, 0}, {0, 0, 0, 2 * ln2}}, {0, 1}, {1, 1}};
   const auto runtime = runtime_under_test();
   CHECK(cache.until(*runtime) == std::vector<int32_t>{kStays, kStays, 3, 4});
@@ -93,8 +93,8 @@ TEST_CASE("launches and copies of a run do not grow with its caches", "[emulator
   const auto work_of = [&](int32_t copies, size_t rows) {
     emulator::Work work;
     RunOptions options;
-    options.device = open_heads(
-        [&work] { return emulator::open_runtime(emulator::Schedule::forward, &work); }, {.rows = rows});
+    options.device =
+        open_heads([&work] { return emulator::open_runtime(emulator::Schedule::forward, &work); }, {.rows = rows});
     std::vector<Cell> cells;
     for (int32_t i = 0; i < copies; ++i)
       for (const char* method : {"h2o", "tova", "window"})

@@ -1,4 +1,5 @@
 #include "caches/cache_state.hpp"
+#include "catalog/make_policy_table.hpp"
 #include "core/step.hpp"
 #include "evaluate/row_products.hpp"
 #include "methods/h2o/h2o.hpp"
@@ -27,7 +28,7 @@ struct MergedTail {
   Layout layout(const MethodContext&) const { return {.weights = true, .own_rows = 1000}; }
 
   // The two oldest rows become one, at the end of the list: the order of rows has no meaning here.
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     using Real = typename std::remove_cvref_t<decltype(cache)>::real;
     while (cache.size() > budget) {
       const Real na = cache.num(0), nb = cache.num(1), a = na / (na + nb), b = nb / (na + nb);
@@ -97,7 +98,8 @@ std::vector<Real> own_outputs(const HeadStream<Real>& stream, int32_t budget, co
   view.size = stream.prompt, view.shape = stream.shape;
   Traits traits{.chooses = Chooses<P, Real>};
   if constexpr (P::hooks.has(Hook::traits)) policy.traits(traits);
-  const DirectCalls<P, Real> calls{policy, traits.chooses};
+  const PolicyTable table = policy_table<P>();
+  const TableCalls<Real> calls{reinterpret_cast<std::byte*>(&policy), table.host, table.of<Real>(), traits.chooses};
   replay_prompt(team, calls, cache, Prompt<Real>(view), rules, false);
   const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim), step = size_t(stream.shape.heads) * dv;
   std::vector<Real> out(size_t(stream.tokens - stream.prompt) * step);
@@ -140,7 +142,7 @@ void code_a_row(BasicCache<Real>& cache, int32_t row) {
   cache.recode(
       team, row, [&](int32_t b, int32_t c) { return cache.key(row, b)[size_t(c)] * Real(c % 2 == 0 ? 0.5 : 1.25); },
       [&](int32_t b, int32_t c) { return cache.value(row, b)[size_t(c)]; });
-  cache.set_coding(team, row, {0, 0});
+  cache.set_coding(row, {0, 0});
 }
 
 // Pushes every token into a cache and drops some, tile by tile; every third token has a strip. Returns the largest
@@ -165,7 +167,7 @@ double products_against_own_dots(const HeadStream<Real>& stream, Real factor, in
     for (int32_t t = begin; t < tile.end; ++t) {
       const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim);
       const Token<Real> token({stream.keys.data() + size_t(t) * d, d}, {stream.values.data() + size_t(t) * dv, dv}, t);
-      cache.push(team, token);
+      cache.push(token);
       if (t % 3 != 2) products.see(cache);
       for (int32_t h = 0; h < stream.shape.heads && t % 3 != 2; ++h) {
         QueryView<Real> view{{stream.query(h, t), d}, stream.rule, {}, t};

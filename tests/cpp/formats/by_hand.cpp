@@ -53,7 +53,7 @@ struct Shelf {
     cache.clear(kTeam);
   }
   void push(double num = 1, double den = 1) {
-    cache.push(kTeam, Token<double>({}, {}, next_++), num, den);
+    cache.push(Token<double>({}, {}, next_++), num, den);
     formatter.code_new(cache);
   }
   std::vector<double> keys() const {
@@ -118,7 +118,7 @@ TEST_CASE("int4 charges 36 bytes for 64 numbers, offsets and steps as sketch", "
   CHECK(shelf.bytes() == 2 * 2 * 32);
   CHECK(shelf.sketch() == 2 * 2 * 4);
   CHECK(shelf.formatter.quantised() == 2);
-  shelf.cache.push(kTeam, Token<double>({}, {}, 2));  // while attending, the newest row is exact, at source width
+  shelf.cache.push(Token<double>({}, {}, 2));  // while attending, the newest row is exact, at source width
   CHECK(shelf.bytes() == 2 * 2 * 32 + 2 * 64 * 2);
   CHECK(row_bytes(by_token("int4", 64), 64, 64, 2) == 72);
   CHECK(row_bytes(by_token("int4", 64), 64, 64, 2) / row_bytes({}, 64, 64, 2) == 0.28125);
@@ -205,7 +205,7 @@ TEST_CASE("a row that a policy writes is exact until the end of the step, then c
 TEST_CASE("a token that replaces a coded row is exact again", "[formats]") {
   Shelf shelf(by_token("int4", 4), {4, 1, 1}, counting(12), counting(3));
   shelf.push();
-  shelf.cache.replace(kTeam, 0, Token<double>({}, {}, 2), 1, 1);
+  shelf.cache.replace(0, Token<double>({}, {}, 2), 1, 1);
   CHECK(shelf.cache.verbatim(0));
   CHECK(shelf.cache.coded_keys() == 0);
 }
@@ -214,7 +214,7 @@ TEST_CASE("kivi: sinks stay exact wherever their rows are", "[formats]") {
   RowFormat format = by_block("kivi", 2, 2, 2);
   format.full_precision.sinks = 2;
   Shelf shelf(format, {1, 2, 1}, counting(12), counting(24));
-  const auto again = [&](int32_t token) { shelf.cache.push(kTeam, Token<double>({}, {}, token)); };
+  const auto again = [&](int32_t token) { shelf.cache.push(Token<double>({}, {}, token)); };
   for (int32_t i = 0; i < 5; ++i) shelf.push();
   again(0), again(1);  // held twice, as some methods do
   shelf.formatter.code_new(shelf.cache);

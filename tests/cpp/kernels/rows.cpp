@@ -229,6 +229,21 @@ TEST_CASE("x ln x of one number is accurate to 1e-15 of the logarithm's size ove
   }
 }
 
+TEST_CASE("logarithms in place are accurate, near 1 too, and leave the numbers after the row alone", "[kernels]") {
+  for (const kernels::Table* table : tables())
+    for (const int32_t n : {0, 1, 3, 8, 9, 100}) {
+      std::vector<double> x;
+      for (int32_t i = 0; i < n; ++i)
+        x.push_back(i % 3 == 0 ? 1 - std::ldexp(1, -i % 50 - 2) : std::ldexp(1.3, i - 60));
+      std::vector<double> row = x;
+      row.push_back(7);
+      table->logarithms(row.data(), n);
+      INFO(table->name << ": " << n);
+      for (size_t i = 0; i < x.size(); ++i) CHECK(row[i] == Approx(std::log(x[i])).epsilon(1e-14));
+      CHECK(row.back() == 7);
+    }
+}
+
 TEST_CASE("squared distances have equal bits on every instruction set and in every lane", "[kernels]") {
   constexpr int32_t kDim = 67, kLanes = kernels::kLanes;
   std::vector<double> others = gaussian<double>(kDim * kLanes, 1);

@@ -68,7 +68,7 @@ Sizes sizes_of(Buzz policy, int32_t budget, int32_t tokens) {
   const Rng rng{3};
   Sizes sizes;
   for (int32_t t = 0; t < tokens; ++t) {
-    bare.cache.push(bare.team, Token<double>({&nothing, 1}, {&nothing, 1}, t));
+    bare.cache.push(Token<double>({&nothing, 1}, {&nothing, 1}, t));
     bare.cache.score(bare.cache.size() - 1) = rng.uniform(RngStream::synthetic_traces, t);
     sizes.attended.push_back(bare.cache.size());
     policy.evict(bare.team, bare.cache);

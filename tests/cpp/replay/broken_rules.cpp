@@ -29,18 +29,18 @@ struct RuleBreaker {
     return "code " + std::to_string(code) + " at " + std::to_string(at);
   }
   template <class Real>
-  KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
     if (token.index == at && how == returned)
-      cache.push(team, Token<Real>(token.key, token.value, 0));  // the first evicted token
-    cache.push(team, token);
+      cache.push(Token<Real>(token.key, token.value, 0));  // the first evicted token
+    cache.push(token);
     if (token.index == at && (how == nothing || how == infinite))
       cache.weigh_rows(team, 0, cache.size(), [&](int32_t) {
         return RowWeights{1, how == nothing ? 0 : double(INFINITY)};
       });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     const int32_t t = cache.token(cache.size() - 1);
-    if (t == at && how == method) cache.fail(team, 3, 11);
+    if (t == at && how == method) cache.fail(3, 11);
     keep_ends(team, cache, 0, t == at && how == bound ? budget + 1 : budget);
   }
 };

@@ -52,7 +52,9 @@ class Decisions {
       const DeviceDecision& cache = caches_[i];
       std::copy(cache.tokens.begin(), cache.tokens.end(), token.begin() + int64_t(first_slot_[i]));
       std::copy(cache.scores.begin(), cache.scores.end(), score.begin() + int64_t(first_slot_[i]));
-      std::copy(cache.scores.begin(), cache.scores.end(), marked.begin() + int64_t(first_slot_[i]));
+      if (cache.rule.counts())
+        std::transform(cache.scores.begin(), cache.scores.end(), marked.begin() + int64_t(first_slot_[i]),
+                       [](double count) { return int32_t(count); });
       const MarkRings &from = cache.rule.marks, to = rings_of(i, marks.data());
       for (size_t s = 0; s < cache.tokens.size(); ++s)
         for (int32_t w = 0; w < from.words; ++w) to.word(int64_t(s), w) = from.word(cache.tokens[s], w);
@@ -64,7 +66,6 @@ class Decisions {
     std::vector<DecideTask> tasks;
     for (size_t i = 0; i < caches_.size(); ++i) tasks.push_back(task_of(i, slots));
     tasks_ = uploaded(tasks);
-    runtime_.wait();  // the host's arrays are freed next
   }
   // Words of neighbouring slots lie side by side.
   MarkRings rings_of(size_t i, double* all) const {

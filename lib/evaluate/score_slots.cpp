@@ -153,11 +153,13 @@ void ScoreSlots<Real>::step(const Tile<Real>& tile, int32_t t, int32_t r, RowRes
 template <class Real>
 void ScoreSlots<Real>::evict(int32_t t) {
   victims_.clear();
-  if (replay_.cache().size() > rule_.budget)
-    for (int32_t i = 0; i < rule_.drop; ++i) {
-      victims_.push_back(lowest(t));
-      remove(victims_.back());
-    }
+  const int32_t leaving = replay_.cache().size() > rule_.budget ? rule_.drop : 0;
+  for (int32_t i = 0; i < leaving; ++i) {
+    const int32_t victim = lowest(t);
+    if (victim < 0) break;  // every score is NaN
+    victims_.push_back(victim);
+    remove(victim);
+  }
   replay_.steps.leave(t, victims_);
 }
 

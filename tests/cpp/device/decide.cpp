@@ -79,6 +79,15 @@ TEST_CASE("several tokens leave at once, whatever the size of the logits", "[dev
   CHECK(cache.until(*runtime) == std::vector<int32_t>{kStays, 4, 4, kStays, kStays});
 }
 
+TEST_CASE("logits of evicted tokens count no more, however large", "[device][kernel]") {
+  OneCache cache{{.carry = 1, .budget = 3, .drop = 2},
+                 {{900, 830, 840, 890}, {1, 9000, 9000, 1, 1}, {1, 9000, 9000, 1, 1, 0}},
+                 {0, 1, 2},
+                 {0, 0, 0}};
+  const auto runtime = runtime_under_test();
+  CHECK(cache.until(*runtime) == std::vector<int32_t>{kStays, 4, 4, kStays, 6, 6});
+}
+
 TEST_CASE("decisions wait at no barrier of a block", "[emulator]") {
   OneCache cache{{.carry = 1, .budget = 2}, {{0, 1, 0}, {0, 0, 0, 2}}, {0, 1}, {1, 1}};
   emulator::Work work;

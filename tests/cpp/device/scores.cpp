@@ -3,6 +3,7 @@
 
 #include "core/bf16.hpp"
 #include "device/beside_cores.hpp"
+#include "score_rule_cells.hpp"
 
 // Methods that follow a score rule decide on a device as on the CPU, under every rule. Easy cases are checked by hand.
 
@@ -10,43 +11,6 @@ using namespace kvreplay;
 using namespace kvreplay::test;
 
 namespace {
-
-constexpr const char* kMethods[] = {"h2o", "tova"};
-constexpr const char* kOthers[] = {"h2o_heavy", "scissorhands", "keyformer"};
-
-Cell cell_of(const char* method, int32_t budget, const StreamShape& s, const nlohmann::json& params = {},
-             Aggregate aggregate = Aggregate::sum) {
-  CommonOptions options = default_options(method);
-  options.gqa_aggregate = aggregate;
-  return make_cell(method, budget, s, params.is_null() ? nlohmann::json::object() : params, options);
-}
-std::vector<Cell> both(int32_t budget, const StreamShape& s, const nlohmann::json& params = {}) {
-  std::vector<Cell> cells;
-  for (const char* method : kMethods) cells.push_back(cell_of(method, budget, s, params));
-  return cells;
-}
-
-std::vector<Cell> every_rule(const StreamShape& s) {
-  std::vector<Cell> cells;
-  for (const char* method : kMethods)
-    for (const int32_t budget : {5, 17, 40})
-      for (const int32_t sinks : {0, 4})
-        for (const int32_t recent : {0, 1, budget / 2})
-          if (sinks + recent < budget)
-            cells.push_back(cell_of(method, budget, s, {{"sinks", sinks}, {"recent", recent}},
-                                    sinks == 0 ? Aggregate::mean : Aggregate::sum));
-  for (const char* method : kOthers)
-    for (const int32_t budget : {12, 40})
-      for (const int32_t recent : {1, 10})
-        for (const Aggregate how : {Aggregate::sum, Aggregate::mean})
-          cells.push_back(cell_of(method, budget, s, {{"recent", recent}}, how));
-  cells.push_back(cell_of("h2o", 24, s, {{"score_norm", "mean"}}));
-  cells.push_back(cell_of("h2o", 24, s, {{"score_norm", "mean"}, {"score_rows", "last:20"}}));
-  for (const int32_t hist : {3, 64, 70})
-    for (const int32_t drop : {1, 5}) cells.push_back(cell_of("scissorhands", 24, s, {{"hist", hist}, {"drop", drop}}));
-  cells.push_back(cell_of("keyformer", 24, s, {{"noise", false}, {"tau_init", 0.5}, {"gen_len", 7}}));
-  return cells;
-}
 
 // Rounds queries, keys and values to 16 bits, as in a trace.
 void round_numbers(HeadStream<float>& stream) {
@@ -60,6 +24,9 @@ void round_numbers(HeadStream<float>& stream) {
 TEST_CASE("a device keeps the CPU's tokens, for every score rule and budget", "[device][replay]") {
   const StreamShape s{.tokens = 90, .prompt = 60, .heads = 3};
   check_device(make_stream<float>(s, 71), every_rule(s));
+  // After a short prompt no token is far ahead of the others, so that every vote decides.
+  const StreamShape early{.tokens = 90, .prompt = 8, .heads = 3};
+  check_device(make_stream<float>(early, 83), every_rule(early));
   auto rounded = make_stream<float>(s, 72, Look::clustered);
   round_numbers(rounded);
   std::vector<Cell> cells = both(17, s, {{"sinks", 2}});
@@ -74,8 +41,8 @@ TEST_CASE("caches of any number of slots, in registers and in memory", "[device]
   const StreamShape s{.tokens = 1150, .prompt = 1090};
   std::vector<Cell> cells;
   for (const int32_t budget : {159, 160, 287, 288, 500, 900, 1055, 1056, 1100})
-    for (const char* method : {"h2o", "scissorhands"}) cells.push_back(cell_of(method, budget, s));
-  for (const int32_t budget : {100, 1080}) cells.push_back(cell_of("keyformer", budget, s));
+    for (const char* method : {"h2o", "scissorhands"}) cells.push_back(cell_of_rule(method, budget, s));
+  for (const int32_t budget : {100, 1080}) cells.push_back(cell_of_rule("keyformer", budget, s));
   check_device(make_stream<float>(s, 82, Look::clustered), cells);
 }
 
@@ -125,8 +92,8 @@ TEST_CASE("other caches in a launch change no bit of a cache", "[device][replay]
   const StreamShape s{.tokens = 70, .prompt = 40};
   const auto stream = make_stream<float>(s, 77, Look::clustered);
   std::vector<Cell> cells = both(20, s, {{"sinks", 2}});
-  for (const char* method : kOthers) cells.push_back(cell_of(method, 20, s));
-  cells.push_back(cell_of("h2o", 33, s)), cells.push_back(streamed(cells[0]));
+  for (const char* method : kOthers) cells.push_back(cell_of_rule(method, 20, s));
+  cells.push_back(cell_of_rule("h2o", 33, s)), cells.push_back(streamed(cells[0]));
   RunOptions options = on_device();
   const RunResult together = replay(stream, cells, options), again = replay(stream, cells, options);
   for (size_t i = 0; i < cells.size(); ++i) {
@@ -140,7 +107,7 @@ TEST_CASE("other caches in a launch change no bit of a cache", "[device][replay]
 TEST_CASE("a device that streams the prompt continues after it as the CPU does", "[device][replay]") {
   const StreamShape s{.tokens = 70, .prompt = 40};
   std::vector<Cell> cells = both(20, s);
-  for (const char* method : kOthers) cells.push_back(cell_of(method, 20, s));
+  for (const char* method : kOthers) cells.push_back(cell_of_rule(method, 20, s));
   for (Cell& cell : cells) cell = streamed(cell);
   check_device(make_stream<float>(s, 78, Look::sinks), cells);
 }
@@ -199,7 +166,7 @@ TEST_CASE("a device evicts the largest token among equal scores", "[device][repl
   const std::vector<int32_t> weak{3, 4, 9};
   const auto stream = uniform_stream(s, weak);
   RunOptions options = on_device();
-  const CellResult r = replay(stream, {cell_of("tova", 20, s, {{"recent", 2}})}, options).only();
+  const CellResult r = replay(stream, {cell_of_rule("tova", 20, s, {{"recent", 2}})}, options).only();
   REQUIRE(r.ok);
   // List 0 is that of the prompt; list t - prompt + 1 is the one after token t.
   const auto kept_at = [&](const CellResult& of, int32_t t) { return kept_list(of, size_t(t - s.prompt + 1)); };
@@ -213,7 +180,8 @@ TEST_CASE("a device evicts the largest token among equal scores", "[device][repl
     CHECK(kept_at(r, t) == right);
   }
   // The newest token may be evicted at once.
-  const CellResult newest = replay(uniform_stream(s, {}), {cell_of("tova", 20, s, {{"recent", 0}})}, options).only();
+  const CellResult newest =
+      replay(uniform_stream(s, {}), {cell_of_rule("tova", 20, s, {{"recent", 0}})}, options).only();
   for (int32_t t = 19; t < s.tokens; ++t) CHECK(kept_at(newest, t) == first_tokens(20));
 }
 

@@ -12,14 +12,7 @@ case "${1:-}" in
   *) echo "usage: tests/run.sh [--fast]" >&2; exit 2 ;;
 esac
 
-failed=()
-step() {  # step NAME COMMAND...: prints the name and the time of a step; continues if it fails
-  local name=$1 start=$SECONDS
-  shift
-  echo "== $name"
-  "$@" || failed+=("$name")
-  echo "== $name: $((SECONDS - start)) s"
-}
+. tests/steps.sh
 
 # Device code for one architecture; nothing runs it here.
 cuda=()
@@ -62,8 +55,4 @@ else
   step "Python tests" "$python" -m pytest "${how[@]}" -m "not slow" tests/python
 fi
 
-if [ ${#failed[@]} -gt 0 ]; then
-  printf 'FAILED: %s\n' "${failed[@]}"
-  exit 1
-fi
-echo "all steps passed in $SECONDS s"
+finish

@@ -27,18 +27,17 @@ void CacheAccount<Real>::close_step(int32_t t) {
   if (!state_.formatter.failure().empty()) throw ReplayError(state_.formatter.failure());
   const bool after_prompt = t >= state_.stream.prompt - 1;
   if (after_prompt) charge(t);
-  if (state_.watch.ages) note_ages(t, cache.evictions());
+  if (state_.watch.ages) note_ages(t);
   state_.memory.poison_evicted();
   const bool first_list = lists_.kept.off.size() == 1;
   if (has_lists() && !state_.setup.method.traits().holds_all && after_prompt && (state_.rules.streaming || first_list))
     lists_.add(cache.tokens(), cache.nums(), cache.dens());
 }
 
-// evictions: number so far.
 template <class Real>
-void CacheAccount<Real>::note_ages(int32_t t, int32_t evictions) {
+void CacheAccount<Real>::note_ages(int32_t t) {
   auto& ages = keeper_.ledger.evicted_ages;
-  const size_t before = ages.size(), after = size_t(evictions);
+  const size_t before = ages.size(), after = size_t(state_.cache.evictions());
   if (after == before) return;
   if (ages.empty()) ages.reserve(after);  // for some caches the prompt's cut is the only eviction
   for (const int32_t token : state_.cache.evicted_since(int32_t(before)).first(after - before))

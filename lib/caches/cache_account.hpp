@@ -27,7 +27,7 @@ class CacheAccount {
   const Ledger& ledger() const { return keeper_.ledger; }
 
  private:
-  void note_ages(int32_t t, int32_t evictions);
+  void note_ages(int32_t t);
   void charge(int32_t t);
   ExtraBytes extra_bytes() const;
 

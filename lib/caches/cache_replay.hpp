@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include <memory>
 
 #include "caches/prompt_cut.hpp"
@@ -41,10 +40,7 @@ class CacheReplay {
     const Layout own = method().layout();
     return own.own_rows > 0 || own.extra_rows > 0 || !options().merge.is_none();
   }
-  bool has_injected_numbers() const {
-    const Rng& rng = state_.setup.rng;
-    return std::any_of(rng.injected, rng.injected + Rng::kArrays, [](const auto& a) { return a.values != nullptr; });
-  }
+  bool has_injected_numbers() const { return state_.setup.rng.has_injected(); }
   CodedTokens<Real>* coded_tokens() const { return state_.coded.get(); }  // null if the cache codes its rows itself
   // Upper bound on the tokens that a row attends to while `tokens` more arrive; used for rankings.
   int32_t most_attended(int32_t tokens) const {

@@ -30,9 +30,10 @@ FastPath CacheSteps<Real>::fast_path() const {
   if (layout.weights) return {};
   if (!state_.observes()) return {FastPath::Kind::sliding, {}};
   const Aggregate how = rules.aggregate;
-  const std::optional<ScoreRule> rule = method.score_rule();
+  std::optional<ScoreRule> rule = method.score_rule();
   const bool sums = how == Aggregate::sum || how == Aggregate::mean || state_.heads() == 1;
   if (!rule || rules.evict_first || !sums || rule->protect.sinks + rule->protect.recent >= rule->budget) return {};
+  rule->share = how == Aggregate::mean ? 1.0 / state_.heads() : 1.0;
   return {FastPath::Kind::scores, *rule};
 }
 

@@ -56,7 +56,7 @@ function(kvreplay_any_scorer list file)
 namespace kvreplay {
 struct Scorers {
   static constexpr int32_t kinds = @kind@, usual = @usual@;
-@members@  KVR_FN static decltype(auto) pick(auto& self, int32_t kind, auto&& f) {
+@members@  static decltype(auto) pick(auto& self, int32_t kind, auto&& f) {
     switch (kind) {
 @cases@      default: return f(self.@last@);
     }

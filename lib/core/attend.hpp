@@ -16,14 +16,14 @@ template <class Real>
 struct LogitRule {
   Real scale = 1, softcap = 0;
   Real factor = 1;  // set by methods that change the temperature
-  KVR_FN Real operator()(Real dot) const {
+  Real operator()(Real dot) const {
     const Real l = scale * dot;
     return factor * (softcap > 0 ? softcap * std::tanh(l / softcap) : l);
   }
 };
 
 template <class Real>
-KVR_FN Real dot_product(std::span<const Real> a, std::span<const Real> b) {
+Real dot_product(std::span<const Real> a, std::span<const Real> b) {
   Real s = 0;
   const Real *x = a.data(), *y = b.data();
   const int32_t n = int32_t(a.size());
@@ -40,12 +40,12 @@ struct Rotation {
   int32_t pairs = 0;
   bool interleaved = false;
 
-  KVR_FN bool active() const { return cosines != nullptr; }
-  KVR_FN int32_t offset(int32_t query_token, int32_t row_token, int32_t row, int32_t rows) const {
+  bool active() const { return cosines != nullptr; }
+  int32_t offset(int32_t query_token, int32_t row_token, int32_t row, int32_t rows) const {
     return (positions[query_token] - positions[row_token]) - (rows - 1 - row);
   }
   // <R(offset) key, query>; the dimensions beyond 2 * pairs are not rotated.
-  KVR_FN Real dot(std::span<const Real> key, std::span<const Real> query, int32_t offset) const {
+  Real dot(std::span<const Real> key, std::span<const Real> query, int32_t offset) const {
     const Real *c = cosines + int64_t(offset) * pairs, *s = sines + int64_t(offset) * pairs;
     const int32_t step = interleaved ? 2 : 1, partner = interleaved ? 1 : pairs;
     Real sum = 0;
@@ -71,12 +71,12 @@ struct QueryView {
   const double* weights = nullptr;  // [rows] factors of the rows that are read, in both sums; null: all 1
 
   template <Cache C>
-  KVR_FN int32_t offset(const C& cache, int32_t row) const {
+  int32_t offset(const C& cache, int32_t row) const {
     if (!rotation.active() || cache.token(row) < 0) return 0;
     return rotation.offset(token, cache.token(row), row, cache.size());
   }
   template <Cache C>
-  KVR_FN Real logit(const C& cache, int32_t row) const {
+  Real logit(const C& cache, int32_t row) const {
     const int32_t d = offset(cache, row);
     const auto key = cache.key(row, block);
     return rule(d == 0 ? dot_product(key, query) : rotation.dot(key, query, d));
@@ -85,7 +85,7 @@ struct QueryView {
 
 // Computes e_i from the logits logit(i) of the rows, relative to their maximum; returns the maximum.
 template <Team T, Cache C, class Real = typename C::real, class L>
-KVR_FN Real exponentiate_rows(const T& team, const QueryView<Real>& view, const C& cache, std::span<Real> e, L logit) {
+Real exponentiate_rows(const T& team, const QueryView<Real>& view, const C& cache, std::span<Real> e, L logit) {
   const auto weight = [&](int32_t i) {
     if (view.chosen != nullptr && view.chosen[i] == kUnread) return Real(0);
     return cache.num(i) > cache.den(i) ? cache.num(i) : cache.den(i);
@@ -99,7 +99,7 @@ template <class Real>
 struct OwnDots {
   QueryView<Real> view;
   template <Team T, Cache C>
-  KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
+  Real fill(const T& team, const C& cache, std::span<Real> e) const {
     return exponentiate_rows(team, view, cache, e, [&](int32_t i) { return view.logit(cache, i); });
   }
 };
@@ -114,7 +114,7 @@ struct StripGather {
   OwnDots<Real> own;
   bool coded = false;  // the strip was computed from coded keys and covers the rows whose keys are coded
   template <Team T, Cache C>
-  KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
+  Real fill(const T& team, const C& cache, std::span<Real> e) const {
     const int32_t n = cache.size();
     if (strip == nullptr || own.view.rule.factor != 1) return own.fill(team, cache, e);
     if (!own.view.rotation.active() && !cache.has_changed_rows()) {
@@ -135,14 +135,14 @@ struct StripGather {
     const double a = team.sum(n, [&](int32_t i) { return double(cache.num(i) * e[i]); });
     return in_range(z) && (in_range(a) || a == 0) ? shift : own.fill(team, cache, e);
   }
-  KVR_FN static bool counts(const auto& cache, int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; }
+  static bool counts(const auto& cache, int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; }
 };
 
 // Fills e with the attention probabilities of the rows (den_i e_i / tau) and passes num_i e_i / tau to the writer;
 // `coefficients` [rows] is scratch for it.
 template <Team T, Cache C, class Real = typename C::real, class Source, class Writer>
-KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache,
-                         std::span<Real> e, std::span<Real> coefficients, const Writer& writer) {
+Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache, std::span<Real> e,
+                  std::span<Real> coefficients, const Writer& writer) {
   const int32_t n = cache.size();
   const Real shift = source.fill(team, cache, e);
   if (view.chosen != nullptr)

@@ -31,8 +31,8 @@ struct Layout {
 struct Coding {
   static constexpr int32_t kExact = -1;
   int32_t key = kExact, value = kExact;
-  KVR_FN bool key_exact() const { return key == kExact; }
-  KVR_FN bool value_exact() const { return value == kExact; }
+  bool key_exact() const { return key == kExact; }
+  bool value_exact() const { return value == kExact; }
 };
 
 // Weights of a row in the numerator and in the denominator.
@@ -76,63 +76,61 @@ class BasicCache {
  public:
   using real = Real;
   BasicCache() = default;
-  KVR_FN explicit BasicCache(const CacheStorage<Real>& s) : s_(s) {}
+  explicit BasicCache(const CacheStorage<Real>& s) : s_(s) {}
 
-  KVR_FN int32_t size() const { return s_.counts[Count::rows]; }
-  KVR_FN int32_t capacity() const { return s_.capacity; }
-  KVR_FN HeadShape shape() const { return s_.shape; }
-  KVR_FN int32_t token(int32_t row) const { return s_.token[row]; }
+  int32_t size() const { return s_.counts[Count::rows]; }
+  int32_t capacity() const { return s_.capacity; }
+  HeadShape shape() const { return s_.shape; }
+  int32_t token(int32_t row) const { return s_.token[row]; }
   // Whether the row refers to a token and stores no numbers here.
-  KVR_FN bool refers(int32_t row) const { return s_.slot == nullptr || s_.slot[row] < 0; }
+  bool refers(int32_t row) const { return s_.slot == nullptr || s_.slot[row] < 0; }
   // Whether the row's numbers are those recorded for its token.
-  KVR_FN bool verbatim(int32_t row) const {
-    return refers(row) && coding(row).key_exact() && coding(row).value_exact();
-  }
-  KVR_FN bool verbatim_key(int32_t row) const { return refers(row) && coding(row).key_exact(); }
+  bool verbatim(int32_t row) const { return refers(row) && coding(row).key_exact() && coding(row).value_exact(); }
+  bool verbatim_key(int32_t row) const { return refers(row) && coding(row).key_exact(); }
   // Whether the row's key (or value) is what a row format reads back for its token; all caches read the same one.
-  KVR_FN bool shares_coded_key(int32_t row) const { return refers(row) && !coding(row).key_exact(); }
-  KVR_FN bool shares_coded_value(int32_t row) const { return refers(row) && !coding(row).value_exact(); }
-  KVR_FN bool has_shared_codes() const { return s_.coded_keys != nullptr; }
-  KVR_FN Real num(int32_t row) const { return s_.num != nullptr ? s_.num[row] : Real(1); }
-  KVR_FN Real den(int32_t row) const { return s_.den != nullptr ? s_.den[row] : Real(1); }
-  KVR_FN bool weighted() const { return s_.num != nullptr; }
+  bool shares_coded_key(int32_t row) const { return refers(row) && !coding(row).key_exact(); }
+  bool shares_coded_value(int32_t row) const { return refers(row) && !coding(row).value_exact(); }
+  bool has_shared_codes() const { return s_.coded_keys != nullptr; }
+  Real num(int32_t row) const { return s_.num != nullptr ? s_.num[row] : Real(1); }
+  Real den(int32_t row) const { return s_.den != nullptr ? s_.den[row] : Real(1); }
+  bool weighted() const { return s_.num != nullptr; }
   // Whether any row may differ from what was recorded.
-  KVR_FN bool has_changed_rows() const { return s_.own_rows > 0 || s_.coding != nullptr; }
-  KVR_FN double score(int32_t row) const { return s_.score[row]; }
-  KVR_FN double& score(int32_t row) { return s_.score[row]; }
-  KVR_FN uint8_t& mark(int32_t row) { return s_.mark[row]; }
-  KVR_FN Coding coding(int32_t row) const { return s_.coding != nullptr ? s_.coding[row] : Coding{}; }
-  KVR_FN int32_t coded_keys() const { return s_.counts[Count::coded_keys]; }
-  KVR_FN int32_t coded_values() const { return s_.counts[Count::coded_values]; }
+  bool has_changed_rows() const { return s_.own_rows > 0 || s_.coding != nullptr; }
+  double score(int32_t row) const { return s_.score[row]; }
+  double& score(int32_t row) { return s_.score[row]; }
+  uint8_t& mark(int32_t row) { return s_.mark[row]; }
+  Coding coding(int32_t row) const { return s_.coding != nullptr ? s_.coding[row] : Coding{}; }
+  int32_t coded_keys() const { return s_.counts[Count::coded_keys]; }
+  int32_t coded_values() const { return s_.counts[Count::coded_values]; }
   // Number of rows that a policy has written so far.
-  KVR_FN int32_t written() const { return s_.counts[Count::written]; }
-  KVR_FN int32_t evictions() const { return s_.counts[Count::evicted]; }
+  int32_t written() const { return s_.counts[Count::written]; }
+  int32_t evictions() const { return s_.counts[Count::evicted]; }
   // Tokens evicted after the first `since` evictions, where the storage lists them.
-  KVR_FN std::span<const int32_t> evicted_since(int32_t since) const {
+  std::span<const int32_t> evicted_since(int32_t since) const {
     return {s_.evicted + since, size_t(evictions() - since)};
   }
-  KVR_FN int32_t returned_tokens() const { return s_.counts[Count::returned]; }
-  KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
+  int32_t returned_tokens() const { return s_.counts[Count::returned]; }
+  std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
   // Weights of the rows; empty: all 1.
-  KVR_FN std::span<const Real> nums() const { return {s_.num, weighted() ? size_t(size()) : 0}; }
-  KVR_FN std::span<const Real> dens() const { return {s_.den, weighted() ? size_t(size()) : 0}; }
+  std::span<const Real> nums() const { return {s_.num, weighted() ? size_t(size()) : 0}; }
+  std::span<const Real> dens() const { return {s_.den, weighted() ? size_t(size()) : 0}; }
   // Key and value of one kv head; `block` is 0 unless the cache spans a layer.
-  KVR_FN std::span<const Real> key(int32_t row, int32_t block = 0) const {
+  std::span<const Real> key(int32_t row, int32_t block = 0) const {
     const Real* const shared = has_shared_codes() && !coding(row).key_exact() ? s_.coded_keys : s_.keys;
     return refers(row) ? at(shared + block * s_.key_block, s_.token[row], s_.shape.dim)
                        : at(s_.own_keys, s_.slot[row] * s_.shape.blocks + block, s_.shape.dim);
   }
-  KVR_FN std::span<const Real> value(int32_t row, int32_t block = 0) const {
+  std::span<const Real> value(int32_t row, int32_t block = 0) const {
     const Real* const shared = has_shared_codes() && !coding(row).value_exact() ? s_.coded_values : s_.values;
     return refers(row) ? at(shared + block * s_.value_block, s_.token[row], s_.shape.v_dim)
                        : at(s_.own_values, s_.slot[row] * s_.shape.blocks + block, s_.shape.v_dim);
   }
 
   // Appends a token; its score starts at 0.
-  KVR_FN void push(const Token<Real>& token, Real num = 1, Real den = 1) { append_row(token.index, num, den); }
+  void push(const Token<Real>& token, Real num = 1, Real den = 1) { append_row(token.index, num, den); }
   // Appends tokens first .. first + count - 1, each once.
   template <Team T>
-  KVR_FN void push_run(const T& team, int32_t first, int32_t count) {
+  void push_run(const T& team, int32_t first, int32_t count) {
     const int32_t row = size();
     assert(row + count <= s_.capacity);
     const int32_t returned = team.count(count, [&](int32_t i) { return s_.copies[first + i] == kEvicted; });
@@ -144,7 +142,7 @@ class BasicCache {
   }
   // Appends a row that is no token; key(c) and value(c) return its numbers and may read the cache.
   template <Team T, class K, class V>
-  KVR_FN void push_own(const T& team, K key, V value, Real num, Real den) {
+  void push_own(const T& team, K key, V value, Real num, Real den) {
     const int32_t slot = take_slot();
     write(team, slot, key, value);
     append_row(kSynthetic, num, den, slot);
@@ -153,13 +151,13 @@ class BasicCache {
   // Stores a row's numbers here instead of referring to the trace; the row keeps its token. key(block, c) and
   // value(block, c) may read the row as it was.
   template <Team T, class K, class V>
-  KVR_FN void rewrite(const T& team, int32_t row, K key, V value) {
+  void rewrite(const T& team, int32_t row, K key, V value) {
     recode(team, row, key, value);
     count_written();
   }
   // Rewrites a row for a row format, which records with set_coding() what it has done.
   template <Team T, class K, class V>
-  KVR_FN void recode(const T& team, int32_t row, K key, V value) {
+  void recode(const T& team, int32_t row, K key, V value) {
     const int32_t slot = refers(row) ? take_slot() : s_.slot[row];
     for (int32_t b = 0; b < s_.shape.blocks; ++b)
       write(
@@ -168,20 +166,20 @@ class BasicCache {
     s_.slot[row] = slot, forget_coding(row);
   }
   // For a row format, after recode().
-  KVR_FN void set_coding(int32_t row, Coding coding) {
+  void set_coding(int32_t row, Coding coding) {
     forget_coding(row);
     s_.coding[row] = coding;
     count_coding(row, 1);
   }
   // Puts a token in place of what the row held.
-  KVR_FN void replace(int32_t row, const Token<Real>& token, Real num, Real den) {
+  void replace(int32_t row, const Token<Real>& token, Real num, Real den) {
     if (s_.token[row] != token.index) release(row);
     else s_.copies[token.index] -= 1, forget_coding(row);
     hold(row, token.index, num, den, -1);
   }
   // Removes one row; the later ones move down.
   template <Team T>
-  KVR_FN void drop(const T& team, int32_t row) {
+  void drop(const T& team, int32_t row) {
     assert(row >= 0 && row < size());
     const int32_t n = size();
     release(row), s_.counts[Count::rows] = n - 1;
@@ -196,7 +194,7 @@ class BasicCache {
   }
   // Removes every row for which stays(row) is false.
   template <Team T, class F>
-  KVR_FN void retain(const T& team, F stays) {
+  void retain(const T& team, F stays) {
     const int32_t n = size();
     for (int32_t i = 0; i < n; ++i)
       if (!stays(i)) release(i);
@@ -207,13 +205,13 @@ class BasicCache {
         });
     s_.counts[Count::rows] = left;
   }
-  KVR_FN void weigh(int32_t row, double num, double den) {
+  void weigh(int32_t row, double num, double den) {
     assert(s_.num != nullptr);
     s_.num[row] = Real(num), s_.den[row] = Real(den);
   }
   // Sets the weights of rows first .. first + count - 1 to weights(row), a RowWeights.
   template <Team T, class W>
-  KVR_FN void weigh_rows(const T& team, int32_t first, int32_t count, W weights) {
+  void weigh_rows(const T& team, int32_t first, int32_t count, W weights) {
     assert(s_.num != nullptr);
     team.each(count, [&](int32_t i) {
       const RowWeights w = weights(first + i);
@@ -221,62 +219,62 @@ class BasicCache {
     });
   }
   // Records that the method cannot go on (its run is recorded as failed). `code` is the policy's, > 0.
-  KVR_FN void fail(int32_t code, int32_t at) {
+  void fail(int32_t code, int32_t at) {
     if (s_.counts[Count::failure] == 0) s_.counts[Count::failure] = code, s_.counts[Count::failed_at] = at;
   }
-  KVR_FN int32_t failure() const { return s_.counts[Count::failure]; }
-  KVR_FN int32_t failed_at() const { return s_.counts[Count::failed_at]; }
+  int32_t failure() const { return s_.counts[Count::failure]; }
+  int32_t failed_at() const { return s_.counts[Count::failed_at]; }
   template <Team T>
-  KVR_FN void clear(const T& team) {
+  void clear(const T& team) {
     for (int i = 0; i < Count::kCounts; ++i) s_.counts[i] = 0;
     s_.counts[Count::free_slots] = s_.own_rows;
     team.each(s_.own_rows, [&](int32_t i) { s_.free_slots[i] = i; });
   }
 
  private:
-  KVR_FN static std::span<const Real> at(const Real* base, int32_t i, int32_t width) {
+  static std::span<const Real> at(const Real* base, int32_t i, int32_t width) {
     return {base + int64_t(i) * width, size_t(width)};
   }
-  KVR_FN int32_t take_slot() {
+  int32_t take_slot() {
     assert(s_.counts[Count::free_slots] > 0);
     const int32_t slot = s_.free_slots[s_.counts[Count::free_slots] - 1];
     s_.counts[Count::free_slots] -= 1;
     return slot;
   }
   template <Team T, class K, class V>
-  KVR_FN void write(const T& team, int32_t slot, K key, V value) {
+  void write(const T& team, int32_t slot, K key, V value) {
     team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
     team.each(s_.shape.v_dim, [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
   }
-  KVR_FN void count_written() { s_.counts[Count::written] += 1; }
-  KVR_FN void place(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
+  void count_written() { s_.counts[Count::written] += 1; }
+  void place(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
     s_.token[row] = token;
     if (s_.score != nullptr) s_.score[row] = 0;
     if (s_.num != nullptr) s_.num[row] = num, s_.den[row] = den;
     if (s_.slot != nullptr) s_.slot[row] = slot;
     if (s_.coding != nullptr) s_.coding[row] = {};
   }
-  KVR_FN void hold(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
+  void hold(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
     place(row, token, num, den, slot);
     if (token >= 0 && s_.copies[token] == kEvicted) s_.counts[Count::returned] += 1;
     else if (token >= 0) s_.copies[token] += 1;
   }
-  KVR_FN void append_row(int32_t token, Real num, Real den, int32_t slot = -1) {
+  void append_row(int32_t token, Real num, Real den, int32_t slot = -1) {
     const int32_t row = size();
     assert(row < s_.capacity);
     hold(row, token, num, den, slot), s_.counts[Count::rows] = row + 1;
   }
-  KVR_FN void count_coding(int32_t row, int32_t change) {
+  void count_coding(int32_t row, int32_t change) {
     if (!s_.coding[row].key_exact()) s_.counts[Count::coded_keys] += change;
     if (!s_.coding[row].value_exact()) s_.counts[Count::coded_values] += change;
   }
-  KVR_FN void forget_coding(int32_t row) {
+  void forget_coding(int32_t row) {
     if (s_.coding == nullptr) return;
     count_coding(row, -1);
     s_.coding[row] = {};
   }
   // Releases a row; the caller updates the number of rows and moves the later ones.
-  KVR_FN void release(int32_t row) {
+  void release(int32_t row) {
     const int32_t token = s_.token[row];
     forget_coding(row);
     if (s_.slot != nullptr && s_.slot[row] >= 0) s_.free_slots[s_.counts[Count::free_slots]++] = s_.slot[row];
@@ -294,7 +292,7 @@ class BasicCache {
     Coding coding;
     uint8_t mark;
   };
-  KVR_FN Row row_at(int32_t i) const {
+  Row row_at(int32_t i) const {
     return {i,
             s_.token[i],
             s_.slot != nullptr ? s_.slot[i] : -1,
@@ -304,7 +302,7 @@ class BasicCache {
             coding(i),
             s_.mark[i]};
   }
-  KVR_FN void put_row(int32_t to, const Row& row) {
+  void put_row(int32_t to, const Row& row) {
     place(to, row.token, row.num, row.den, row.slot);
     if (s_.score != nullptr) s_.score[to] = row.score;
     if (s_.coding != nullptr) s_.coding[to] = row.coding;

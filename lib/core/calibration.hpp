@@ -65,7 +65,7 @@ struct QueryStatistics {
   const double* directions = nullptr;  // [heads, dim]
   const int32_t* channels = nullptr;   // [heads, dim], the most important channel first
   // The statistics of the heads from `first` on.
-  KVR_FN QueryStatistics from(int64_t first, int32_t dim, int32_t pairs) const {
+  QueryStatistics from(int64_t first, int32_t dim, int32_t pairs) const {
     const auto moved = [&](auto* numbers, int32_t width) {
       return numbers == nullptr ? nullptr : numbers + first * width;
     };

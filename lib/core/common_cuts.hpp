@@ -34,11 +34,11 @@ struct CommonCuts {
   bool waits_for_heads() const { return leaves > 0; }
   void head_scores(std::vector<double>& says) const { says.push_back(leaves); }
 
-  KVR_FN bool has_known_cut() const { return cuts < given.count; }
-  KVR_FN void apply_known_cut(const Team auto& team, Cache auto& cache) { given.keep(team, cache, cuts++); }
+  bool has_known_cut() const { return cuts < given.count; }
+  void apply_known_cut(const Team auto& team, Cache auto& cache) { given.keep(team, cache, cuts++); }
   // The rows have their scores; the first `rows.sinks` and the last `rows.recent` are protected. Returns whether the
   // cut must wait for the other heads' scores.
-  KVR_FN bool waits_for_other_heads(const Team auto& team, Cache auto& cache, Protect rows, int32_t count) {
+  bool waits_for_other_heads(const Team auto& team, Cache auto& cache, Protect rows, int32_t count) {
     if (level == Level::layer_head) return false;
     team.each(cache.size(), [&](int32_t i) {
       if (i < rows.sinks || i >= cache.size() - rows.recent) cache.score(i) = double(INFINITY);

@@ -7,7 +7,7 @@
 namespace kvreplay {
 
 template <class A, class B>
-KVR_FN double squared_distance(std::span<A> a, std::span<B> b) {
+double squared_distance(std::span<A> a, std::span<B> b) {
   double s = 0;
   const A* x = a.data();
   const B* y = b.data();
@@ -19,21 +19,21 @@ KVR_FN double squared_distance(std::span<A> a, std::span<B> b) {
   return s;
 }
 template <class A>
-KVR_FN double dot(const A* a, const double* b, int32_t n) {
+double dot(const A* a, const double* b, int32_t n) {
   return wide_dot(std::span<const A>(a, size_t(n)), std::span<const double>(b, size_t(n)));
 }
 
 // Cuts a span of doubles into arrays, one after the other.
 struct Carver {
   double* next;
-  KVR_FN std::span<double> operator()(int64_t n) {
+  std::span<double> operator()(int64_t n) {
     double* const begin = next;
     next += n;
     return {begin, size_t(n)};
   }
   // n numbers of type T in the room of n doubles.
   template <class T>
-  KVR_FN std::span<T> numbers(int64_t n) {
+  std::span<T> numbers(int64_t n) {
     static_assert(sizeof(T) <= sizeof(double) && std::is_arithmetic_v<T>);
     return {reinterpret_cast<T*>((*this)(n).data()), size_t(n)};
   }
@@ -42,7 +42,7 @@ struct Carver {
 // out[c] = sum_i weight(i) row(i)[c]. A few neighbouring columns are taken at a time, so that rows are read in cache
 // lines.
 template <class W, class R>
-KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std::span<double> out) {
+void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std::span<double> out) {
   constexpr int32_t kColumns = 8;
   const int32_t width = int32_t(out.size());
   const auto add = [&](int32_t first, auto count) {
@@ -64,7 +64,7 @@ KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std:
 }
 
 // a += x x^T on the lower triangle of a [n, n].
-KVR_FN inline void add_outer(const Team auto& team, std::span<double> a, std::span<const double> x) {
+inline void add_outer(const Team auto& team, std::span<double> a, std::span<const double> x) {
   const int32_t n = int32_t(x.size());
   wide([&] {
     team.each(n, [&](int32_t i) {
@@ -78,7 +78,7 @@ KVR_FN inline void add_outer(const Team auto& team, std::span<double> a, std::sp
 }
 // Fills the upper triangle of a symmetric a [n, n] from the lower one, and adds `ridge` times the mean diagonal to the
 // diagonal.
-KVR_FN inline void complete(const Team auto& team, std::span<double> a, int32_t n, double ridge) {
+inline void complete(const Team auto& team, std::span<double> a, int32_t n, double ridge) {
   const double shift = n == 0 ? 0 : ridge / n * team.sum(n, [&](int32_t i) { return a[size_t(i) * size_t(n + 1)]; });
   team.each(n, [&](int32_t i) {
     for (int32_t j = 0; j < i; ++j) a[size_t(j) * size_t(n) + size_t(i)] = a[size_t(i) * size_t(n) + size_t(j)];
@@ -87,7 +87,7 @@ KVR_FN inline void complete(const Team auto& team, std::span<double> a, int32_t 
 }
 
 // a = L L^T in place, L in the lower triangle. Returns false if a is not positive definite.
-KVR_FN inline bool cholesky(const Team auto& team, std::span<double> a, int32_t n) {
+inline bool cholesky(const Team auto& team, std::span<double> a, int32_t n) {
   const auto row = [&](int32_t i) { return a.data() + int64_t(i) * n; };
   for (int32_t j = 0; j < n; ++j) {
     const double pivot = row(j)[j] - dot(row(j), row(j), j);
@@ -102,8 +102,8 @@ KVR_FN inline bool cholesky(const Team auto& team, std::span<double> a, int32_t 
   return true;
 }
 // b [n, columns] becomes (L L^T)^-1 b.
-KVR_FN inline void cholesky_solve(const Team auto& team, std::span<const double> l, int32_t n, std::span<double> b,
-                                  int32_t columns) {
+inline void cholesky_solve(const Team auto& team, std::span<const double> l, int32_t n, std::span<double> b,
+                           int32_t columns) {
   team.each(columns, [&](int32_t c) {
     const auto x = [&](int32_t i) -> double& { return b[size_t(i) * size_t(columns) + size_t(c)]; };
     const auto at = [&](int32_t i, int32_t j) { return l[size_t(i) * size_t(n) + size_t(j)]; };
@@ -122,14 +122,14 @@ KVR_FN inline void cholesky_solve(const Team auto& team, std::span<const double>
 
 // inverse = a^-1 for a symmetric a [n, n]. Only the lower triangle is read; it is replaced by the Cholesky factor.
 // Returns false if a is not positive definite.
-KVR_FN inline bool invert(const Team auto& team, std::span<double> a, int32_t n, std::span<double> inverse) {
+inline bool invert(const Team auto& team, std::span<double> a, int32_t n, std::span<double> inverse) {
   if (!cholesky(team, a, n)) return false;
   team.each(n * n, [&](int32_t i) { inverse[size_t(i)] = i % (n + 1) == 0 ? 1 : 0; });
   cholesky_solve(team, a, n, inverse, n);
   return true;
 }
 // x^T a x for a symmetric a; only the lower triangle is read.
-KVR_FN inline double quadratic_form(const Team auto& team, std::span<const double> a, std::span<const double> x) {
+inline double quadratic_form(const Team auto& team, std::span<const double> a, std::span<const double> x) {
   const int32_t n = int32_t(x.size());
   return team.sum(n, [&](int32_t i) {
     const double* const row = a.data() + int64_t(i) * n;
@@ -140,8 +140,8 @@ KVR_FN inline double quadratic_form(const Team auto& team, std::span<const doubl
 // First eigenvector x of a symmetric a [n, n] without negative eigenvalues; its largest number is positive. Computed by
 // squaring: in a, a^2, a^4, ..., scaled to trace 1, soon only x remains. Zero if a is zero. a becomes the last power.
 // power: [n, n] scratch.
-KVR_FN inline void first_eigenvector(const Team auto& team, std::span<double> a, int32_t n, std::span<double> power,
-                                     std::span<double> x) {
+inline void first_eigenvector(const Team auto& team, std::span<double> a, int32_t n, std::span<double> power,
+                              std::span<double> x) {
   constexpr int32_t kMostSquarings = 60;
   constexpr double kOthers = 1e-13;  // share of the trace that the other eigenvectors may have
   const auto row = [&](int32_t i) { return a.subspan(size_t(i) * size_t(n), size_t(n)); };
@@ -163,8 +163,8 @@ KVR_FN inline void first_eigenvector(const Team auto& team, std::span<double> a,
 
 // Largest eigenvalue of a symmetric a [n, n] without negative numbers, by power iteration. The first eigenvector has no
 // negative number either, so a constant start is never orthogonal to it. scratch: 2 n doubles.
-KVR_FN inline double largest_eigenvalue(const Team auto& team, std::span<const double> a, int32_t n,
-                                        std::span<double> scratch) {
+inline double largest_eigenvalue(const Team auto& team, std::span<const double> a, int32_t n,
+                                 std::span<double> scratch) {
   constexpr int32_t kMostRounds = 2000;
   constexpr double kTolerance = 1e-14;
   const auto x = scratch.subspan(0, size_t(n)), y = scratch.subspan(size_t(n), size_t(n));
@@ -183,8 +183,8 @@ KVR_FN inline double largest_eigenvalue(const Team auto& team, std::span<const d
 }
 
 // Gram-Schmidt, twice for rounding: columns first..first+count-1 of a [n, width] become orthonormal.
-KVR_FN inline void orthonormalise(const Team auto& team, std::span<double> a, int32_t n, int32_t width, int32_t first,
-                                  int32_t count) {
+inline void orthonormalise(const Team auto& team, std::span<double> a, int32_t n, int32_t width, int32_t first,
+                           int32_t count) {
   const auto at = [&](int32_t i, int32_t j) -> double& { return a[size_t(i) * size_t(width) + size_t(first + j)]; };
   for (int32_t j = 0; j < count; ++j) {
     for (int32_t other = 0; other < 2 * j; ++other) {
@@ -202,18 +202,18 @@ struct LeastSquares {
   int32_t n, columns;
   std::span<double> gram, factor, right, solution;  // [n, n], [n, n], [n, columns], [n, columns]
 
-  KVR_FN void clear(const Team auto& team) const {
+  void clear(const Team auto& team) const {
     team.each(n * n, [&](int32_t i) { gram[size_t(i)] = 0; });
     team.each(n * columns, [&](int32_t i) { right[size_t(i)] = 0; });
   }
-  KVR_FN void add(const Team auto& team, std::span<const double> x, std::span<const double> y) const {
+  void add(const Team auto& team, std::span<const double> x, std::span<const double> y) const {
     add_outer(team, gram, x);
     team.each(n, [&](int32_t j) {
       for (int32_t c = 0; c < columns; ++c) right[size_t(j * columns + c)] += x[size_t(j)] * y[size_t(c)];
     });
   }
   // Afterwards gram holds the whole matrix, the ridge included. Returns false if there is no unique solution.
-  KVR_FN bool solve(const Team auto& team, double ridge) const {
+  bool solve(const Team auto& team, double ridge) const {
     complete(team, gram, n, ridge);
     team.each(n * n, [&](int32_t i) { factor[size_t(i)] = gram[size_t(i)]; });
     team.each(n * columns, [&](int32_t i) { solution[size_t(i)] = right[size_t(i)]; });
@@ -227,8 +227,8 @@ struct LeastSquares {
 // residual of the diagonal: pivot j with uniform(j), by the running sum. residual [n], factor [n, most], pivots [most].
 // Returns the number of pivots, fewer than `most` once the residual is zero.
 template <class E, class U>
-KVR_FN int32_t pivoted_cholesky(const Team auto& team, int32_t n, int32_t most, E entry, U uniform,
-                                std::span<double> residual, std::span<double> factor, std::span<double> pivots) {
+int32_t pivoted_cholesky(const Team auto& team, int32_t n, int32_t most, E entry, U uniform, std::span<double> residual,
+                         std::span<double> factor, std::span<double> pivots) {
   const auto row = [&](int32_t i) { return factor.data() + int64_t(i) * most; };
   const auto left = [&](int32_t i) { return residual[size_t(i)]; };
   team.each(n, [&](int32_t i) { residual[size_t(i)] = entry(i, i); });

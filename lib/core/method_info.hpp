@@ -72,9 +72,7 @@ struct Traits {
 struct LayerSet {
   static constexpr int32_t kMost = 256;
   uint64_t bits[kMost / 64] = {};
-  KVR_FN bool has(int32_t layer) const {
-    return layer >= 0 && layer < kMost && (bits[layer / 64] >> (layer % 64) & 1) != 0;
-  }
+  bool has(int32_t layer) const { return layer >= 0 && layer < kMost && (bits[layer / 64] >> (layer % 64) & 1) != 0; }
   void add(int32_t layer) { bits[layer / 64] |= uint64_t{1} << (layer % 64); }
 };
 

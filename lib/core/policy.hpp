@@ -43,9 +43,9 @@ struct GivenLists {
   int32_t count = 0;                            // number of lists
   bool split = false;                           // some token counts in one sum alone
 
-  KVR_FN bool weighted() const { return num != nullptr; }
+  bool weighted() const { return num != nullptr; }
   // Index into `tokens` if list i holds the token; else negative.
-  KVR_FN int64_t find(int32_t i, int32_t token) const {
+  int64_t find(int32_t i, int32_t token) const {
     int64_t low = off[i], high = off[i + 1];
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
@@ -54,9 +54,9 @@ struct GivenLists {
     }
     return low < off[i + 1] && tokens[low] == token ? low : -1;
   }
-  KVR_FN RowWeights weights(int64_t at) const { return {num[at], den[at]}; }
+  RowWeights weights(int64_t at) const { return {num[at], den[at]}; }
   // Evicts the rows of a cache that the list does not hold.
-  KVR_FN void keep(const Team auto& team, Cache auto& cache, int32_t list) const {
+  void keep(const Team auto& team, Cache auto& cache, int32_t list) const {
     team.each(cache.size(), [&](int32_t i) { cache.mark(i) = find(list, cache.token(i)) >= 0 ? 1 : 0; });
     cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
   }
@@ -68,18 +68,18 @@ struct HeadProbabilities {
   int32_t heads, rows;
   Aggregate how = Aggregate::sum;
   const double* log_sums = nullptr;  // [heads] logarithms of the denominators, where a step observes
-  KVR_FN double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
+  double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
   // The exponent of a probability above 0. It includes soft cap, position, temperature and the logarithm of the row's
   // weight.
-  KVR_FN double logit(int32_t head, int32_t row) const { return std::log((*this)(head, row)) + log_sums[head]; }
+  double logit(int32_t head, int32_t row) const { return std::log((*this)(head, row)) + log_sums[head]; }
   // Aggregated over the query heads (gqa.agg).
-  KVR_FN double group(int32_t row) const { return aggregate(how, values + row, rows, heads); }
-  KVR_FN double mean(int32_t row) const { return aggregate(Aggregate::mean, values + row, rows, heads); }
+  double group(int32_t row) const { return aggregate(how, values + row, rows, heads); }
+  double mean(int32_t row) const { return aggregate(Aggregate::mean, values + row, rows, heads); }
 };
 
 // Softmax of a policy's logits logit(head, row) over the rows of each head of p. `to`: [heads, rows].
 template <Team T, class F>
-KVR_FN HeadProbabilities softmax(const T& team, const HeadProbabilities& p, double* to, F logit) {
+HeadProbabilities softmax(const T& team, const HeadProbabilities& p, double* to, F logit) {
   for (int32_t h = 0; h < p.heads; ++h) {
     const std::span<double> x{to + int64_t(h) * p.rows, size_t(p.rows)};
     team.each(p.rows, [&](int32_t i) { x[size_t(i)] = logit(h, i); });
@@ -96,7 +96,7 @@ struct StepQueries {
   int32_t heads, dim, token;
   int32_t position;  // position of the token, by which its query is rotated
   double scale;
-  KVR_FN std::span<const Real> operator()(int32_t head) const { return {values + head * head_stride, size_t(dim)}; }
+  std::span<const Real> operator()(int32_t head) const { return {values + head * head_stride, size_t(dim)}; }
 };
 
 template <class P>

@@ -10,8 +10,7 @@
 namespace kvreplay {
 
 // (x, y) <- (c x - s y, s x + c y) for pair i of a vector whose coordinates are `stride` apart.
-KVR_FN inline void rotate_pair(const RopeView& rope, int32_t i, double c, double s, double* vector,
-                               int64_t stride = 1) {
+inline void rotate_pair(const RopeView& rope, int32_t i, double c, double s, double* vector, int64_t stride = 1) {
   double& x = vector[(rope.interleaved ? 2 * i : i) * stride];
   double& y = vector[(rope.interleaved ? 2 * i + 1 : i + rope.pairs) * stride];
   const double turned = c * x - s * y;
@@ -24,7 +23,7 @@ struct AverageRotation {
   std::span<double> cosines, sines;
 
   // Averages over positions next .. next + count - 1.
-  KVR_FN void find(const Team auto& team, const RopeView& rope, int32_t next, int32_t count) const {
+  void find(const Team auto& team, const RopeView& rope, int32_t next, int32_t count) const {
     team.each(rope.pairs, [&](int32_t i) {
       double c = 0, s = 0;
       for (int32_t f = 0; f < count; ++f) {
@@ -35,20 +34,20 @@ struct AverageRotation {
       sines[size_t(i)] = s / count;
     });
   }
-  KVR_FN void turn(const RopeView& rope, int32_t i, double* vector, int64_t stride = 1) const {
+  void turn(const RopeView& rope, int32_t i, double* vector, int64_t stride = 1) const {
     rotate_pair(rope, i, cosines[size_t(i)], sines[size_t(i)], vector, stride);
   }
 };
 
 // Modulus of pair f of a vector as a complex number.
-KVR_FN double modulus(const RopeView& rope, auto vector, int32_t f) {
+double modulus(const RopeView& rope, auto vector, int32_t f) {
   const double x = double(vector[size_t(rope.interleaved ? 2 * f : f)]);
   const double y = double(vector[size_t(rope.interleaved ? 2 * f + 1 : f + rope.pairs)]);
   return std::sqrt(x * x + y * y);
 }
 
 // Rotates forward by `positions`, or back if negative. An attention factor is left in.
-KVR_FN inline void rotate(const Team auto& team, const RopeView& rope, double positions, double* vector) {
+inline void rotate(const Team auto& team, const RopeView& rope, double positions, double* vector) {
   team.each(rope.pairs, [&](int32_t i) {
     const double angle = positions * rope.inv_freq[i];
     rotate_pair(rope, i, std::cos(angle), std::sin(angle), vector);
@@ -57,8 +56,8 @@ KVR_FN inline void rotate(const Team auto& team, const RopeView& rope, double po
 
 // Writes to `vector` a recorded key or query before the rotation by its position, without the attention factor.
 template <class Real>
-KVR_FN void unrotate(const Team auto& team, const RopeView& rope, int32_t position, std::span<const Real> recorded,
-                     std::span<double> vector) {
+void unrotate(const Team auto& team, const RopeView& rope, int32_t position, std::span<const Real> recorded,
+              std::span<double> vector) {
   team.each(int32_t(recorded.size()), [&](int32_t c) {
     vector[size_t(c)] = double(recorded[size_t(c)]) / (c < 2 * rope.pairs ? rope.attention_factor : 1);
   });
@@ -67,8 +66,8 @@ KVR_FN void unrotate(const Team auto& team, const RopeView& rope, int32_t positi
 
 // Mean of the prompt's vectors vector(row) before rotation; an attention factor is left in. one: [dim] scratch.
 template <class Real>
-KVR_FN void mean_before_rotation(const Team auto& team, const Prompt<Real>& prompt, const RopeView& rope, auto vector,
-                                 std::span<double> one, std::span<double> mean) {
+void mean_before_rotation(const Team auto& team, const Prompt<Real>& prompt, const RopeView& rope, auto vector,
+                          std::span<double> one, std::span<double> mean) {
   const int32_t dim = int32_t(mean.size()), rows = prompt.size();
   team.each(dim, [&](int32_t c) { mean[size_t(c)] = 0; });
   for (int32_t row = 0; row < rows; ++row) {

@@ -36,9 +36,9 @@ struct PartFormat {
   int32_t rotate_block = kDerivedBlock;
   bool pre_rope = false;  // keys are coded without their rotary embedding
 
-  KVR_FN bool is_source() const { return which == 0; }
+  bool is_source() const { return which == 0; }
   template <class F>
-  KVR_FN const F& as() const {
+  const F& as() const {
     static_assert(sizeof(F) <= kMostBytes && alignof(F) <= 8 && std::is_trivially_copyable_v<F>);
     return *reinterpret_cast<const F*>(parameters);
   }

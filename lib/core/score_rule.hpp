@@ -70,6 +70,7 @@ struct ScoreRule {
   };
   Vote vote = Vote::attention;
   double carry = 1;  // attention: 1: accumulated; 0: only the present row
+  double share = 1;  // factor of a query head's probability; the engine sets it from gqa.agg
   Protect protect = {};
   int32_t budget = 0;
   int32_t drop = 1;  // tokens evicted at a time, once more than `budget` are held: those of lowest score
@@ -77,23 +78,12 @@ struct ScoreRule {
   MarkRings marks = {};  // by token
   NoisyVote noisy = {};
 
-  // Number of voting rows that saw a token, up to row t.
-  KVR_FN int32_t seen_by(int32_t token, int32_t t) const { return t + 1 - (token > first_voter ? token : first_voter); }
-  // What the first of a row's query heads leaves of a score, and the factor of what the heads add.
-  KVR_FN double kept(int32_t token, int32_t t) const {
-    switch (vote) {
-      case Vote::attention:
-        return carry;
-      case Vote::mean:
-        return 1 - 1.0 / seen_by(token, t);
-      case Vote::low_marks:
-        return 0;  // the sum of a row; the count is kept apart
-      case Vote::noisy:
-        break;
-    }
-    return 1;
+  // Number of voting rows, from first_voter on, that saw a token, up to row t.
+  KVR_FN static int32_t seen_by(int32_t token, int32_t first_voter, int32_t t) {
+    return t + 1 - (token > first_voter ? token : first_voter);
   }
-  KVR_FN double factor(int32_t token, int32_t t) const { return vote == Vote::mean ? 1.0 / seen_by(token, t) : 1; }
+  // mean: the weight of row t in a token's mean.
+  KVR_FN double weight_of_row(int32_t token, int32_t t) const { return 1.0 / seen_by(token, first_voter, t); }
   // Whether a score is minus a count; the policy keeps the count.
   KVR_FN bool counts() const { return vote == Vote::low_marks; }
   // Whether a token may be evicted after row t.

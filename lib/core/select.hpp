@@ -16,14 +16,14 @@ KVR_FN inline uint64_t order_key(double x) {
   return bits >> 63 != 0 ? ~bits : bits | (uint64_t{1} << 63);
 }
 
-KVR_FN inline double score_of_key(uint64_t key) {
+inline double score_of_key(uint64_t key) {
   return std::bit_cast<double>(key >> 63 != 0 ? key & ~(uint64_t{1} << 63) : ~key);
 }
 
 // The largest key of n scores for which surplus(key) >= 0. surplus decreases with the key and is not negative for the
 // smallest score. A key with surplus 0 is returned at once.
 template <Team T, class F, class S>
-KVR_FN uint64_t highest_key(const T& team, int32_t n, F score, S surplus) {
+uint64_t highest_key(const T& team, int32_t n, F score, S surplus) {
   uint64_t low = order_key(-team.largest(n, [&](int32_t i) { return -score(i); }).score);
   uint64_t high = order_key(team.largest(n, score).score);
   while (low < high) {
@@ -38,7 +38,7 @@ KVR_FN uint64_t highest_key(const T& team, int32_t n, F score, S surplus) {
 
 // The count-th largest of n scores, 1 <= count <= n.
 template <Team T, class F>
-KVR_FN double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
+double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
   return score_of_key(highest_key(team, n, score, [&](uint64_t key) {
     return team.count(n, [&](int32_t i) { return order_key(score(i)) >= key; }) >= count ? 1 : -1;
   }));
@@ -46,7 +46,7 @@ KVR_FN double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
 
 // Calls chosen(i, bool) for i in [0, n): true for the first `count` in C8's order.
 template <Team T, class F, class S>
-KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chosen) {
+void choose_top(const T& team, int32_t n, int32_t count, F score, S chosen) {
   if (count >= n || count <= 0) {
     team.each(n, [&](int32_t i) { chosen(i, count > 0); });
     return;
@@ -72,7 +72,7 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
 // Calls chosen(i, bool) for i in [0, n): true for the shortest prefix in C8's order whose scores (>= 0) sum to at least
 // `mass`; true for all if no prefix does.
 template <Team T, class F, class S>
-KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen) {
+void choose_mass(const T& team, int32_t n, double mass, F score, S chosen) {
   if (n <= 0) return;
   const auto above = [&](uint64_t key) {
     return team.sum(n, [&](int32_t i) { return order_key(score(i)) > key ? score(i) : 0.0; });
@@ -89,7 +89,7 @@ KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen
 // Number of leading rows that hold one of the first `sinks` tokens of the trace. It falls once a layer's sliding window
 // has passed them.
 template <Cache C>
-KVR_FN int32_t held_sinks(const C& cache, int32_t sinks) {
+int32_t held_sinks(const C& cache, int32_t sinks) {
   int32_t held = 0;
   while (held < sinks && held < cache.size() && cache.token(held) < sinks) ++held;
   return held;
@@ -100,13 +100,13 @@ struct Protect {
   int32_t sinks = 0, recent = 0;
 };
 // Protects every row that either of the two protects.
-KVR_FN inline Protect both(Protect a, Protect b) {
+inline Protect both(Protect a, Protect b) {
   return {a.sinks > b.sinks ? a.sinks : b.sinks, a.recent > b.recent ? a.recent : b.recent};
 }
 
 // Keeps the protected rows and the `count` best of the others by score(row).
 template <Team T, Cache C, class F>
-KVR_FN void keep_best(const T& team, C& cache, Protect protect, int32_t count, F score) {
+void keep_best(const T& team, C& cache, Protect protect, int32_t count, F score) {
   const int32_t first = held_sinks(cache, protect.sinks), n = cache.size() - first - protect.recent;
   if (n <= count) return;
   const auto candidate = [&](int32_t i) { return score(first + i); };
@@ -121,7 +121,7 @@ KVR_FN void keep_best(const T& team, C& cache, Protect protect, int32_t count, F
 
 // Keeps the first `sinks` tokens of the trace and the last `budget - sinks` of the others.
 template <Team T, Cache C>
-KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
+void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
   const int32_t excess = cache.size() - budget;
   if (excess <= 0) return;
   const int32_t held = held_sinks(cache, sinks);
@@ -132,7 +132,7 @@ KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
 // Cuts to the budget by cache.score(row): the protected rows and the best of the others stay. If an observation window
 // does not fit into the budget, the sinks and the last of the other rows stay.
 template <Team T, Cache C>
-KVR_FN void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
+void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
   if (cache.size() <= budget) return;
   const int32_t count = budget - held_sinks(cache, protect.sinks) - protect.recent;
   if (count <= 0) keep_ends(team, cache, protect.sinks, budget);

@@ -22,9 +22,9 @@ struct Selecting {
     if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
   }
   Layout layout(const MethodContext&) const { return {.scores = true}; }
-  KVR_FN Protect protection() const { return {.sinks = sinks, .recent = recent}; }
+  Protect protection() const { return {.sinks = sinks, .recent = recent}; }
 
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+  void evict(const Team auto& team, Cache auto& cache) {
     keep_scored(team, cache, {.sinks = sinks, .recent = recent}, budget);
   }
 };
@@ -37,8 +37,8 @@ struct Wrapped : Scorers {
   static constexpr int32_t kinds = Scorers::kinds;
   int32_t kind = Scorers::usual;
 
-  KVR_FN decltype(auto) visit(auto&& f) { return Scorers::pick(*this, kind, f); }
-  KVR_FN decltype(auto) visit(auto&& f) const { return Scorers::pick(*this, kind, f); }
+  decltype(auto) visit(auto&& f) { return Scorers::pick(*this, kind, f); }
+  decltype(auto) visit(auto&& f) const { return Scorers::pick(*this, kind, f); }
 
   const char* name() const {
     return visit([]<class P>(const P&) { return P::info.name; });
@@ -62,17 +62,17 @@ struct Wrapped : Scorers {
     });
   }
   // Prompt tokens that no selection may evict.
-  KVR_FN Protect protection() const {
+  Protect protection() const {
     return visit([](const auto& p) { return p.protection(); });
   }
   // `state`: as many doubles as state_doubles() returned.
-  KVR_FN void bind(std::span<double> state) {
+  void bind(std::span<double> state) {
     visit([&]<class P>(P& p) {
       if constexpr (HasState<P>) p.state = state;
     });
   }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     visit([&](auto& p) { p.read_prompt(team, prompt, cache); });
   }
 };

@@ -15,7 +15,7 @@ namespace kvreplay {
 // x[l] = exp(x[l]) in double, within 2 units in the last place: 2^n exp(r), |r| <= ln(2)/2, exp(r) by its Taylor
 // series. The loop is plain arithmetic, so that the compiler computes neighbours together.
 template <int32_t n>
-KVR_FN void exponentiate(double (&x)[n]) {
+void exponentiate(double (&x)[n]) {
   constexpr double kLog2E = 1.4426950408889634, kLn2High = 0x1.62e42fee00000p-1, kLn2Low = 0x1.a39ef35793c76p-33;
   constexpr double kShift = 0x1.8p52;  // the last bits of x + kShift hold the integer nearest to x
   constexpr double kLeast = -708, kMost = 709;
@@ -48,16 +48,16 @@ KVR_FN void exponentiate(double (&x)[n]) {
 // The denominator of a step in the log domain, comparable with the exact one.
 struct Normaliser {
   double sum, shift;  // tau = sum * exp(shift); sum <= 0: there was nothing to attend to
-  KVR_FN bool any() const { return sum > 0 && sum < INFINITY; }
+  bool any() const { return sum > 0 && sum < INFINITY; }
 };
 
 // Whether a sum of exponentials kept its digits and its range although it was shifted by the maximum of other rows. If
 // not, the row is summed against its own maximum (exponentiate() below), as devices always do. A change of this range,
 // or of the fallback, changes the last digits of some rows: raise kEngineSchema (plan/plan.hpp) with it.
-KVR_FN inline bool in_range(double sum) { return sum > 1e-30 && sum < 1e30; }
+inline bool in_range(double sum) { return sum > 1e-30 && sum < 1e30; }
 
 // A head's sink logit as a term of a denominator of exp(l - shift); -infinity: the head has none.
-KVR_FN inline double sink_term(double sink_logit, double shift) {
+inline double sink_term(double sink_logit, double shift) {
   return sink_logit > -double(INFINITY) ? std::exp(sink_logit - shift) : 0.0;
 }
 
@@ -65,7 +65,7 @@ KVR_FN inline double sink_term(double sink_logit, double shift) {
 // logit if that is larger. Rows of weight 0 do not enter the maximum. Rows for which counts(i) is false get 0 (their
 // exponential might overflow). Returns the shift.
 template <Team T, class Real, class L, class W, class F>
-KVR_FN Real exponentiate(const T& team, int32_t n, double sink_logit, L logit, W weight, F counts, std::span<Real> e) {
+Real exponentiate(const T& team, int32_t n, double sink_logit, L logit, W weight, F counts, std::span<Real> e) {
   const Scored top = team.largest(n, [&](int32_t i) {
     e[size_t(i)] = logit(i);
     const Real w = weight(i);

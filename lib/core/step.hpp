@@ -27,8 +27,7 @@ struct StepScratch {
 };
 
 template <class Real, Team T>
-KVR_FN void collect(const T& team, Aggregate how, int32_t head, int32_t heads, int32_t rows, const Real* e,
-                    double* group) {
+void collect(const T& team, Aggregate how, int32_t head, int32_t heads, int32_t rows, const Real* e, double* group) {
   if (how == Aggregate::first && head > 0) return;
   team.each(rows, [&](int32_t i) {
     const double p = double(e[i]);
@@ -41,13 +40,13 @@ KVR_FN void collect(const T& team, Aggregate how, int32_t head, int32_t heads, i
 
 struct NoOutput {
   template <Team T, Cache C>
-  KVR_FN void add(const T&, const C&, std::span<const typename C::real>) const {}
+  void add(const T&, const C&, std::span<const typename C::real>) const {}
 };
 
 // Asks a query-time method which rows it reads in this step.
 template <class Calls, Team T, Cache C, class Heads, class Real = typename C::real>
-KVR_FN void choose_rows(const T& team, const Calls& calls, const C& cache, Aggregate how, Heads& heads,
-                        const StepScratch<Real>& scratch) {
+void choose_rows(const T& team, const Calls& calls, const C& cache, Aggregate how, Heads& heads,
+                 const StepScratch<Real>& scratch) {
   const int32_t rows = cache.size(), n_heads = cache.shape().heads;
   if (!calls.chooses_by_mass())
     return calls.choose(team, cache, heads.queries_of_step(), scratch.chosen, scratch.weights);
@@ -64,8 +63,8 @@ KVR_FN void choose_rows(const T& team, const Calls& calls, const C& cache, Aggre
 // how; `heads.done(h, normaliser, cache, chosen)` takes the result. `e` then holds the probabilities, 0 where a row was
 // not read.
 template <class Calls, Team T, Cache C, class Heads, class Real = typename C::real>
-KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const StepRules& rules, Heads& heads,
-                         const StepScratch<Real>& scratch) {
+void attend_heads(const T& team, const Calls& calls, C& cache, const StepRules& rules, Heads& heads,
+                  const StepScratch<Real>& scratch) {
   const int32_t rows = cache.size(), n_heads = cache.shape().heads;
   const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
   const bool chooses = calls.chooses(), by_head = calls.observes_heads();
@@ -94,7 +93,7 @@ KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const Step
 
 // Tokens outside a layer's window at token `last` are evicted, for every method (convention C3).
 template <Team T, Cache C>
-KVR_FN void evict_outside_window(const T& team, C& cache, LayerWindow window, int32_t last) {
+void evict_outside_window(const T& team, C& cache, LayerWindow window, int32_t last) {
   const int32_t first = window.first(last);
   if (!window.any() || cache.size() == 0 || cache.token(0) < 0 || cache.token(0) >= first) return;
   cache.retain(team, [&](int32_t i) { return cache.token(i) < 0 || cache.token(i) >= first; });
@@ -103,8 +102,7 @@ KVR_FN void evict_outside_window(const T& team, C& cache, LayerWindow window, in
 // The end of the prompt. The cache holds every prompt token that a query can see; the policy then sets the rows'
 // scores.
 template <class Calls, Team T, Cache C, class Real = typename C::real>
-KVR_FN void read_prompt(const T& team, const Calls& calls, C& cache, const Prompt<Real>& prompt,
-                        const StepRules& rules) {
+void read_prompt(const T& team, const Calls& calls, C& cache, const Prompt<Real>& prompt, const StepRules& rules) {
   cache.push_run(team, 0, prompt.size());
   evict_outside_window(team, cache, rules.window, prompt.size() - 1);
   calls.read_prompt(team, prompt, cache);
@@ -112,15 +110,15 @@ KVR_FN void read_prompt(const T& team, const Calls& calls, C& cache, const Promp
 
 // Whether, at the end of a prompt of `prompt` tokens, no selection may evict the row (convention C16).
 template <Cache C>
-KVR_FN bool is_protected(Protect protect, const C& cache, int32_t row, int32_t prompt) {
+bool is_protected(Protect protect, const C& cache, int32_t row, int32_t prompt) {
   return cache.token(row) < protect.sinks || cache.token(row) >= prompt - protect.recent;
 }
 
 // The prompt is cut once (convention C5). With `reweights`, the kept unprotected tokens represent all unprotected
 // tokens (option `reweight`); returns whether their weights changed.
 template <class Calls, Team T, Cache C, class Real = typename C::real>
-KVR_FN bool replay_prompt(const T& team, const Calls& calls, C& cache, const Prompt<Real>& prompt,
-                          const StepRules& rules, bool reweights) {
+bool replay_prompt(const T& team, const Calls& calls, C& cache, const Prompt<Real>& prompt, const StepRules& rules,
+                   bool reweights) {
   read_prompt(team, calls, cache, prompt, rules);
   const auto is_open = [&](int32_t i) { return !is_protected(calls.protection(), cache, i, prompt.size()); };
   const int32_t all = reweights ? team.count(cache.size(), is_open) : 0;
@@ -137,8 +135,8 @@ KVR_FN bool replay_prompt(const T& team, const Calls& calls, C& cache, const Pro
 // Convention C4. `attends` is false for rows that are not measured and that the policy does not observe.
 // `heads.opens(cache)` is called with every C_t, the rows that are (or would be) attended to.
 template <class Calls, Team T, Cache C, class Heads, class Real = typename C::real>
-KVR_FN void replay_step(const T& team, const Calls& calls, C& cache, const Token<Real>& token, const StepRules& rules,
-                        Heads& heads, const StepScratch<Real>& scratch, bool attends) {
+void replay_step(const T& team, const Calls& calls, C& cache, const Token<Real>& token, const StepRules& rules,
+                 Heads& heads, const StepScratch<Real>& scratch, bool attends) {
   calls.append(team, token, cache);
   evict_outside_window(team, cache, rules.window, token.index);
   if constexpr (requires { heads.queries_of_step(); })

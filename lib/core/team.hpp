@@ -32,11 +32,11 @@ concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t),
 
 struct SerialTeam {
   template <class F>
-  KVR_FN void each(int32_t n, F f) const {
+  void each(int32_t n, F f) const {
     for (int32_t i = 0; i < n; ++i) f(i);
   }
   template <class F>
-  KVR_FN double sum(int32_t n, F f) const {
+  double sum(int32_t n, F f) const {
     constexpr int32_t kLanes = 8;
     double lanes[kLanes] = {}, s = 0;
     int32_t i = 0;
@@ -46,24 +46,24 @@ struct SerialTeam {
     return s;
   }
   template <class F>
-  KVR_FN int32_t count(int32_t n, F is) const {
+  int32_t count(int32_t n, F is) const {
     int32_t c = 0;
     for (int32_t i = 0; i < n; ++i) c += is(i) ? 1 : 0;
     return c;
   }
   // Convention C8: among equal scores, largest() returns the lowest index and smallest() the highest.
   template <class F>
-  KVR_FN Scored largest(int32_t n, F score) const {
+  Scored largest(int32_t n, F score) const {
     return best(n, score, [](double s, double so_far) { return s > so_far; });
   }
   template <class F>
-  KVR_FN Scored smallest(int32_t n, F score) const {
+  Scored smallest(int32_t n, F score) const {
     return best(n, score, [](double s, double so_far) { return s <= so_far; });
   }
   // Calls put(j, take(i)) for the j-th i that stays, in order; returns how many stay. Elements may move towards the
   // front in place: none is overwritten before it was taken.
   template <class F, class G, class P>
-  KVR_FN int32_t compact(int32_t n, F stays, G take, P put) const {
+  int32_t compact(int32_t n, F stays, G take, P put) const {
     int32_t to = 0;
     for (int32_t i = 0; i < n; ++i)
       if (stays(i)) put(to++, take(i));
@@ -71,19 +71,15 @@ struct SerialTeam {
   }
   // Removes element `gap` of array[0..n) and moves the later ones down.
   template <class T>
-  KVR_FN void close_gap(T* array, int32_t gap, int32_t n) const {
+  void close_gap(T* array, int32_t gap, int32_t n) const {
     static_assert(std::is_trivially_copyable_v<T>);
-#if defined(__CUDA_ARCH__)
-    for (int32_t i = gap; i + 1 < n; ++i) array[i] = array[i + 1];
-#else
     std::memmove(array + gap, array + gap + 1, size_t(n - gap - 1) * sizeof(T));
-#endif
   }
 
  private:
   // Optimised for the usual case that no score of a few neighbours replaces the best so far.
   template <class F, class B>
-  KVR_FN static Scored best(int32_t n, F score, B replaces) {
+  static Scored best(int32_t n, F score, B replaces) {
     constexpr int32_t kAtOnce = 8;
     if (n <= 0) return {0, -1};
     Scored found{score(0), 0};

@@ -22,7 +22,7 @@ constexpr const char* kTokenScores[] = {"attention", "obc_value", "obc_key", "ob
 
 // Score of an attended token; for `attention` it is p.
 template <class V, class O>
-KVR_FN double token_score(TokenScore which, double p, double logit, std::span<V> value, std::span<O> output) {
+double token_score(TokenScore which, double p, double logit, std::span<V> value, std::span<O> output) {
   if (which == TokenScore::attention) return p;
   const double of_value = which == TokenScore::obc_value ? 1 : which == TokenScore::obc_key ? logit : 1 + logit;
   const double of_output = which == TokenScore::obc_value ? 0 : logit;
@@ -46,8 +46,8 @@ struct HeadShape {
   int32_t blocks = 1;  // kv heads; query head h reads block h / (heads / blocks)
   // Latent attention: a value is the last v_dim numbers of its key, and is not stored again.
   bool value_in_key = false;
-  KVR_FN int32_t stored_v_dim() const { return value_in_key ? 0 : v_dim; }
-  KVR_FN int32_t block_of(int32_t head) const { return blocks == 1 ? 0 : head / (heads / blocks); }
+  int32_t stored_v_dim() const { return value_in_key ? 0 : v_dim; }
+  int32_t block_of(int32_t head) const { return blocks == 1 ? 0 : head / (heads / blocks); }
 };
 
 // Text class of a token, as traces store it; plain if the trace holds no text.
@@ -57,7 +57,7 @@ enum class TokenClass : uint8_t { plain = 0, punctuation = 1, special = 2 };
 template <class Real>
 class Token {
  public:
-  KVR_FN Token(std::span<const Real> k, std::span<const Real> v, int32_t at, TokenClass c = TokenClass::plain)
+  Token(std::span<const Real> k, std::span<const Real> v, int32_t at, TokenClass c = TokenClass::plain)
       : key(k), value(v), index(at), text_class(c) {}
   Token(const Token&) = delete;
   Token& operator=(const Token&) = delete;
@@ -71,7 +71,7 @@ class Token {
 enum class Aggregate : int32_t { sum, mean, max, first };
 
 template <class F>
-KVR_FN double aggregate(Aggregate how, int32_t heads, F of_head) {
+double aggregate(Aggregate how, int32_t heads, F of_head) {
   double a = of_head(0);
   if (how == Aggregate::first) return a;
   for (int32_t h = 1; h < heads; ++h) {
@@ -80,7 +80,7 @@ KVR_FN double aggregate(Aggregate how, int32_t heads, F of_head) {
   }
   return how == Aggregate::mean ? a / heads : a;
 }
-KVR_FN inline double aggregate(Aggregate how, const double* of_head, int64_t stride, int32_t heads) {
+inline double aggregate(Aggregate how, const double* of_head, int64_t stride, int32_t heads) {
   return aggregate(how, heads, [=](int32_t h) { return of_head[h * stride]; });
 }
 
@@ -131,77 +131,77 @@ class Prompt {
     const double* output_norms = nullptr;  // [heads, size]
     QueryStatistics known;
   };
-  KVR_FN explicit Prompt(const View& view) : view_(view) {}
+  explicit Prompt(const View& view) : view_(view) {}
   Prompt(const Prompt&) = delete;
   Prompt& operator=(const Prompt&) = delete;
 
-  KVR_FN int32_t size() const { return view_.size; }
-  KVR_FN HeadShape shape() const { return view_.shape; }
-  KVR_FN double scale() const { return view_.scale; }
+  int32_t size() const { return view_.size; }
+  HeadShape shape() const { return view_.shape; }
+  double scale() const { return view_.scale; }
   // Logit for an inner product of a query and a key: scale, then soft cap.
-  KVR_FN double logit(double product) const {
+  double logit(double product) const {
     const double l = view_.scale * product;
     return view_.softcap > 0 ? view_.softcap * std::tanh(l / view_.softcap) : l;
   }
   // A logit whose exp() is added to the head's denominator; -infinity: the head has none.
-  KVR_FN double sink_logit(int32_t head) const {
+  double sink_logit(int32_t head) const {
     return view_.sink_logits == nullptr ? -double(INFINITY) : double(view_.sink_logits[head]);
   }
-  KVR_FN RopeView rope() const { return view_.rope; }
-  KVR_FN int32_t position(int32_t i) const { return view_.positions[i]; }
-  KVR_FN std::span<const int32_t> positions() const { return {view_.positions, size_t(view_.size)}; }
-  KVR_FN Aggregate how() const { return view_.aggregate; }
-  KVR_FN std::span<const Real> key(int32_t i) const { return at(view_.keys, i, view_.shape.dim); }
-  KVR_FN std::span<const Real> value(int32_t i) const { return at(view_.values, i, view_.shape.v_dim); }
-  KVR_FN Token<Real> token(int32_t i) const {
+  RopeView rope() const { return view_.rope; }
+  int32_t position(int32_t i) const { return view_.positions[i]; }
+  std::span<const int32_t> positions() const { return {view_.positions, size_t(view_.size)}; }
+  Aggregate how() const { return view_.aggregate; }
+  std::span<const Real> key(int32_t i) const { return at(view_.keys, i, view_.shape.dim); }
+  std::span<const Real> value(int32_t i) const { return at(view_.values, i, view_.shape.v_dim); }
+  Token<Real> token(int32_t i) const {
     return {key(i), value(i), i, view_.classes == nullptr ? TokenClass::plain : token_class(i)};
   }
   // Sum of the scores (attention, or column_sums_of) that prompt rows column_sums_from..size-1 give to token i, from
   // one query head or aggregated.
-  KVR_FN double column_sum(int32_t i, int32_t head) const {
+  double column_sum(int32_t i, int32_t head) const {
     assert(view_.column_sums != nullptr && i >= 0 && i < view_.size);
     return view_.column_sums[int64_t(head) * view_.size + i];
   }
-  KVR_FN double column_sum(int32_t i) const {
+  double column_sum(int32_t i) const {
     assert(view_.column_sums != nullptr && i >= 0 && i < view_.size);
     if (view_.column_max_sums != nullptr) return view_.column_max_sums[i];
     return kvreplay::aggregate(view_.aggregate, view_.column_sums + i, view_.size, view_.shape.heads);
   }
   // Column sums over all scored decode rows, for any token of the trace. Only for oracles, whose method file must state
   // that they see the future.
-  KVR_FN int32_t future_tokens() const { return view_.tokens; }
-  KVR_FN double future_sum(int32_t i) const {
+  int32_t future_tokens() const { return view_.tokens; }
+  double future_sum(int32_t i) const {
     assert(view_.future_sums != nullptr && i >= 0 && i < view_.tokens);
     return kvreplay::aggregate(view_.aggregate, view_.future_sums + i, view_.tokens, view_.shape.heads);
   }
   // Query of a prompt row.
-  KVR_FN std::span<const Real> query(int32_t head, int32_t row) const {
+  std::span<const Real> query(int32_t head, int32_t row) const {
     assert(view_.queries != nullptr && head < view_.shape.heads);
     return at(view_.queries + head * view_.query_head, row, view_.shape.dim);
   }
   // Query of a row after the prompt. Only for analyses, whose method file must state that they see the future.
-  KVR_FN std::span<const Real> future_query(int32_t head, int32_t row) const {
+  std::span<const Real> future_query(int32_t head, int32_t row) const {
     assert(view_.queries != nullptr && head < view_.shape.heads && row >= view_.size && row < view_.tokens);
     return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim, size_t(view_.shape.dim)};
   }
-  KVR_FN const RepeatView<Real>& repeat() const { return view_.repeat; }
-  KVR_FN std::span<const Real> repeat_query(int32_t head, int64_t row) const {
+  const RepeatView<Real>& repeat() const { return view_.repeat; }
+  std::span<const Real> repeat_query(int32_t head, int64_t row) const {
     const RepeatView<Real>& r = view_.repeat;
     assert(r.queries != nullptr && head < view_.shape.heads && row < r.rows);
     return {r.queries + (head * r.rows + row) * view_.shape.dim, size_t(view_.shape.dim)};
   }
-  KVR_FN std::span<const Real> repeat_key(int64_t row) const {
+  std::span<const Real> repeat_key(int64_t row) const {
     const RepeatView<Real>& r = view_.repeat;
     assert(r.keys != nullptr && row < r.rows);
     return {r.keys + row * view_.shape.dim, size_t(view_.shape.dim)};
   }
   // Query of a row that the model generated after the prompt, from a cut cache (`kvreplay record --lookahead`).
-  KVR_FN std::span<const Real> lookahead_query(int32_t head, int64_t row) const {
+  std::span<const Real> lookahead_query(int32_t head, int64_t row) const {
     assert(view_.lookahead != nullptr && head < view_.shape.heads && row < view_.lookahead_rows);
     return {view_.lookahead + (head * view_.lookahead_rows + row) * view_.shape.dim, size_t(view_.shape.dim)};
   }
   // ||v W||_2 of a token's value after a query head's output projection.
-  KVR_FN double output_norm(int32_t head, int32_t i) const {
+  double output_norm(int32_t head, int32_t i) const {
     assert(view_.output_norms != nullptr && i >= 0 && i < view_.size);
     return view_.output_norms[int64_t(head) * view_.size + i];
   }
@@ -209,28 +209,22 @@ class Prompt {
   // For one query head: the mean before rotation (an attention factor is left in), the mean modulus of each pair of
   // channels, the main direction of the rotated queries, and the channels in descending order of their part in the
   // products with keys.
-  KVR_FN std::span<const double> mean_query(int32_t head) const { return known(view_.known.means, head, dim()); }
-  KVR_FN std::span<const double> query_sizes(int32_t head) const {
-    return known(view_.known.sizes, head, view_.rope.pairs);
-  }
-  KVR_FN std::span<const double> query_direction(int32_t head) const {
-    return known(view_.known.directions, head, dim());
-  }
-  KVR_FN std::span<const int32_t> ranked_channels(int32_t head) const {
-    return known(view_.known.channels, head, dim());
-  }
-  KVR_FN TokenClass token_class(int32_t i) const {
+  std::span<const double> mean_query(int32_t head) const { return known(view_.known.means, head, dim()); }
+  std::span<const double> query_sizes(int32_t head) const { return known(view_.known.sizes, head, view_.rope.pairs); }
+  std::span<const double> query_direction(int32_t head) const { return known(view_.known.directions, head, dim()); }
+  std::span<const int32_t> ranked_channels(int32_t head) const { return known(view_.known.channels, head, dim()); }
+  TokenClass token_class(int32_t i) const {
     assert(view_.classes != nullptr);
     return TokenClass(view_.classes[i]);
   }
   // One query head alone; the prompt must have one kv head.
-  KVR_FN Prompt head(int32_t h) const {
+  Prompt head(int32_t h) const {
     View v = heads_from(h);
     v.shape.heads = 1;
     return Prompt(v);
   }
   // One kv head of a layer, with its group of query heads.
-  KVR_FN Prompt block(int32_t b) const {
+  Prompt block(int32_t b) const {
     const int32_t group = view_.shape.heads / view_.shape.blocks;
     View v = heads_from(b * group);
     v.keys += b * v.key_block;
@@ -242,18 +236,18 @@ class Prompt {
   }
 
  private:
-  KVR_FN std::span<const Real> at(const Real* base, int32_t i, int32_t width) const {
+  std::span<const Real> at(const Real* base, int32_t i, int32_t width) const {
     assert(i >= 0 && i < view_.size);
     return {base + int64_t(i) * width, size_t(width)};
   }
-  KVR_FN int32_t dim() const { return view_.shape.dim; }
+  int32_t dim() const { return view_.shape.dim; }
   template <class Number>
-  KVR_FN std::span<const Number> known(const Number* all, int32_t head, int32_t width) const {
+  std::span<const Number> known(const Number* all, int32_t head, int32_t width) const {
     assert((all != nullptr || width == 0) && head >= 0 && head < view_.shape.heads);
     return {all + int64_t(head) * width, size_t(width)};
   }
   // Everything from query head `first` on.
-  KVR_FN View heads_from(int32_t first) const {
+  View heads_from(int32_t first) const {
     View v = view_;
     if (v.column_sums != nullptr) v.column_sums += int64_t(first) * v.size;
     if (v.future_sums != nullptr) v.future_sums += int64_t(first) * v.tokens;

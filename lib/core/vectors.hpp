@@ -10,7 +10,7 @@
 namespace kvreplay {
 
 template <class A, class B>
-KVR_FN double wide_dot(std::span<A> a, std::span<B> b) {
+double wide_dot(std::span<A> a, std::span<B> b) {
   double s = 0;
   const A* x = a.data();
   const B* y = b.data();
@@ -19,12 +19,12 @@ KVR_FN double wide_dot(std::span<A> a, std::span<B> b) {
   return s;
 }
 template <class A>
-KVR_FN double norm(std::span<A> a) {
+double norm(std::span<A> a) {
   return std::sqrt(wide_dot(a, a));
 }
 
 // The largest of `width` neighbours of s[j], centred at j; positions outside [0, count) are left out.
-KVR_FN inline double largest_near(const double* s, int32_t j, int32_t count, int32_t width) {
+inline double largest_near(const double* s, int32_t j, int32_t count, int32_t width) {
   const int32_t first = j - width / 2 < 0 ? 0 : j - width / 2;
   const int32_t last = j + width / 2 >= count ? count - 1 : j + width / 2;
   double most = s[first];
@@ -33,7 +33,7 @@ KVR_FN inline double largest_near(const double* s, int32_t j, int32_t count, int
 }
 
 // In place: subtracts the mean and divides by the standard deviation (divisor n), or by `least` if that is larger.
-KVR_FN inline void standardise(const Team auto& team, std::span<double> x, double least) {
+inline void standardise(const Team auto& team, std::span<double> x, double least) {
   const int32_t n = int32_t(x.size());
   const double mean = team.sum(n, [&](int32_t i) { return x[size_t(i)]; }) / n;
   const double squares = team.sum(n, [&](int32_t i) { return (x[size_t(i)] - mean) * (x[size_t(i)] - mean); });
@@ -42,7 +42,7 @@ KVR_FN inline void standardise(const Team auto& team, std::span<double> x, doubl
 }
 
 // Softmax in place, shifted by the maximum.
-KVR_FN inline void softmax(const Team auto& team, std::span<double> x) {
+inline void softmax(const Team auto& team, std::span<double> x) {
   const int32_t n = int32_t(x.size());
   const double top = team.largest(n, [&](int32_t i) { return x[size_t(i)]; }).score;
   team.each(n, [&](int32_t i) { x[size_t(i)] = std::exp(x[size_t(i)] - top); });

@@ -13,7 +13,7 @@ struct WiderVectors {
 
 // sum + a b; fused: rounded once.
 template <bool fused>
-KVR_FN double multiply_add(double a, double b, double sum) {
+double multiply_add(double a, double b, double sum) {
   if constexpr (fused) return __builtin_fma(a, b, sum);
   else return sum + a * b;
 }
@@ -26,11 +26,11 @@ KVR_FN double multiply_add(double a, double b, double sum) {
 // fuse any operation.)
 #if defined(__CUDACC__) || !defined(__x86_64__) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
 template <class F>
-KVR_FN void wide(F f) {
+void wide(F f) {
   f();
 }
 template <class F>
-KVR_FN void wide_fused(F f) {
+void wide_fused(F f) {
   f(std::false_type{});
 }
 #else

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "device/kernels_of.hpp"
-#include "device/query_rows.hpp"
 
 namespace kvreplay {
 namespace {
@@ -21,6 +20,18 @@ bool is_bf16(const HeadStream<float>& stream) {
 // Width of the kernels for the stream's heads; 0: there are none.
 int32_t width_of(const HeadStream<float>& stream) {
   return padded_width(std::max(stream.shape.dim, stream.shape.v_dim));
+}
+
+// Queries of these tokens, which must all have one: [heads, tokens, dim].
+std::vector<float> queries_of(const HeadStream<float>& stream, const std::vector<int32_t>& tokens) {
+  const size_t dim = size_t(stream.shape.dim), count = tokens.size();
+  std::vector<float> numbers(size_t(stream.shape.heads) * count * dim);
+  for (size_t r = 0; r < count; ++r) {
+    stream.hold_queries(tokens[r], tokens[r]);
+    for (int32_t h = 0; h < stream.shape.heads; ++h)
+      std::copy_n(stream.query(h, tokens[r]), dim, numbers.data() + (size_t(h) * count + r) * dim);
+  }
+  return numbers;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "device/key_lists.hpp"
 #include "device/runtime.hpp"
 #include "evaluate/head_device.hpp"
+#include "exact/head_stream.hpp"
 
 namespace kvreplay {
 

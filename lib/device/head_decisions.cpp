@@ -79,7 +79,7 @@ class Decisions {
     const size_t at = first_slot_[i];
     DecideTask task{};
     task.rule = cache.rule, task.rule.marks = rings_of(i, marks_.data());
-    task.share = cache.share, task.first_head = cache.first_head, task.heads = cache.heads, task.begin = cache.begin;
+    task.first_head = cache.first_head, task.heads = cache.heads, task.begin = cache.begin;
     task.slots = int32_t(slots_of(cache));
     task.token = token_.data() + at, task.score = score_.data() + at, task.marked = marked_.data() + at;
     task.x = scratch_.data() + at, task.ahead = scratch_.data() + slots + at;

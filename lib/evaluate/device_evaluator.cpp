@@ -23,22 +23,21 @@ DeviceEvaluator<Real>::DeviceEvaluator(std::unique_ptr<HeadDevice> device, const
     : device_(std::move(device)), stream_(stream), asked_(asked), rows_(std::move(rows)), norms_(norms) {}
 
 template <class Real>
-auto DeviceEvaluator<Real>::accepts(const CacheReplay<Real>& cache) const -> Way {
+bool DeviceEvaluator<Real>::accepts(const CacheReplay<Real>& cache) const {
   using Kind = FastPath::Kind;
-  if (!asked_.needles.empty()) return Way::none;
   const Kind kind = cache.steps.fast_path().kind;
-  if (kind == Kind::scores && !cache.has_injected_numbers()) return Way::decisions;
-  return kind == Kind::fixed || kind == Kind::sliding ? Way::rows : Way::none;
+  if (!asked_.needles.empty() || kind == Kind::none) return false;
+  return kind != Kind::scores || !cache.has_injected_numbers();  // a device draws its own
 }
 
 template <class Real>
-size_t DeviceEvaluator<Real>::add(CacheReplay<Real>& cache, Way way, size_t family) {
+size_t DeviceEvaluator<Real>::add(CacheReplay<Real>& cache, size_t family) {
   DeviceCache held;
   held.first_head = cache.first_head(), held.heads = cache.heads(), held.by_head = cache.heads_differ();
   held.prefix = asked_.prefix && cache.steps.fast_path().kind == FastPath::Kind::fixed;
   held.family = family;
   held_.push_back(std::move(held));
-  caches_.push_back(&cache), ways_.push_back(way);
+  caches_.push_back(&cache);
   return caches_.size() - 1;
 }
 
@@ -48,7 +47,6 @@ static DeviceDecision decision_of(const CacheReplay<Real>& replay) {
   const BasicCache<Real>& cache = replay.cache();
   DeviceDecision d;
   d.rule = replay.steps.fast_path().rule;
-  d.share = replay.options().gqa_aggregate == Aggregate::mean ? 1.0 / replay.heads() : 1.0;
   d.first_head = replay.first_head(), d.heads = replay.heads();
   d.begin = replay.streams_prompt() ? 0 : replay.stream().prompt;
   d.tokens.assign(cache.tokens().begin(), cache.tokens().end());
@@ -58,16 +56,17 @@ static DeviceDecision decision_of(const CacheReplay<Real>& replay) {
 
 template <class Real>
 void DeviceEvaluator<Real>::decide(const Guard& guard) {
+  const auto has_rule = [&](size_t i) { return caches_[i]->steps.fast_path().kind == FastPath::Kind::scores; };
   std::vector<DeviceDecision> ruled;
   for (size_t i = 0; i < caches_.size(); ++i)
-    if (ways_[i] == Way::decisions) ruled.push_back(decision_of(*caches_[i]));
+    if (has_rule(i)) ruled.push_back(decision_of(*caches_[i]));
   const Stopwatch watch;
   std::vector<Decided> decided;
   if (!ruled.empty()) decided = device_->decide(ruled);
   const double seconds = watch.seconds() / double(std::max<size_t>(1, ruled.size()));
   size_t next = 0;
   for (size_t i = 0; i < caches_.size(); ++i)
-    guard(i, [&, of_rule = ways_[i] == Way::decisions ? &decided[next++] : nullptr] {
+    guard(i, [&, of_rule = has_rule(i) ? &decided[next++] : nullptr] {
       CacheReplay<Real>& cache = *caches_[i];
       if (of_rule != nullptr && of_rule->failed >= 0) throw ReplayError(denominator_error(of_rule->failed));
       held_[i].held = of_rule != nullptr ? cache.steps.follow(of_rule->until) : cache.steps.decide_all();

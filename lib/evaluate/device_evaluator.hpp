@@ -15,13 +15,11 @@ namespace kvreplay {
 template <class Real>
 class DeviceEvaluator {
  public:
-  // What the device does for a cache: nothing, its rows, or the decisions of its score rule and then its rows.
-  enum class Way { none, rows, decisions };
   // norms: norms for the stream's scored rows.
   DeviceEvaluator(std::unique_ptr<HeadDevice> device, const HeadStream<Real>& stream, const RequestedOutputs& asked,
                   HeadDevice::Asked rows, ScoredNorms<Real>& norms);
 
-  Way accepts(const CacheReplay<Real>& cache) const;
+  bool accepts(const CacheReplay<Real>& cache) const;
   HeadDevice& device() { return *device_; }
 
   // Calls work() for the cache with this number; work() may throw ReplayError.
@@ -30,7 +28,7 @@ class DeviceEvaluator {
   using Take = std::function<void(size_t cache, const RowResults<Real>& results, const std::vector<ExactRow>& exact)>;
 
   // Adds a cache, whose prompt has been cut. Returns its number. family: as in DeviceCache.
-  size_t add(CacheReplay<Real>& cache, Way way, size_t family);
+  size_t add(CacheReplay<Real>& cache, size_t family);
   // Computes all rows of all added caches.
   void replay(const Guard& guard, const Take& take);
 
@@ -46,7 +44,6 @@ class DeviceEvaluator {
   HeadDevice::Asked rows_;
   ScoredNorms<Real>& norms_;
   std::vector<CacheReplay<Real>*> caches_;
-  std::vector<Way> ways_;
   std::vector<DeviceCache> held_;
 };
 

@@ -28,7 +28,6 @@ struct DeviceCache {
 // A cache that follows a score rule, when its first row attends.
 struct DeviceDecision {
   ScoreRule rule;
-  double share = 1;  // factor of a query head's probability in a score
   int32_t first_head = 0, heads = 0;
   int32_t begin = 0;            // its first row's token
   std::vector<int32_t> tokens;  // held before it

@@ -19,12 +19,7 @@ constexpr Real kGone = -std::numeric_limits<Real>::infinity();
 
 template <class Real>
 ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real>& cache, const RequestedOutputs& asked)
-    : exact_(exact),
-      stream_(exact.stream()),
-      replay_(cache),
-      asked_(asked),
-      rule_(cache.steps.fast_path().rule),
-      share_(cache.options().gqa_aggregate == Aggregate::mean ? 1.0 / cache.heads() : 1.0) {
+    : exact_(exact), stream_(exact.stream()), replay_(cache), asked_(asked), rule_(cache.steps.fast_path().rule) {
   make_slots(rule_.budget - rule_.protect.recent);
 }
 
@@ -193,12 +188,12 @@ void ScoreSlots<Real>::each_score(int32_t t, F f) {
 template <class Real>
 void ScoreSlots<Real>::add_rounded(const Real* e, double inverse, bool first, int32_t n) {
   if (first) sums_.assign(size_t(width_), 0.0);
-  for (size_t i = 0; i < size_t(n); ++i) sums_[i] += share_ * double(Real(double(e[i]) * inverse));
+  for (size_t i = 0; i < size_t(n); ++i) sums_[i] += rule_.share * double(Real(double(e[i]) * inverse));
 }
 
 template <class Real>
 void ScoreSlots<Real>::vote(const Real* e, double z, int32_t head, int32_t t) {
-  const double weight = share_ / z;
+  const double weight = rule_.share / z;
   switch (rule_.vote) {
     case ScoreRule::Vote::attention: {
       const double carry = head == 0 ? rule_.carry : 1;
@@ -208,7 +203,8 @@ void ScoreSlots<Real>::vote(const Real* e, double z, int32_t head, int32_t t) {
     }
     case ScoreRule::Vote::mean:
       each_score(t, [&](int32_t i, int32_t token, double& score) {
-        score = (head == 0 ? rule_.kept(token, t) : 1) * score + rule_.factor(token, t) * weight * double(e[i]);
+        const double of_row = rule_.weight_of_row(token, t);
+        score = (head == 0 ? 1 - of_row : 1) * score + of_row * weight * double(e[i]);
       });
       return;
     case ScoreRule::Vote::low_marks:
@@ -240,13 +236,13 @@ void ScoreSlots<Real>::vote_noisily(const Real* e, int32_t head, int32_t t) {
     if (e[i] == 0) x[i] = std::numeric_limits<double>::lowest();
   const double scale = 1 / rule_.noisy.temperature(t), top = kernels::row_maximum(x, n);
   const double sum = kernels::exponentiate(x, n, scale, scale * top).sum;
-  kernels::accumulate(x, share_ / sum, 1, slots_, slot_score_.data());
-  kernels::accumulate(x + slots_, share_ / sum, 1, span(t), score_.data());
+  kernels::accumulate(x, rule_.share / sum, 1, slots_, slot_score_.data());
+  kernels::accumulate(x + slots_, rule_.share / sum, 1, span(t), score_.data());
 }
 
 template <class Real>
 void ScoreSlots<Real>::mark_low(int32_t t) {
-  const double limit = share_ * heads() / replay_.cache().size();
+  const double limit = rule_.share * heads() / replay_.cache().size();
   each_score(t, [sums = sums_.data(), limit, marks = rule_.marks.row(t)](int32_t i, int32_t token, double& score) {
     score -= marks.set(token, sums[i] < limit);
   });

@@ -52,7 +52,6 @@ class ScoreSlots final : public Evaluator<Real> {
   CacheReplay<Real>& replay_;
   RequestedOutputs asked_;
   ScoreRule rule_;
-  double share_;  // factor of a head's probability in the score
   std::vector<int32_t> victims_;
   // [slots + window] low_marks: probabilities of a row; noisy: votes of a head, and its draws.
   std::vector<double> sums_, noise_;

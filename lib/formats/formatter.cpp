@@ -27,8 +27,7 @@ struct KnownRows {
   }
 };
 
-}  // namespace
-
+// The message for a row that cannot be coded. token: the row's token; negative for a row merged from several.
 std::string row_format_refusal(RowCoder::Refusal why, int32_t token) {
   const std::string where = token < 0 ? "in a merged row" : "at token " + std::to_string(token);
   if (why == RowCoder::Refusal::position)
@@ -36,6 +35,8 @@ std::string row_format_refusal(RowCoder::Refusal why, int32_t token) {
   return "the row format cannot store numbers that are not finite or beyond 65504, the range of float16, " + where +
          ": use row_format f32 or bf16";
 }
+
+}  // namespace
 
 template <class Real>
 Formatter<Real>::Formatter(std::shared_ptr<const RowCoding> coding, int32_t stored_bytes, bool split,

@@ -22,9 +22,6 @@ struct Payload {
   int64_t bytes = 0;
 };
 
-// The message for a row that cannot be coded. token: the row's token; negative for a row merged from several.
-std::string row_format_refusal(RowCoder::Refusal why, int32_t token);
-
 template <class Real>
 class Formatter {
  public:
@@ -41,18 +38,14 @@ class Formatter {
   void code_new(BasicCache<Real>& cache);
 
   Payload payload(const BasicCache<Real>& cache);
-  // The payload from counts alone; valid where no correction covers groups of rows (not for kivi and gear).
-  Payload payload_of(const HeadShape& shape, const RowCounts& counts) const;
   // Bytes read for the rows with read[row] != 0; for kWeighed, only the key's bytes.
   int64_t read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read);
   // Bytes of scales, offsets, steps, norms and outliers, and bytes that are stored once.
   int64_t sketch_bytes(const BasicCache<Real>& cache);
-  int64_t sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const;
   int64_t exact_bytes(int64_t numbers) const { return numbers * stored_bytes_; }
   // Rows changed by coding so far.
   int64_t quantised() const { return quantised_; }
   const CodedNumbers& numbers() const { return coded_; }
-  void take_over(const CodedNumbers& of_device) { coded_ = of_device; }
   const std::string& failure() const { return failure_; }  // empty if there is none
 
  private:
@@ -74,6 +67,9 @@ class Formatter {
   void write_part(BasicCache<Real>& cache, Part part, int32_t row, int32_t at, int32_t group);
   void refuse(RowCoder::Refusal why, int32_t token);
 
+  // From counts alone: what no correction that covers groups of rows adds to.
+  Payload payload_of(const HeadShape& shape, const RowCounts& counts) const;
+  int64_t sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const;
   const RowFormat& format() const { return coding_->format(); }
   bool by_block(Part part) const { return writes() && entry_of(format().part(part)).info.by_block; }
   const Kivi& kivi(Part part) const { return format().part(part).template as<Kivi>(); }

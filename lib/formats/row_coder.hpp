@@ -104,13 +104,6 @@ struct RowCoder {
       if (refused == Refusal::none && row.refused != Refusal::none) refused = row.refused, token = of_token;
     }
   };
-  // Default for code_new(): no row was coded before. CodedTokens supplies rows that were.
-  struct NothingKnown {
-    template <class Real>
-    bool code(BasicCache<Real>&, int32_t, Coded&) const {
-      return false;
-    }
-  };
   static int64_t scratch_doubles(const HeadShape& s) {
     return int64_t(s.blocks) * (s.dim + s.v_dim) + kWork * (s.dim > s.v_dim ? s.dim : s.v_dim);
   }
@@ -119,8 +112,8 @@ struct RowCoder {
 
   // Codes every row that is due, the newest first. exempt: number of newest rows to leave exact. known.code(cache, row,
   // all) returns true if it coded the row; otherwise this function codes it.
-  template <Team T, class Real, class K = NothingKnown>
-  Coded code_new(const T& team, BasicCache<Real>& cache, int32_t exempt, double* scratch, const K& known = {}) const {
+  template <Team T, class Real, class K>
+  Coded code_new(const T& team, BasicCache<Real>& cache, int32_t exempt, double* scratch, const K& known) const {
     Coded all;
     const int32_t rows = cache.size();
     int32_t due = by_row() ? rows - (key.by_row ? cache.coded_keys() : cache.coded_values()) : 0;

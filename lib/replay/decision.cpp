@@ -129,7 +129,7 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());
   d.errors[number].finish(result, d.caches.front()->method().error_bound());
   result.double_precision = sizeof(Real) == sizeof(double);
-  result.on_cpu = d.on_device == Decision<Real>::Way::none;
+  result.on_cpu = !d.on_device;
   result.oneshot = cell.options().phase == Phase::oneshot;
   // No list of a later step records what was coded while the prompt streamed in.
   result.partial = d.streams_prompt() && waits(d.caches.front()->options().row_format);

@@ -16,12 +16,11 @@ namespace kvreplay {
 // or the layer has one cache, or with gqa.level query one for each query head.
 template <class Real>
 struct Decision {
-  using Way = typename DeviceEvaluator<Real>::Way;
   std::vector<const Cell*> cells;
   std::vector<std::unique_ptr<CacheReplay<Real>>> caches;
   std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // one for each cache that the CPU replays
   std::vector<Accumulator> errors;                           // one for each cell
-  Way on_device = Way::none;
+  bool on_device = false;
   int32_t first_measured = 0;  // first row that is measured; an oracle has looked at the rows before it
   std::string failure;         // "" if nothing failed
   // Storage that the caches refer to.

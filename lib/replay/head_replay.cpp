@@ -73,13 +73,9 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
 template <class Real>
 void HeadReplay<Real>::choose_ways() {
   for (Decision<Real>& d : decisions_) {
-    const auto all = [&](Way way) {
-      return std::all_of(d.caches.begin(), d.caches.end(),
-                         [&](const auto& cache) { return device_->accepts(*cache) == way; });
-    };
-    for (const Way way : {Way::rows, Way::decisions})
-      if (device_ != nullptr && all(way)) d.on_device = way;
-    for (const auto& cache : d.caches) every_row_ = every_row_ || (d.on_device == Way::none && cache->observes());
+    d.on_device = device_ != nullptr && std::all_of(d.caches.begin(), d.caches.end(),
+                                                    [&](const auto& cache) { return device_->accepts(*cache); });
+    for (const auto& cache : d.caches) every_row_ = every_row_ || (!d.on_device && cache->observes());
   }
 }
 
@@ -149,7 +145,7 @@ template <class Real>
 void HeadReplay<Real>::make_evaluators() {
   for (Decision<Real>& d : decisions_)
     for (const auto& cache : d.caches)
-      if (d.alive() && d.on_device == Way::none)
+      if (d.alive() && !d.on_device)
         d.evaluators.push_back(make_evaluator(*cache, shared_, families_[family_of(d, *cache)]));
 }
 
@@ -158,10 +154,10 @@ void HeadReplay<Real>::replay_on_device() {
   std::vector<std::pair<Decision<Real>*, size_t>> whose;  // (decision, index of its cache)
   std::map<FamilyKey, size_t> families;
   for (Decision<Real>& d : decisions_)
-    for (size_t c = 0; c < d.caches.size() && d.alive() && d.on_device != Way::none; ++c) {
+    for (size_t c = 0; c < d.caches.size() && d.alive() && d.on_device; ++c) {
       CacheReplay<Real>& cache = *d.caches[c];
       const size_t family = families.emplace(family_of(d, cache), families.size()).first->second;
-      device_->add(cache, d.on_device, family);
+      device_->add(cache, family);
       whose.emplace_back(&d, c);
     }
   if (whose.empty()) return;
@@ -174,10 +170,11 @@ void HeadReplay<Real>::replay_on_device() {
 // Replays the decisions that no device has taken.
 template <class Real>
 void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
-  const auto waits = [](const Decision<Real>& d) { return d.alive() && d.on_device == Way::none; };
+  const auto waits = [](const Decision<Real>& d) { return d.alive() && !d.on_device; };
   if (std::none_of(decisions_.begin(), decisions_.end(), waits)) return;
   const auto streams = [](const Decision<Real>& d) { return d.streams_prompt(); };
-  const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);
+  const bool some = std::any_of(decisions_.begin(), decisions_.end(),
+                                [&](const Decision<Real>& d) { return waits(d) && streams(d); });
   Tile<Real> tile;
   for (int32_t t = some ? 0 : stream_.prompt; t < stream_.tokens; t = tile.end) {
     if (stop()) return;
@@ -188,7 +185,7 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
     const std::vector<ExactRow> exact = exact_rows(tile, norms_);
     const auto each_cache = [&](auto work) {
       for (Decision<Real>& d : decisions_)
-        if (!stop() && d.on_device == Way::none && (!prompt || streams(d)))
+        if (!stop() && !d.on_device && (!prompt || streams(d)))
           guarded(d, [&] {
             for (size_t c = 0; c < d.caches.size(); ++c) work(d, c);
           });
@@ -238,7 +235,7 @@ void HeadReplay<Real>::rank(Tile<Real>& tile) {
   int32_t depth = 0, depth_of_heads = 0;
   for (const Decision<Real>& d : decisions_)
     for (const auto& cache : d.caches) {
-      if (!d.alive() || d.on_device != Way::none) continue;
+      if (!d.alive() || d.on_device) continue;
       int32_t& of = cache->heads_differ() ? depth_of_heads : depth;
       of = std::max(of, cache->most_attended(tile.end - tile.begin));
     }

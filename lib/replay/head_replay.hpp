@@ -27,7 +27,6 @@ class HeadReplay {
   void run(const Stop& stop, const Report& report);
 
  private:
-  using Way = typename DeviceEvaluator<Real>::Way;
   using Results = RowResults<Real>;
   HeadDevice::Asked asked_of_device() const;
   std::vector<size_t> by_falling_budget() const;

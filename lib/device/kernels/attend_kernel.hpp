@@ -182,7 +182,7 @@ struct AttendKernel {
 
   // 16 rows in the registers of a warp; a thread holds columns c, c + 1 of rows g and g + 8 of every 8 columns.
   struct Warp {
-    int32_t row[2], token[2];                   // row among the part's rows; -1 beyond the end
+    int32_t row[2], token[2];                   // row of the launch; its token, -1 beyond the end
     float top[2], z[2], tokens[2], squares[2];  // in base 2; until close() only for this thread's columns
     float out[kValues ? kWidthBlocks : 1][4];
     uint32_t q[kHolds ? kSteps : 1][kKeyPlanes][4];

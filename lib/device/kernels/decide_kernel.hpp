@@ -8,23 +8,22 @@
 // cache through the rows in order: it gathers the logits of the held tokens, turns them into probabilities, updates the
 // scores, and evicts the lowest. Nothing waits for another warp, so a step costs a few reductions by shuffles.
 //
-// A held token has a slot, and lane l has slots l, l + 32, ... in its registers; caches of more than kMostInRegisters
-// slots use device memory. The logits of the next head or row are loaded before the present ones are used, except that
-// of the token that arrives next, which takes the place of an evicted one.
+// A held token has a slot, and lane l has slots l, l + 32, ... in its registers; larger caches use device memory. The
+// logits of the next head or row are loaded before the present ones are used, except that of the token that arrives
+// next, which takes the place of an evicted one.
 
 namespace kvreplay {
 
 struct DecideTask {
   ScoreRule rule;             // marks: by slot
-  double share;               // factor of a head's probability in a score
   int32_t first_head, heads;  // query heads, in the stream
   int32_t begin;              // its first row's token
   int32_t slots;              // a multiple of 32, at least one more than the budget
   // By slot. They keep the cache from one launch to the next.
   int32_t* token;    // -1: empty
   double* score;     // low_marks: not used from one row to the next
-  int32_t* marked;   // low_marks: marks of the token; else null
-  float *x, *ahead;  // scratch; null for slots in registers
+  int32_t* marked;   // low_marks: marks of the token
+  float *x, *ahead;  // scratch, for slots that are not in registers
   int32_t* until;    // [tokens] first row that does not see the token
   int32_t* failed;   // token of the first row whose denominator is not a positive number; such a cache stops
 };
@@ -41,7 +40,6 @@ struct DecideArgs {
 struct DecideKernel {
   static constexpr int kThreads = kWarp;
   static constexpr int kEach[] = {5, 9, 17, 33};  // slots of a lane, in registers
-  static constexpr int kMostInRegisters = 33 * kWarp;
   static constexpr float kLog2e = 1.44269504088896341f;
 
   DecideArgs a;
@@ -201,19 +199,19 @@ struct DecideKernel {
     z = sum(block, z);
     if (sink > -INFINITY) z += block.exp2(sink - top);
     if (!(z > 0 && z < INFINITY)) return false;
-    const double inverse = 1 / double(z), weight = task.share * inverse;
+    const double inverse = 1 / double(z), weight = task.rule.share * inverse;
     if (rule.vote == Vote::low_marks) {  // as the probabilities of a step, which are rounded
       slots.each([&](int i) {
-        slots.score(i) = (h == 0 ? 0 : slots.score(i)) + task.share * double(float(double(slots.x(i)) * inverse));
+        slots.score(i) = (h == 0 ? 0 : slots.score(i)) + task.rule.share * double(float(double(slots.x(i)) * inverse));
       });
     } else if (rule.vote == Vote::mean) {
       slots.each([&](int i) {
         const int32_t token = slots.token(i) >= 0 ? slots.token(i) : 0;
-        slots.score(i) =
-            (h == 0 ? rule.kept(token, t) : 1) * slots.score(i) + rule.factor(token, t) * weight * double(slots.x(i));
+        const double of_row = rule.weight_of_row(token, t);
+        slots.score(i) = (h == 0 ? 1 - of_row : 1) * slots.score(i) + of_row * weight * double(slots.x(i));
       });
     } else {
-      const double carry = h == 0 ? rule.kept(0, t) : 1;
+      const double carry = h == 0 ? rule.carry : 1;
       slots.each([&](int i) { slots.score(i) = carry * slots.score(i) + weight * double(slots.x(i)); });
     }
     return true;
@@ -221,7 +219,7 @@ struct DecideKernel {
   // After all heads of row t have voted: marks the tokens below an equal share.
   template <class Slots>
   KVR_DEVICE static void mark(const DecideTask& task, Slots& slots, int lane, int32_t t, int32_t held) {
-    const double limit = task.share * task.heads / held;
+    const double limit = task.rule.share * task.heads / held;
     const MarkRings::Row marks = task.rule.marks.row(t);
     slots.each([&](int i) {
       if (slots.token(i) < 0) return;

@@ -137,8 +137,7 @@ struct H2o : H2oVariants {
     if (score_rows == kAllRows) return 0;
     return score_rows == kDecodeRows ? size : size > score_rows ? size - score_rows : 0;
   }
-  // Number of voting rows that saw a token, up to row t.
-  int32_t seen_by(int32_t token, int32_t t) const { return t + 1 - (token > first_voter ? token : first_voter); }
+  int32_t seen_by(int32_t token, int32_t t) const { return ScoreRule::seen_by(token, first_voter, t); }
 };
 
 }  // namespace kvreplay

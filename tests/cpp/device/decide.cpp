@@ -42,7 +42,7 @@ struct OneCache {
     const auto on_until = filled(runtime, size_t(tokens), Residency::kStays);
     const auto on_failed = filled(runtime, 1, int32_t{-1});
     DecideTask task{};
-    task.rule = rule, task.share = 1, task.heads = 1, task.begin = begin(), task.slots = slots;
+    task.rule = rule, task.heads = 1, task.begin = begin(), task.slots = slots;
     task.token = on_token.data(), task.score = on_score.data(), task.marked = on_marked.data();
     task.until = on_until.data(), task.failed = on_failed.data();
     const auto on_task = uploaded(runtime, std::vector<DecideTask>{task});

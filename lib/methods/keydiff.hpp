@@ -1,6 +1,9 @@
 #pragma once
+#include <algorithm>
+
 #include "core/selecting.hpp"
 #include "core/vectors.hpp"
+#include "core/wide.hpp"
 
 namespace kvreplay {
 
@@ -52,11 +55,11 @@ struct KeyDiff : Selecting<> {
   // Sets score = -cosine to the anchor of rows 0..rows-1.
   void rescore(const Team auto& team, Cache auto& cache, int32_t rows, auto key) {
     team.each(rows, [&](int32_t i) { cache.score(i) = inverse(norm(key(i))); });
-    team.each(int32_t(state.size()), [&](int32_t c) {
-      double s = 0;
-      for (int32_t i = 0; i < rows; ++i) s += cache.score(i) * double(key(i)[size_t(c)]);
-      state[size_t(c)] = s / rows;
+    std::fill(state.begin(), state.end(), 0.0);
+    wide([&] {
+      for (int32_t i = 0; i < rows; ++i) add_scaled(state, cache.score(i), key(i));
     });
+    for (double& coordinate : state) coordinate /= rows;
     const double length = inverse(norm(state));
     team.each(rows, [&](int32_t i) { cache.score(i) *= -wide_dot(key(i), state) * length; });
   }

@@ -42,7 +42,10 @@ struct KNorm : Selecting<> {
   }
   void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) = -norm(cache.key(i)); });
+    team.each(cache.size(), [&](int32_t i) {
+      // A norm changes only where rows are merged or coded.
+      if (cache.score(i) == 0 || !cache.verbatim_key(i)) cache.score(i) = -norm(cache.key(i));
+    });
     Selecting::evict(team, cache);
   }
 };

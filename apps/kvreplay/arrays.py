@@ -1,4 +1,4 @@
-"""Arrays of numpy, torch, jax and cupy for the engine, which reads arrays in main memory in place."""
+"""Arrays of numpy, torch, jax and cupy for the engine, which reads them in place."""
 
 from typing import Any
 
@@ -7,17 +7,33 @@ from kvbase.errors import TraceError
 from kvtrace.dtypes import bf16_widen
 
 FLOATS = {np.dtype("f4"): "float32", np.dtype("f2"): "float16"}
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # kinds of devices, as DLPack numbers them
+DEFAULT_STREAM = 1  # CUDA's, as DLPack numbers it
 
 
 class OnDevice:
-    """A tensor [heads, rows, width] on a GPU. The engine asks for rows of one head at a time; only those are
-    copied to main memory."""
+    """A tensor [heads, rows, width] on a GPU. A replay on that GPU reads it in place (`memory`).
+
+    For what the cores do, the engine asks for rows of one head at a time, which are copied to main memory.
+    """
 
     def __init__(self, tensor: Any, dtype: str, where: str):
         self.tensor = tensor
         self.where = where
         self.dtype = dtype
         self.shape = [int(extent) for extent in tensor.shape]
+
+    def memory(self) -> Any:
+        """A DLPack capsule of a CUDA tensor, whose pending work is ordered before CUDA's default stream.
+
+        None for other devices, or if its library cannot say where it is: then its rows are copied.
+        """
+        try:
+            if self.tensor.__dlpack_device__()[0] not in (CUDA, CUDA_MANAGED):
+                return None
+            return self.tensor.__dlpack__(stream=DEFAULT_STREAM)
+        except Exception:  # libraries raise errors of many types
+            return None
 
     def rows(self, head: int, first: int, count: int) -> np.ndarray:
         """Rows first..first+count-1 of a head, [count, width], in their stored type."""
@@ -36,11 +52,9 @@ def described(given: Any, where: str) -> dict[str, Any]:
     strides are kept, and bfloat16 appears as its bits (uint16). `where` names the array in messages. Raises
     TraceError for anything else.
     """
-    library = type(given).__module__.partition(".")[0]
-    if library == "torch" and given.device.type != "cpu":
-        return _on_device(given.detach(), str(given.dtype).removeprefix("torch."), where)
-    if library == "cupy":
-        return _on_device(given, str(given.dtype), where)
+    if _is_elsewhere(given):
+        detached = given.detach() if hasattr(given, "detach") else given
+        return _on_device(detached, _dtype_name(given), where)
     try:
         array = _in_memory(given)
     except Exception as error:  # the object's conversion may raise any type of error
@@ -69,6 +83,18 @@ def as_floats(given: Any, where: str) -> np.ndarray:
     if array.dtype.kind != "f":
         raise TraceError(f"{where} holds {array.dtype}; give floating-point numbers")
     return array.astype(np.float32, copy=False)
+
+
+def _is_elsewhere(given: Any) -> bool:
+    """Whether an array lies on a device, outside main memory."""
+    if type(given).__module__.partition(".")[0] == "torch":
+        return bool(given.device.type != "cpu")
+    if not hasattr(given, "__dlpack_device__"):
+        return False
+    try:
+        return given.__dlpack_device__()[0] not in (CPU, CUDA_HOST)
+    except Exception:  # an object that breaks the protocol is read as numpy reads it
+        return False
 
 
 def _on_device(tensor: Any, dtype: str, where: str) -> dict[str, Any]:

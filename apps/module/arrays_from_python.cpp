@@ -1,6 +1,5 @@
 #include "apps/module/arrays_from_python.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -50,6 +49,16 @@ std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object sour
   };
 }
 
+// Where a DLPack capsule of a CUDA tensor says that its numbers lie; None: nowhere.
+DeviceTensor device_tensor(nb::handle capsule, DType type, PythonArrays& all) {
+  nb::ndarray<nb::ro> array;
+  if (capsule.is_none() || !nb::try_cast(capsule, array) || array.ndim() != 3) return {};
+  DeviceTensor tensor{"cuda:" + std::to_string(array.device_id()), array.data(), type, {}};
+  for (size_t axis = 0; axis < 3; ++axis) tensor.strides[axis] = array.stride(axis);
+  all.on_device.push_back(array);
+  return tensor;
+}
+
 ArrayView view_of(nb::dict tensor, PythonArrays& all) {
   ArrayView view;
   view.type = type_named(nb::cast<std::string>(tensor["dtype"]));
@@ -59,6 +68,7 @@ ArrayView view_of(nb::dict tensor, PythonArrays& all) {
     const auto shape = nb::cast<std::vector<int64_t>>(data.attr("shape"));
     std::copy(shape.begin(), shape.end(), view.extents);
     view.fetch = fetch_from(data, size_t(view.extents[2] * bytes_of(view.type)));
+    view.on_device = device_tensor(nb::object(data.attr("memory")()), view.type, all);
     return view;
   }
   const auto array = nb::cast<AnyArray>(data);

@@ -1,5 +1,6 @@
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <memory>
 #include <optional>
@@ -12,7 +13,9 @@ namespace kvreplay::python {
 // Arrays in the form of apps/kvreplay/sources.py, with the objects that own their memory.
 struct PythonArrays {
   TraceArrays trace;
-  std::vector<nanobind::object> owners;  // must be released with the interpreter's lock held
+  // Both must be released with the interpreter's lock held.
+  std::vector<nanobind::object> owners;
+  std::vector<nanobind::ndarray<nanobind::ro>> on_device;
 };
 // Reads None, or a dict as traces/kvtrace/rope.py gives it.
 std::optional<Rope> rope_of(nanobind::handle given);

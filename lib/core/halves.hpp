@@ -2,17 +2,19 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/bf16.hpp"
+
 // Conversion of IEEE 754 float16 bits; core/bf16.hpp does the same for bfloat16. Widening is exact; narrowing rounds to
 // nearest, ties to even. Uses integers so that no compiler flag (flush to zero, fast math) can change a value.
 
 namespace kvreplay {
 
-inline float widen_float16(uint16_t bits) {
+KVR_FN inline float widen_float16(uint16_t bits) {
   const uint32_t sign = (uint32_t{bits} & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
-  const uint32_t normal = (magnitude << 13) + (112u << 23);    // the exponents' biases differ by 112
-  const uint32_t special = (magnitude << 13) | (0xFFu << 23);  // infinity and NaN
-  const uint32_t tiny = std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal or zero
-  return std::bit_cast<float>(sign | (magnitude >= 0x7C00u ? special : magnitude < 0x0400u ? tiny : normal));
+  const uint32_t normal = (magnitude << 13) + (112u << 23);                    // the exponents' biases differ by 112
+  const uint32_t special = (magnitude << 13) | (0xFFu << 23);                  // infinity and NaN
+  const uint32_t tiny = float_bits(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal or zero
+  return bits_float(sign | (magnitude >= 0x7C00u ? special : magnitude < 0x0400u ? tiny : normal));
 }
 
 inline uint16_t narrow_float16(float value) {

@@ -34,16 +34,22 @@ std::vector<float> queries_of(const HeadStream<float>& stream, const std::vector
   return numbers;
 }
 
+RowsInPlace rows_in_place(const DeviceTensor& tensor, const int32_t* row, int64_t heads, int64_t rows, int32_t dim) {
+  const int64_t* const s = tensor.strides;
+  return {tensor.data, tensor.type, {s[0], s[1], s[2]}, row, heads, rows, dim};
+}
+
 }  // namespace
 
 DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Grade grade, Portion most)
     : runtime_(runtime), stream_(stream), most_(most), width_(width_of(stream)), grade_(grade) {
   const int64_t rows = int64_t(stream.shape.blocks) * stream.tokens;
-  keys_ = DeviceArray<float>(runtime, std::span(stream.keys));
+  keys_ = block_rows(stream.keys, stream.on_device.k, stream.shape.dim);
   key_planes_ = pack(keys_, rows, stream.shape.dim);
-  const DeviceArray<float> values(runtime, std::span(stream.values));
+  const DeviceArray<float> values = block_rows(stream.values, stream.on_device.v, stream.shape.v_dim);
   value_planes_ = pack(values, rows, stream.shape.v_dim);
   if (!stream.sink_logits.empty()) sink_logits_ = DeviceArray<float>(runtime, std::span(stream.sink_logits));
+  if (holds(stream.on_device.q)) expect_usable_queries();
   runtime.wait();  // `values` is freed next
 }
 
@@ -63,11 +69,47 @@ auto DeviceHead::pack(const DeviceArray<float>& numbers, int64_t rows, int32_t d
   return planes;
 }
 
+DeviceArray<float> DeviceHead::gathered(const RowsInPlace& from) {
+  DeviceArray<float> numbers(runtime_, size_t(from.count()));
+  runtime_.run(GatherKernel{from, numbers.data()});
+  return numbers;
+}
+
+// Numbers that are read in place pass no reader on the host, which would refuse NaN.
+void DeviceHead::expect_usable_queries() {
+  const DeviceArray<int32_t> found(runtime_, std::vector<int32_t>{0});
+  const RowsInPlace all =
+      rows_in_place(stream_.on_device.q, nullptr, heads(), stream_.all_query_rows, stream_.shape.dim);
+  runtime_.run(UnusableKernel{all, found.data()});
+  int32_t any = 0;
+  found.download(std::span(&any, 1));
+  runtime_.wait();
+  if (any == 0) return;
+  for (int32_t t = 0; t < stream_.tokens; ++t) stream_.hold_queries(t, t);  // throws an error that names the number
+}
+
+// Keys or values, [blocks, tokens, dim].
+DeviceArray<float> DeviceHead::block_rows(const std::vector<float>& numbers, const DeviceTensor& there, int32_t dim) {
+  if (!holds(there)) return {runtime_, std::span(numbers)};
+  return gathered(rows_in_place(there, nullptr, stream_.shape.blocks, stream_.tokens, dim));
+}
+
+// Queries of these tokens, which must all have one: [heads, tokens, dim].
+DeviceArray<float> DeviceHead::query_rows(const std::vector<int32_t>& tokens) {
+  if (!holds(stream_.on_device.q)) {
+    const std::vector<float> numbers = queries_of(stream_, tokens);
+    return {runtime_, std::span(numbers)};
+  }
+  std::vector<int32_t> rows;
+  for (const int32_t token : tokens) rows.push_back(stream_.query_row[size_t(token)]);
+  const DeviceArray<int32_t> row(runtime_, std::span<const int32_t>(rows));
+  return gathered(rows_in_place(stream_.on_device.q, row.data(), heads(), int64_t(rows.size()), stream_.shape.dim));
+}
+
 auto DeviceHead::load_rows(std::vector<int32_t> tokens) -> Rows {
-  const std::vector<float> numbers = queries_of(stream_, tokens);
   Rows rows;
   rows.token = DeviceArray<int32_t>(runtime_, std::span<const int32_t>(tokens));
-  rows.numbers = DeviceArray<float>(runtime_, std::span<const float>(numbers));
+  rows.numbers = query_rows(tokens);
   rows.planes = pack(rows.numbers, int64_t(heads()) * int64_t(tokens.size()), stream_.shape.dim);
   rows.tokens = std::move(tokens);
   return rows;

@@ -80,6 +80,11 @@ class DeviceHead : public HeadDevice {
   void find_logits(const Rows& rows, float* logits, int64_t pitch);
   Exact find_normalisers(const Rows& rows);
   ColumnArgs column_args(const Rows& rows, const Exact& exact, int32_t columns) const;
+  DeviceArray<float> gathered(const RowsInPlace& from);
+  void expect_usable_queries();
+  bool holds(const DeviceTensor& tensor) const { return tensor.device == runtime_.device(); }
+  DeviceArray<float> block_rows(const std::vector<float>& numbers, const DeviceTensor& there, int32_t dim);
+  DeviceArray<float> query_rows(const std::vector<int32_t>& tokens);
   Planes pack(const DeviceArray<float>& numbers, int64_t rows, int32_t dim);
   Exact make_exact(size_t rows, bool values);
   AttendArgs attend_args(const Rows& rows, const DeviceArray<AttendPart>& parts, const Sums& sums) const;

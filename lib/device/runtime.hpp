@@ -10,6 +10,7 @@
 #include "device/kernels/attend_kernel.hpp"
 #include "device/kernels/column_kernel.hpp"
 #include "device/kernels/decide_kernel.hpp"
+#include "device/kernels/load_kernels.hpp"
 #include "device/kernels/merge_kernel.hpp"
 #include "device/kernels/probability_kernel.hpp"
 #include "device/kernels/recall_kernel.hpp"
@@ -27,12 +28,13 @@ enum class Grade {
 };
 
 // Kernels that are compiled once for all widths.
-using SimpleKernel =
-    std::variant<PackKernel, ExactMergeKernel, CacheMergeKernel, ProbabilityKernel, RecallKernel, DecideKernel>;
+using SimpleKernel = std::variant<GatherKernel, UnusableKernel, PackKernel, ExactMergeKernel, CacheMergeKernel,
+                                  ProbabilityKernel, RecallKernel, DecideKernel>;
 
 class Runtime {
  public:
   virtual ~Runtime() = default;
+  virtual std::string device() const = 0;  // its name, as `run.device` spells it
   // At least 256-byte aligned. Throws DeviceError that names the free memory if there is no room.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;

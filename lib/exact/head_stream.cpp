@@ -247,6 +247,8 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   stream.stored_bytes = bytes_of(layer.dtype);
   load_rows(trace, request, first, stream);
   load_queries(trace, request, stream);
+  const DeviceTensors there = trace.on_device(request.place.prompt, request.place.layer);
+  stream.on_device = {there.q.from_head(first * layer.group()), there.k.from_head(first), there.v.from_head(first)};
   if (layer.is_latent()) load_up_values(trace, request, layer, stream);
   const std::vector<float> sinks = trace.sink_logits(request.place.prompt, request.place.layer);
   if (!sinks.empty()) {

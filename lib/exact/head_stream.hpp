@@ -41,6 +41,9 @@ struct HeadStream {
   int32_t all_query_rows = 0;           // rows of tokens 0..tokens-1 in the trace
   // Reads rows first..first+count-1 of every head into queries; empty if all rows are in memory.
   std::function<void(int32_t first, int32_t count, std::vector<Real>& queries)> fetch_queries;
+  // Where a device holds the numbers above: the stream's query heads [heads, query rows of the trace, dim], its keys
+  // and values.
+  DeviceTensors on_device;
   LogitRule<Real> rule;
   LayerWindow window;
   std::vector<Real> sink_logits;                  // [heads], or empty

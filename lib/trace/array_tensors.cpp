@@ -8,7 +8,7 @@
 
 #include "base/errors.hpp"
 #include "core/bf16.hpp"
-#include "trace/halves.hpp"
+#include "core/halves.hpp"
 #include "trace/suspicious_facts.hpp"
 #include "trace/tensors.hpp"
 
@@ -147,6 +147,10 @@ void ArrayTensors::read_values(const std::string& prompt, int32_t layer, int32_t
 void ArrayTensors::read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                                 std::span<float> into) const {
   read({info(), prompt, layer, "q", "query"}, of(prompt, layer).q, q_head, first, rows, into);
+}
+DeviceTensors ArrayTensors::on_device(const std::string& prompt, int32_t layer) const {
+  const LayerArrays& arrays = of(prompt, layer);
+  return {arrays.q.on_device, arrays.k.on_device, arrays.v.on_device};
 }
 std::vector<uint8_t> ArrayTensors::token_classes(const std::string& prompt) const { return of(prompt).classes; }
 std::vector<int32_t> ArrayTensors::position_ids(const std::string& prompt_id) const {

@@ -13,6 +13,7 @@ struct ArrayView {
   int64_t strides[3] = {};  // elements
   // Used if `data` is null: writes rows first..first+rows-1 of a head, [rows, width], in `type`.
   std::function<void(int64_t head, int64_t first, int64_t rows, void* into)> fetch;
+  DeviceTensor on_device = {};  // where the numbers that are fetched lie, if that is known
 };
 
 struct LayerArrays {
@@ -46,6 +47,7 @@ class ArrayTensors : public Tensors {
                    std::span<float> into) const override;
   void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                     std::span<float> into) const override;
+  DeviceTensors on_device(const std::string& prompt, int32_t layer) const override;
   std::vector<uint8_t> token_classes(const std::string& prompt) const override;
   std::vector<int32_t> position_ids(const std::string& prompt) const override;
   std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const override;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/bf16.hpp"
-#include "trace/halves.hpp"
+#include "core/halves.hpp"
 #include "trace/shape_checks.hpp"
 #include "trace/tensors.hpp"
 

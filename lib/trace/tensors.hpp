@@ -9,6 +9,11 @@
 
 namespace kvreplay {
 
+// The tensors of a layer that a device holds.
+struct DeviceTensors {
+  DeviceTensor q, k, v;
+};
+
 // Source of recorded numbers for the engine: a file (trace/trace.hpp) or arrays in memory. Not thread-safe: one reader
 // at a time.
 class Tensors {
@@ -28,6 +33,9 @@ class Tensors {
   // Query rows first..first+rows-1 of one query head, [rows, head_dim].
   virtual void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                             std::span<float> into) const = 0;
+
+  // Queries, keys and values where a device holds them too; it need not be sent them.
+  virtual DeviceTensors on_device(const std::string&, int32_t) const { return {}; }
 
   virtual std::vector<uint8_t> token_classes(const std::string& prompt) const = 0;  // as TokenClass; empty: unknown
   virtual std::vector<int32_t> position_ids(const std::string& prompt) const = 0;   // 0..T-1 when not recorded

@@ -16,8 +16,6 @@ bool among(const std::optional<std::vector<T>>& list, const T& value) {
 
 }  // namespace
 
-int bytes_of(DType type) { return type == DType::float32 ? 4 : 2; }
-
 int64_t bytes_of(const LayerInfo& l) {
   const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
   return bytes_of(l.dtype) *

@@ -5,14 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "core/layer_window.hpp"
 
 // Metadata of a trace: shapes and attributes of its layers, without tensors.
 
 namespace kvreplay {
 
-enum class DType { float32, float16, bfloat16 };
-int bytes_of(DType type);
 const char* name_of(DType type);
 
 // Rotary embedding of a layer (after any frequency scaling).

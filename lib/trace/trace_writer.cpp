@@ -11,8 +11,8 @@
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
 #include "core/bf16.hpp"
+#include "core/halves.hpp"
 #include "trace/h5_write.hpp"
-#include "trace/halves.hpp"
 
 namespace kvreplay {
 namespace {

@@ -26,6 +26,7 @@ class EmulatedRuntime final : public Runtime {
   ~EmulatedRuntime() override {
     for (const auto& [memory, bytes] : held_) free_block(memory);
   }
+  std::string device() const override { return "emulated"; }
   void* allocate(size_t bytes) override {
     const size_t whole = (bytes + 2 * kGuard + kGuard - 1) / kGuard * kGuard;
     auto* const block = static_cast<unsigned char*>(std::aligned_alloc(kGuard, whole));

@@ -48,6 +48,7 @@ class CudaRuntime final : public Runtime {
       check(cudaEventCreateWithFlags(&stage.sent, cudaEventDisableTiming), "make an event");
     }
     keep_freed_memory();
+    follow_callers();
   }
   ~CudaRuntime() override {
     cudaSetDevice(ordinal_);
@@ -56,6 +57,7 @@ class CudaRuntime final : public Runtime {
     cudaStreamDestroy(stream_);
   }
 
+  std::string device() const override { return "cuda:" + std::to_string(ordinal_); }
   void* allocate(size_t bytes) override {
     use();
     void* memory = nullptr;
@@ -132,6 +134,14 @@ class CudaRuntime final : public Runtime {
   };
   // A runtime serves one thread after the other.
   void use() const { check(cudaSetDevice(ordinal_), "be chosen"); }
+  // A caller's tensors may still be computed: its library has ordered them before the default stream (DLPack).
+  void follow_callers() const {
+    cudaEvent_t ready = nullptr;
+    check(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming), "make an event");
+    check(cudaEventRecord(ready, cudaStreamLegacy), "order its work");
+    check(cudaStreamWaitEvent(stream_, ready, 0), "order its work");
+    check(cudaEventDestroy(ready), "order its work");
+  }
   void keep_freed_memory() const {
     cudaMemPool_t pool = nullptr;
     check(cudaDeviceGetDefaultMemPool(&pool, ordinal_), "open its memory");
@@ -142,8 +152,8 @@ class CudaRuntime final : public Runtime {
     cudaGetLastError();  // the error is reported; clear it for the next call
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    throw DeviceError("cuda:" + std::to_string(ordinal_) + " has no room for another " + mib(bytes) + " (" + mib(free) +
-                      " of " + mib(total) + " free); take fewer jobs (-j), fewer methods a run, or --device cpu");
+    throw DeviceError(device() + " has no room for another " + mib(bytes) + " (" + mib(free) + " of " + mib(total) +
+                      " free); take fewer jobs (-j), fewer methods a run, or --device cpu");
   }
   Pinned pinned(size_t bytes) {
     const auto fits = [&](const Pinned& p) { return p.bytes() >= bytes; };

@@ -12,6 +12,8 @@ struct OfWidth {
   static void attend(const AttendArgs& args, Grade grade, bool values, cudaStream_t stream);
   static void columns(const ColumnArgs& args, Grade grade, bool maxima, cudaStream_t stream);
 };
+void start(const GatherKernel& kernel, cudaStream_t stream);
+void start(const UnusableKernel& kernel, cudaStream_t stream);
 void start(const PackKernel& kernel, cudaStream_t stream);
 void start(const ExactMergeKernel& kernel, cudaStream_t stream);
 void start(const CacheMergeKernel& kernel, cudaStream_t stream);

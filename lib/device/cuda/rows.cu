@@ -3,6 +3,8 @@
 
 namespace kvreplay::cuda {
 
+void start(const GatherKernel& kernel, cudaStream_t stream) { launch(kernel, stream); }
+void start(const UnusableKernel& kernel, cudaStream_t stream) { launch(kernel, stream); }
 void start(const PackKernel& kernel, cudaStream_t stream) { launch(kernel, stream); }
 void start(const ExactMergeKernel& kernel, cudaStream_t stream) { launch(kernel, stream); }
 void start(const CacheMergeKernel& kernel, cudaStream_t stream) { launch(kernel, stream); }

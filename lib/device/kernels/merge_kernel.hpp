@@ -227,24 +227,4 @@ struct CacheMergeKernel {
   static constexpr float kNone = float(RowResult::kNone);
 };
 
-// Splits float32 numbers into one or two numbers of 16 bits that add up to them, with rows padded by zeros.
-struct PackKernel {
-  static constexpr int kThreads = 256;
-  const float* from;     // [rows, dim]
-  uint16_t *high, *low;  // [rows, width]; low may be null
-  int64_t rows;
-  int32_t dim, width;
-
-  LaunchShape shape() const { return {(rows * width + kThreads - 1) / kThreads, kThreads, 0}; }
-
-  KVR_DEVICE void operator()(const Block auto& block) const {
-    const int64_t i = block.index() * kThreads + block.thread();
-    if (i >= rows * width) return;
-    const int32_t c = int32_t(i % width);
-    const float x = c < dim ? from[i / width * dim + c] : 0;
-    high[i] = to_bf16(x);
-    if (low != nullptr) low[i] = to_bf16(x - from_bf16(high[i]));
-  }
-};
-
 }  // namespace kvreplay

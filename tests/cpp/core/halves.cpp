@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "core/bf16.hpp"
-#include "trace/halves.hpp"
+#include "core/halves.hpp"
 
 namespace kvreplay {
 namespace {

@@ -2,10 +2,10 @@
 #include <numeric>
 
 #include "caches/cache_state.hpp"
+#include "core/halves.hpp"
 #include "core/quantise.hpp"
 #include "formats/formatter.hpp"
 #include "support.hpp"
-#include "trace/halves.hpp"
 
 // Row formats on numbers small enough to check by hand.
 

@@ -2,9 +2,9 @@
 
 #include "base/errors.hpp"
 #include "core/bf16.hpp"
+#include "core/halves.hpp"
 #include "trace/array_tensors.hpp"
 #include "trace/files.hpp"
-#include "trace/halves.hpp"
 
 using namespace kvreplay;
 using Catch::Contains;

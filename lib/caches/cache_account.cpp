@@ -29,9 +29,38 @@ void CacheAccount<Real>::close_step(int32_t t) {
   if (after_prompt) charge(t);
   if (state_.watch.ages) note_ages(t);
   state_.memory.poison_evicted();
+  if (after_prompt) list_kept();
+}
+
+template <class Real>
+void CacheAccount<Real>::list_kept() {
+  const BasicCache<Real>& cache = state_.cache;
   const bool first_list = lists_.kept.off.size() == 1;
-  if (has_lists() && !state_.setup.method.traits().holds_all && after_prompt && (state_.rules.streaming || first_list))
+  if (has_lists() && !state_.setup.method.traits().holds_all && (state_.rules.streaming || first_list))
     lists_.add(cache.tokens(), cache.nums(), cache.dens());
+}
+
+template <class Real>
+void CacheAccount<Real>::open_step_by_rule(int32_t t) {
+  const int32_t size = state_.cache.size();
+  if (t < state_.stream.prompt) return;
+  if (size == charged_open_) keeper_.attended_again();
+  else open_step(t);
+  charged_open_ = size;
+}
+
+template <class Real>
+void CacheAccount<Real>::close_step_by_rule(int32_t t) {
+  const int32_t size = state_.cache.size();
+  if (size != charged_close_ || t < state_.stream.prompt) {
+    close_step(t);
+  } else {
+    state_.check();
+    keeper_.kept_again(state_.cache.evictions());
+    if (state_.watch.ages) note_ages(t);
+    list_kept();
+  }
+  charged_close_ = size;
 }
 
 template <class Real>

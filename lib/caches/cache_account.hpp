@@ -18,6 +18,10 @@ class CacheAccount {
   // Call when S_t is complete, after the prompt and after every step: checks it, codes due rows and charges it. Throws
   // ReplayError.
   void close_step(int32_t t);
+  // Likewise for a cache whose policy does not run and whose rows are unmodified tokens: a step of the last one's size
+  // costs what that one did.
+  void open_step_by_rule(int32_t t);
+  void close_step_by_rule(int32_t t);
   void count_attended(int64_t tokens, int64_t rows, double seconds);
   void count_read(std::span<const uint8_t> read);  // for query-time methods, in a step
   void add_selection_seconds(double seconds) { keeper_.ledger.select_s += seconds; }
@@ -29,11 +33,13 @@ class CacheAccount {
  private:
   void note_ages(int32_t t);
   void charge(int32_t t);
+  void list_kept();
   ExtraBytes extra_bytes() const;
 
   CacheState<Real>& state_;
   LedgerKeeper keeper_;
   ResidentLists lists_;
+  int32_t charged_open_ = -1, charged_close_ = -1;  // sizes in the last step by a rule
 };
 
 }  // namespace kvreplay

@@ -1,6 +1,7 @@
 #include "caches/cache_steps.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace kvreplay {
 namespace {
@@ -57,41 +58,54 @@ void CacheSteps<Real>::step_unattended(int32_t t) {
 
 template <class Real>
 const Residency& CacheSteps<Real>::decide(int32_t begin, int32_t end) {
-  return record(begin, end, [&](int32_t t) { step_unattended(t); });
+  record(begin, end, [&](int32_t t) { step_unattended(t); });
+  std::sort(evicted_.begin(), evicted_.end());
+  return listed(evicted_);
 }
 
 template <class Real>
 const Residency& CacheSteps<Real>::decide_all() {
-  return record_all([&](int32_t t) { step_unattended(t); });
+  record_all([&](int32_t t) { step_unattended(t); });
+  std::sort(evicted_.begin(), evicted_.end());
+  return listed(evicted_);
 }
 
 template <class Real>
 const Residency& CacheSteps<Real>::follow(std::span<const int32_t> until) {
-  std::vector<Residency::Eviction> leaving;  // in the order of eviction
+  std::vector<Residency::Eviction> evicted;      // by token
+  std::vector<int32_t> first(until.size() + 2);  // of the tokens in `leaving` that this row is the first not to see
   for (int32_t token = 0; token < int32_t(until.size()); ++token)
-    if (until[size_t(token)] != Residency::kStays) leaving.push_back({token, until[size_t(token)]});
-  std::stable_sort(leaving.begin(), leaving.end(), [](const auto& a, const auto& b) { return a.until < b.until; });
-  auto next = leaving.begin();
-  std::vector<int32_t> evicted;
-  return record_all([&](int32_t t) {
+    if (const int32_t row = until[size_t(token)]; row != Residency::kStays)
+      evicted.push_back({token, row}), ++first[size_t(row)];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<int32_t> leaving(evicted.size());  // by row
+  for (auto e = evicted.rbegin(); e != evicted.rend(); ++e) leaving[size_t(--first[size_t(e->until)])] = e->token;
+  record_all([&](int32_t t) {
     arrive(t);
-    evicted.clear();
-    for (; next != leaving.end() && next->until == t + 1; ++next) evicted.push_back(next->token);
-    leave(t, evicted);
+    const auto begin = first.begin() + t + 1;
+    leave(t, std::span(leaving).subspan(size_t(begin[0]), size_t(begin[1] - begin[0])));
   });
+  return listed(evicted);
+}
+
+// evicted: by token.
+template <class Real>
+const Residency& CacheSteps<Real>::listed(const std::vector<Residency::Eviction>& evicted) {
+  if (state_.rules.streaming) residency_.list(held_, evicted, state_.stream.prompt);
+  return residency_;
 }
 
 template <class Real>
 template <class Step>
-const Residency& CacheSteps<Real>::record_all(Step step) {
+void CacheSteps<Real>::record_all(Step step) {
   const int32_t prompt = state_.stream.prompt;
   for (int32_t t = 0; t < prompt && state_.prompt_streams; ++t) step(t);
-  return record(prompt, state_.stream.tokens, step);
+  record(prompt, state_.stream.tokens, step);
 }
 
 template <class Real>
 template <class Step>
-const Residency& CacheSteps<Real>::record(int32_t begin, int32_t end, Step step) {
+void CacheSteps<Real>::record(int32_t begin, int32_t end, Step step) {
   const BasicCache<Real>& cache = state_.cache;
   const bool evict_first = state_.rules.evict_first;
   residency_.begin = begin, residency_.end = end;
@@ -106,15 +120,13 @@ const Residency& CacheSteps<Real>::record(int32_t begin, int32_t end, Step step)
     residency_.sizes.push_back(size + 1 - (evict_first ? gone : 0));
   }
   residency_.later = cache.evictions() == cut_evictions_;
-  if (state_.rules.streaming) residency_.list(held_, evicted_, state_.stream.prompt);
-  return residency_;
 }
 
 template <class Real>
 void CacheSteps<Real>::arrive(int32_t t) {
   state_.memory.reveal(t, t + 1);
   state_.cache.push(state_.token_at(t));
-  open(t);
+  account_.open_step_by_rule(t);
 }
 
 template <class Real>
@@ -125,7 +137,7 @@ void CacheSteps<Real>::leave(int32_t t, std::span<const int32_t> evicted) {
     const auto tokens = cache.tokens();  // ascending, in order of arrival
     cache.drop(SerialTeam{}, int32_t(std::lower_bound(tokens.begin(), tokens.end(), token) - tokens.begin()));
   }
-  account_.close_step(t);
+  account_.close_step_by_rule(t);
 }
 
 template <class Real>

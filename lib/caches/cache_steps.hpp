@@ -53,12 +53,13 @@ class CacheSteps {
   void take_cut();
 
  private:
-  // Calls step(t) for tokens begin..end-1 and records what the cache holds.
+  // Calls step(t) for tokens begin..end-1 and records sizes and evictions.
   template <class Step>
-  const Residency& record(int32_t begin, int32_t end, Step step);
+  void record(int32_t begin, int32_t end, Step step);
   // Likewise for tokens after the prompt; a prompt that streams in comes before them.
   template <class Step>
-  const Residency& record_all(Step step);
+  void record_all(Step step);
+  const Residency& listed(const std::vector<Residency::Eviction>& evicted);
 
   CacheState<Real>& state_;
   CacheAccount<Real>& account_;

@@ -56,7 +56,10 @@ void LedgerKeeper::attended(int64_t rows, const Payload& payload, bool reads_all
   ledger.peak_attended = std::max(ledger.peak_attended, rows);
   take_peaks(payload.keys, payload.values, payload.bytes);
   if (reads_all) read(payload.bytes);
+  last_attended_ = payload.bytes;
 }
+
+void LedgerKeeper::attended_again() { read(last_attended_); }
 
 void LedgerKeeper::read(int64_t bytes) {
   ledger.read_sum += bytes + more_keys_ + besides_ + read_sketches_;
@@ -68,6 +71,7 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   ledger.evictions = now.evictions;
   ledger.quantised = now.quantised + extra.coded_rows;
   ledger.kept_sum += now.rows, ledger.kept_steps += 1;
+  last_kept_ = now.rows;
   const int64_t weights = extra.weight_floats + (now.reweighted ? 1 : 0);
   ledger.peak_weight_floats = std::max(ledger.peak_weight_floats, weights / now.blocks);
   besides_ = 4 * weights / now.blocks + extra.code_bytes - exact_bytes(extra.coded_floats);
@@ -80,6 +84,12 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   ledger.bytes_sum += ledger.final_bytes;
   ledger.final_aux_bytes = aux_, ledger.aux_sum += aux_;
   if (now.ends_prompt) ledger.prompt_bytes = ledger.final_bytes, ledger.prompt_aux_bytes = aux_;
+}
+
+void LedgerKeeper::kept_again(int64_t evictions) {
+  ledger.evictions = evictions;
+  ledger.kept_sum += last_kept_, ledger.kept_steps += 1;
+  ledger.bytes_sum += ledger.final_bytes, ledger.aux_sum += aux_;
 }
 
 void LedgerKeeper::take_peaks(int64_t keys, int64_t values, int64_t bytes) {

@@ -74,6 +74,9 @@ class LedgerKeeper {
     bool ends_prompt;  // the prompt ends here
   };
   void kept(const Kept& now, const ExtraBytes& extra);
+  // As attended() and kept(), with what the last calls were given.
+  void attended_again();
+  void kept_again(int64_t evictions);
 
  private:
   void take_peaks(int64_t keys, int64_t values, int64_t bytes);
@@ -81,6 +84,7 @@ class LedgerKeeper {
   int64_t exact_bytes(int64_t numbers) const { return numbers * stored_bytes_; }
 
   int32_t stored_bytes_;
+  int64_t last_attended_ = 0, last_kept_ = 0;  // bytes that are read at C_t, rows at S_t
   int64_t besides_ = 0;    // bytes of weights, and the difference between codes and the numbers that they replace
   int64_t more_keys_ = 0;  // bytes of keys that are stored twice
   int64_t aux_ = 0, sketches_ = 0,

@@ -27,9 +27,8 @@ void Residency::add(int32_t first, int32_t last, int32_t until, double num, doub
   else runs.push_back(run);
 }
 
-void Residency::list(const std::vector<int32_t>& held, std::vector<Eviction>& evicted, int32_t prompt) {
+void Residency::list(const std::vector<int32_t>& held, const std::vector<Eviction>& evicted, int32_t prompt) {
   runs.clear();
-  std::sort(evicted.begin(), evicted.end());
   auto next = evicted.begin();
   const auto add_neighbours = [&](int32_t first, int32_t last) {
     while (first < last) {

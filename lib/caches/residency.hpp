@@ -29,9 +29,9 @@ struct Residency {
   };
   // Appends tokens first..last-1. Consecutive tokens with the same end and weight 1 form one run.
   void add(int32_t first, int32_t last, int32_t until, double num = 1, double den = 1);
-  // Builds the list from the tokens held when token `begin` arrived, ascending, and the evictions since then, which it
-  // sorts. prompt: prompt length.
-  void list(const std::vector<int32_t>& held, std::vector<Eviction>& evicted, int32_t prompt);
+  // Builds the list from the tokens held when token `begin` arrived, and the evictions since then (or more), both by
+  // token. prompt: prompt length.
+  void list(const std::vector<int32_t>& held, const std::vector<Eviction>& evicted, int32_t prompt);
   // True if the cache holds the whole prompt, as far as it has arrived, and every later token, all at weight 1.
   bool everything(int32_t prompt) const;
 

@@ -106,13 +106,15 @@ DeviceArray<float> DeviceHead::query_rows(const std::vector<int32_t>& tokens) {
   return gathered(rows_in_place(stream_.on_device.q, row.data(), heads(), int64_t(rows.size()), stream_.shape.dim));
 }
 
-auto DeviceHead::load_rows(std::vector<int32_t> tokens) -> Rows {
-  Rows rows;
+auto DeviceHead::load_rows(std::vector<int32_t> tokens) -> const Rows& {
+  if (loaded_.tokens == tokens) return loaded_;
+  loaded_ = {};
+  Rows& rows = loaded_;
   rows.token = DeviceArray<int32_t>(runtime_, std::span<const int32_t>(tokens));
   rows.numbers = query_rows(tokens);
   rows.planes = pack(rows.numbers, int64_t(heads()) * int64_t(tokens.size()), stream_.shape.dim);
   rows.tokens = std::move(tokens);
-  return rows;
+  return loaded_;
 }
 
 auto DeviceHead::make_sums(size_t parts, size_t rows, bool values) -> Sums {
@@ -197,7 +199,7 @@ std::vector<std::vector<double>> DeviceHead::prompt_sums(const std::vector<int32
   const int32_t first = from.front();  // ascending
   std::vector<int32_t> tokens(size_t(stream_.prompt - first));
   std::iota(tokens.begin(), tokens.end(), first);
-  const Rows rows = load_rows(std::move(tokens));
+  const Rows& rows = load_rows(std::move(tokens));
   const Exact exact = find_normalisers(rows);
   ColumnArgs args = column_args(rows, exact, stream_.prompt);
   const size_t columns = size_t(stream_.prompt), cells = size_t(heads() + 1) * columns;
@@ -219,7 +221,7 @@ std::vector<std::vector<double>> DeviceHead::prompt_sums(const std::vector<int32
 std::vector<double> DeviceHead::future_sums(const std::vector<int32_t>& tokens) {
   std::vector<double> all(size_t(heads()) * size_t(stream_.tokens), 0.0);
   if (tokens.empty()) return all;
-  const Rows rows = load_rows(tokens);
+  const Rows& rows = load_rows(tokens);
   const Exact exact = find_normalisers(rows);
   const DeviceArray<double> sums(runtime_, all.size());
   ColumnArgs args = column_args(rows, exact, stream_.tokens);

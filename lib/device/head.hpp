@@ -58,7 +58,8 @@ class DeviceHead : public HeadDevice {
     DeviceArray<float> top, z, l2, out;
     ExactRows view() const { return {top.data(), z.data(), l2.data(), out.data()}; }
   };
-  Rows load_rows(std::vector<int32_t> tokens);
+  // Valid until the next call. Rows that are loaded already stay.
+  const Rows& load_rows(std::vector<int32_t> tokens);
   Sums make_sums(size_t parts, size_t rows, bool values);
   Exact attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values);
 
@@ -72,7 +73,7 @@ class DeviceHead : public HeadDevice {
     void add(const MergeCache& cache);  // its results follow those of the others
   };
   void merge(RowsOnDevice& rows_on_device, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
-             DeviceRows& rows);
+             DeviceRows& rows, const Take& take);
   DeviceArray<uint16_t> gradient_of(const Rows& rows);
   void find_recalls(RowsOnDevice& rows_on_device, const Exact& exact);
   DeviceArray<RowResult> results_of(const RowsOnDevice& rows_on_device);
@@ -89,7 +90,8 @@ class DeviceHead : public HeadDevice {
   Exact make_exact(size_t rows, bool values);
   AttendArgs attend_args(const Rows& rows, const DeviceArray<AttendPart>& parts, const Sums& sums) const;
   MergeInput merge_input(const Rows& rows, const Sums& sums) const;
-  void evaluate_rows(const std::vector<DeviceCache>& caches, const Asked& asked, const Rows& rows, DeviceRows& result);
+  void evaluate_rows(const std::vector<DeviceCache>& caches, const Asked& asked, const Rows& rows, DeviceRows& result,
+                     const Take& take);
   size_t rows_at_once(const std::vector<DeviceCache>& caches, const Asked& asked) const;
   int32_t heads() const { return stream_.shape.heads; }
 
@@ -101,6 +103,7 @@ class DeviceHead : public HeadDevice {
   DeviceArray<float> keys_;  // [blocks, tokens, dim]
   Planes key_planes_, value_planes_;
   DeviceArray<float> sink_logits_;
+  Rows loaded_;
 };
 
 }  // namespace kvreplay

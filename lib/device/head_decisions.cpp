@@ -123,7 +123,7 @@ std::vector<Decided> DeviceHead::decide(const std::vector<DeviceDecision>& cache
     const int32_t count = int32_t(std::min(size_t(left), portion_rows(kLogitBytes, row_bytes, most_.rows)));
     std::vector<int32_t> tokens(size_t(count), 0);
     std::iota(tokens.begin(), tokens.end(), first);
-    const Rows rows = load_rows(std::move(tokens));
+    const Rows& rows = load_rows(std::move(tokens));
     const int32_t pitch = first + count;
     const DeviceArray<float> logits(runtime_, size_t(heads()) * size_t(count) * size_t(pitch));
     find_logits(rows, logits.data(), pitch);

@@ -45,13 +45,12 @@ void DeviceHead::evaluate(const std::vector<DeviceCache>& caches, const Asked& a
   in_portions(asked.rows, rows_at_once(caches, asked), [&](size_t first, std::vector<int32_t> tokens) {
     DeviceRows result;
     result.first = first, result.count = tokens.size();
-    evaluate_rows(caches, asked, load_rows(std::move(tokens)), result);
-    take(result);
+    evaluate_rows(caches, asked, load_rows(std::move(tokens)), result, take);
   });
 }
 
 void DeviceHead::evaluate_rows(const std::vector<DeviceCache>& caches, const Asked& asked, const Rows& rows,
-                               DeviceRows& result) {
+                               DeviceRows& result, const Take& take) {
   const KeyLists lists(caches, rows.tokens, stream_.prompt, heads(), asked.recalls);
   const KeyLists::OnDevice keys = lists.upload(runtime_);
   const Sums sums = make_sums(lists.parts(), result.count, true);
@@ -67,7 +66,7 @@ void DeviceHead::evaluate_rows(const std::vector<DeviceCache>& caches, const Ask
     recall.by_head = cache.by_head ? 1 : 0, recall.first_row = rows_on_device.caches.back().first_row;
   }
   rows_on_device.results = results_of(rows_on_device);
-  merge(rows_on_device, keys.refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
+  merge(rows_on_device, keys.refs.data(), merge_input(rows, sums), exact, asked.outputs, result, take);
 }
 
 DeviceArray<RowResult> DeviceHead::results_of(const RowsOnDevice& rows_on_device) {
@@ -76,9 +75,9 @@ DeviceArray<RowResult> DeviceHead::results_of(const RowsOnDevice& rows_on_device
   return {runtime_, size_t(last.first_row) + size_t(last.heads) * rows_on_device.rows.tokens.size()};
 }
 
-// Computes the rows of each cache from the sums of parts.
+// Computes the rows of each cache from the sums of parts, and passes them on.
 void DeviceHead::merge(RowsOnDevice& rows_on_device, const PartRef* refs, const MergeInput& in, const Exact& exact,
-                       bool outputs, DeviceRows& rows) {
+                       bool outputs, DeviceRows& rows, const Take& take) {
   const DeviceArray<MergeCache> caches(runtime_, std::span<const MergeCache>(rows_on_device.caches));
   const size_t v_dim = size_t(stream_.shape.v_dim);
   const size_t samples = size_t(stream_.sensitivity.samples);
@@ -96,23 +95,17 @@ void DeviceHead::merge(RowsOnDevice& rows_on_device, const PartRef* refs, const 
                                 out.data(),
                                 {gradient.data(), projections.data(), int32_t(samples)}});
   if (!rows_on_device.recalls.empty()) find_recalls(rows_on_device, exact);
-  std::vector<RowResult> results(rows_on_device.results.size());
-  std::vector<float> of_out(out.size()), of_projections(projections.size());
-  rows_on_device.results.download(results);
-  out.download(of_out);
-  projections.download(of_projections);
-  runtime_.wait();
-  const auto part = [](const std::vector<float>& all, size_t begin, size_t end) {
-    return std::vector<float>(all.begin() + int64_t(begin), all.begin() + int64_t(end));
-  };
-  for (const MergeCache& cache : rows_on_device.caches) {
-    const size_t first = size_t(cache.first_row), count = size_t(cache.heads) * rows.count;
-    DeviceRows::OfCache& of = rows.caches.emplace_back();
-    of.of.assign(results.begin() + int64_t(first), results.begin() + int64_t(first + count));
-    if (outputs) of.out = part(of_out, first * v_dim, (first + count) * v_dim);
-    of.projections = part(of_projections, first * samples, (first + count) * samples);
-  }
   download_exact(exact, rows);
+  rows.fetch = [&](size_t id, DeviceRows::OfCache& into) {
+    const MergeCache& cache = rows_on_device.caches[id];
+    const size_t first = size_t(cache.first_row), count = size_t(cache.heads) * rows.count;
+    into.of.resize(count), into.out.resize(outputs ? count * v_dim : 0), into.projections.resize(count * samples);
+    rows_on_device.results.download(into.of, first);
+    out.download(into.out, first * v_dim);
+    projections.download(into.projections, first * samples);
+    runtime_.wait();
+  };
+  take(rows);
 }
 
 // [heads, rows, samples, v_dim]: zeros for rows without a gradient; empty if the stream has none.

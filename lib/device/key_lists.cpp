@@ -10,6 +10,28 @@ namespace {
 constexpr int32_t kPrompt = 0, kLater = 1;  // parts
 constexpr int32_t kBandCost = 64;           // cost of a band, in tokens: whole tiles of keys are multiplied
 
+// Appends from[i] for each of `places`.
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& from, const std::vector<int32_t>& places) {
+  const size_t first = to.size(), count = places.size();
+  to.resize(first + count);
+  for (size_t i = 0; i < count; ++i) to[first + i] = from[size_t(places[i])];
+}
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+// Keeps the places of tokens that row `row` or a later one sees.
+void drop_left(std::vector<int32_t>& places, const std::vector<int32_t>& until, int32_t row) {
+  size_t left = 0;
+  for (const int32_t place : places) {
+    places[left] = place;
+    left += until[size_t(place)] > row ? 1 : 0;
+  }
+  places.resize(left);
+}
+
 }  // namespace
 
 KeyLists::KeyLists(const std::vector<DeviceCache>& caches, const std::vector<int32_t>& rows, int32_t prompt,
@@ -55,39 +77,39 @@ int32_t KeyLists::add_run(int32_t heads, int32_t first, int32_t last) {
 
 auto KeyLists::open_part(const DeviceCache& cache) -> Part& {
   Part part;
-  part.entries = tokens_.size(), part.spans = spans_.size();
+  part.tokens = tokens_.size(), part.until = until_.size(), part.weights = num_.size(), part.spans = spans_.size();
   part.first_head = cache.first_head, part.heads = cache.heads;
   parts_.push_back(part);
   return parts_.back();
 }
 
-void KeyLists::put(const Entry& entry) {
-  tokens_.push_back(entry.token), until_.push_back(entry.until);
-  num_.push_back(entry.num), den_.push_back(entry.den);
+void KeyLists::Entries::add(int32_t one, int32_t leaves, double numerator, double denominator) {
+  token.push_back(one), until.push_back(leaves);
+  num.push_back(float(numerator)), den.push_back(float(denominator));
 }
 
-auto KeyLists::entries_of(const Residency& held) -> std::vector<Entry> {
-  std::vector<Entry> entries;
+auto KeyLists::entries_of(const Residency& held) -> Entries {
+  Entries entries;
   for (const Residency::Run& run : held.runs)
-    for (int32_t token = run.first; token < run.last; ++token)
-      entries.push_back({token, run.until, float(run.num), float(run.den)});
+    for (int32_t token = run.first; token < run.last; ++token) entries.add(token, run.until, run.num, run.den);
   return entries;
 }
 
-auto KeyLists::entries_of(const Band& band) -> std::vector<Entry> {
-  std::vector<Entry> entries;
+auto KeyLists::entries_of(const Band& band) -> Entries {
+  Entries entries;
   for (size_t i = 0; i < band.tokens.size(); ++i) {
     const Band::Weights w = band.weights_of.empty() ? Band::Weights{} : band.weights_of[i];
     for (int32_t token = band.tokens[i].first; token < band.tokens[i].last; ++token)
-      entries.push_back({token, Residency::kStays, float(w.num), float(w.den)});
+      entries.add(token, Residency::kStays, w.num, w.den);
   }
   return entries;
 }
 
 // A set of tokens that every row reads.
-int32_t KeyLists::add_set(const DeviceCache& cache, const std::vector<Entry>& entries, bool weighted) {
+int32_t KeyLists::add_set(const DeviceCache& cache, const Entries& entries, bool weighted) {
   open_part(cache).weighted = weighted;
-  for (const Entry& entry : entries) put(entry);
+  append(tokens_, entries.token);
+  if (weighted) append(num_, entries.num), append(den_, entries.den);
   for (size_t tile = 0; tile < rows_.size(); tile += kRows) spans_.push_back({0, int32_t(entries.size())});
   return int32_t(parts_.size()) - 1;
 }
@@ -96,16 +118,17 @@ int32_t KeyLists::add_set(const DeviceCache& cache, const std::vector<Entry>& en
 int32_t KeyLists::add_moving(const DeviceCache& cache) {
   Part& part = open_part(cache);
   part.leaves = true, part.weighted = cache.held.weighted();
-  const std::vector<Entry> entries = entries_of(cache.held);
-  std::vector<Entry> held;
+  const Entries entries = entries_of(cache.held);
+  std::vector<int32_t> held;  // places in `entries`
   size_t next = 0;
   for (size_t tile = 0; tile < rows_.size(); tile += kRows) {
     const int32_t oldest = rows_[tile], newest = rows_[std::min(tile + kRows, rows_.size()) - 1];
-    std::erase_if(held, [&](const Entry& entry) { return entry.until <= oldest; });
-    for (; next < entries.size() && entries[next].token <= newest; ++next)
-      if (entries[next].until > oldest) held.push_back(entries[next]);
-    spans_.push_back({int32_t(tokens_.size() - part.entries), int32_t(held.size())});
-    for (const Entry& entry : held) put(entry);
+    drop_left(held, entries.until, oldest);
+    for (; next < entries.size() && entries.token[next] <= newest; ++next)
+      if (entries.until[next] > oldest) held.push_back(int32_t(next));
+    spans_.push_back({int32_t(tokens_.size() - part.tokens), int32_t(held.size())});
+    append(tokens_, entries.token, held), append(until_, entries.until, held);
+    if (part.weighted) append(num_, entries.num, held), append(den_, entries.den, held);
   }
   return int32_t(parts_.size()) - 1;
 }
@@ -120,7 +143,7 @@ void KeyLists::add_family(const std::vector<DeviceCache>& caches, const std::vec
   for (const size_t id : family) members.push_back(caches[id].held.everything(prompt_) ? nullptr : &caches[id].held);
   std::vector<std::vector<PartRef>> of_cache(family.size()), of_set(family.size());
   for (const Band& band : find_bands(members, kBandCost)) {
-    const std::vector<Entry> entries = entries_of(band);
+    const Entries entries = entries_of(band);
     const bool weighted = !band.weights_of.empty();
     const DeviceCache& first = caches[family[size_t(std::countr_zero(band.members))]];
     const int32_t part = add_set(first, entries, weighted);
@@ -158,10 +181,10 @@ auto KeyLists::upload(Runtime& runtime) const -> OnDevice {
 
 AttendPart KeyLists::on_device(const Part& p, const OnDevice& d) const {
   return {d.spans.data() + p.spans,
-          p.run ? nullptr : d.tokens.data() + p.entries,
-          p.leaves ? d.until.data() + p.entries : nullptr,
-          p.weighted ? d.num.data() + p.entries : nullptr,
-          p.weighted ? d.den.data() + p.entries : nullptr,
+          p.run ? nullptr : d.tokens.data() + p.tokens,
+          p.leaves ? d.until.data() + p.until : nullptr,
+          p.weighted ? d.num.data() + p.weights : nullptr,
+          p.weighted ? d.den.data() + p.weights : nullptr,
           p.first_head,
           p.heads};
 }

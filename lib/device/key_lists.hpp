@@ -46,29 +46,32 @@ class KeyLists {
   struct Part {
     bool run = false;  // consecutive tokens of the trace
     bool weighted = false, leaves = false;
-    size_t entries = 0, spans = 0;  // index of its first entry and first span
+    size_t tokens = 0, until = 0, weights = 0, spans = 0;  // where its own begin
     int32_t first_head = 0, heads = 0;
   };
-  struct Entry {
-    int32_t token, until;
-    float num = 1, den = 1;
+  // Tokens, ascending, with what a cache says of each.
+  struct Entries {
+    std::vector<int32_t> token, until;
+    std::vector<float> num, den;
+    size_t size() const { return token.size(); }
+    void add(int32_t one, int32_t leaves, double numerator, double denominator);
   };
   int32_t add_run(int32_t heads, int32_t first, int32_t last);
-  int32_t add_set(const DeviceCache& cache, const std::vector<Entry>& entries, bool weighted);
+  int32_t add_set(const DeviceCache& cache, const Entries& entries, bool weighted);
   int32_t add_moving(const DeviceCache& cache);
   Part& open_part(const DeviceCache& cache);
   void add_family(const std::vector<DeviceCache>& caches, const std::vector<size_t>& family);
   void list_moving(size_t id, const DeviceCache& cache);
   void list_wholes(const std::vector<DeviceCache>& caches);
-  void put(const Entry& entry);
-  static std::vector<Entry> entries_of(const Residency& held);
-  static std::vector<Entry> entries_of(const Band& band);
+  static Entries entries_of(const Residency& held);
+  static Entries entries_of(const Band& band);
   AttendPart on_device(const Part& part, const OnDevice& memory) const;
 
   static constexpr int32_t kRows = 64;  // rows of a tile
   const std::vector<int32_t>& rows_;
   std::vector<Part> parts_, wholes_;
   std::vector<KeySpan> spans_;
+  // Lists one behind the other: tokens of all, `until` of those that leave, and weights of weighted ones.
   std::vector<int32_t> tokens_, until_;
   std::vector<float> num_, den_;
   std::vector<PartRef> refs_;

@@ -81,17 +81,7 @@ void DeviceEvaluator<Real>::replay(const Guard& guard, const Take& take) {
   const Stopwatch watch;
   device_->evaluate(held_, rows_, [&](const DeviceRows& rows) {
     const std::vector<ExactRow> exact = exact_rows(rows);
-    for (size_t i = 0; i < caches_.size(); ++i)
-      guard(i, [&] {
-        RowResults<Real> results = results_of(*caches_[i], rows, rows.caches[i]);
-        const bool plain = !held_[i].held.weighted();
-        const double spread = caches_[i]->method().error_bound().spread;
-        for (size_t at = 0; at < results.of.size(); ++at) {
-          results.of[at].attended = held_[i].held.attended(rows_.rows[rows.first + at % rows.count]);
-          results.of[at].plain = plain, results.of[at].spread = spread;
-        }
-        take(i, results, exact);
-      });
+    for (size_t i = 0; i < caches_.size(); ++i) guard(i, [&] { take(i, results_of(i, rows), exact); });
   });
   const double seconds = watch.seconds() / double(caches_.size());
   for (size_t i = 0; i < caches_.size(); ++i) guard(i, [&] { caches_[i]->account.count_attended(0, 0, seconds); });
@@ -115,18 +105,27 @@ std::vector<ExactRow> DeviceEvaluator<Real>::exact_rows(const DeviceRows& rows) 
   return all;
 }
 
+// Valid until the next call.
 template <class Real>
-RowResults<Real> DeviceEvaluator<Real>::results_of(const CacheReplay<Real>& cache, const DeviceRows& rows,
-                                                   const DeviceRows::OfCache& from) const {
-  RowResults<Real> results;
-  results.heads = cache.heads(), results.rows = int32_t(rows.count), results.v_dim = stream_.shape.v_dim;
-  results.of = from.of;
-  results.out.assign(from.out.begin(), from.out.end());
-  results.projections = from.projections;
-  for (size_t row = 0; row < rows.count; ++row)
-    for (size_t at = row; at < results.of.size(); at += rows.count)
-      if (!Normaliser{results.of[at].tau, 0}.any()) throw ReplayError(denominator_error(rows_.rows[rows.first + row]));
-  return results;
+const RowResults<Real>& DeviceEvaluator<Real>::results_of(size_t cache, const DeviceRows& rows) {
+  const CacheReplay<Real>& replay = *caches_[cache];
+  const Residency& held = held_[cache].held;
+  rows.fetch(cache, fetched_);
+  results_.heads = replay.heads(), results_.rows = int32_t(rows.count), results_.v_dim = stream_.shape.v_dim;
+  results_.of.swap(fetched_.of);
+  results_.out.assign(fetched_.out.begin(), fetched_.out.end());
+  results_.projections.swap(fetched_.projections);
+  const bool plain = !held.weighted();
+  const double spread = replay.method().error_bound().spread;
+  for (size_t r = 0; r < rows.count; ++r) {
+    const int32_t token = rows_.rows[rows.first + r], attended = held.attended(token);
+    for (size_t at = r; at < results_.of.size(); at += rows.count) {
+      RowResult& of = results_.of[at];
+      if (!Normaliser{of.tau, 0}.any()) throw ReplayError(denominator_error(token));
+      of.attended = attended, of.plain = plain, of.spread = spread;
+    }
+  }
+  return results_;
 }
 
 template class DeviceEvaluator<float>;

@@ -35,8 +35,7 @@ class DeviceEvaluator {
  private:
   void decide(const Guard& guard);
   std::vector<ExactRow> exact_rows(const DeviceRows& rows);
-  RowResults<Real> results_of(const CacheReplay<Real>& cache, const DeviceRows& rows,
-                              const DeviceRows::OfCache& from) const;
+  const RowResults<Real>& results_of(size_t cache, const DeviceRows& rows);
 
   std::unique_ptr<HeadDevice> device_;
   const HeadStream<Real>& stream_;
@@ -45,6 +44,8 @@ class DeviceEvaluator {
   ScoredNorms<Real>& norms_;
   std::vector<CacheReplay<Real>*> caches_;
   std::vector<DeviceCache> held_;
+  DeviceRows::OfCache fetched_;  // of one cache after the other
+  RowResults<Real> results_;
 };
 
 }  // namespace kvreplay

@@ -39,7 +39,7 @@ struct Decided {
   int32_t failed = -1;         // token of the first row without a token to attend to; nothing is decided from it on
 };
 
-// The requested rows [first, first + count), for all caches.
+// The requested rows [first, first + count), for all caches. Valid during the call of Take.
 struct DeviceRows {
   size_t first = 0, count = 0;
   std::vector<float> l2;               // [heads of the stream, count], as in ExactRow
@@ -50,7 +50,8 @@ struct DeviceRows {
     // Projections on the stream's gradient, [heads, count, samples]; 0 for rows without a gradient, empty without any.
     std::vector<float> projections;
   };
-  std::vector<OfCache> caches;
+  // Copies a cache's results from the device. Vectors of the right size keep their memory.
+  std::function<void(size_t cache, OfCache& into)> fetch;
 };
 
 class HeadDevice {

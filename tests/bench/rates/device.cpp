@@ -38,7 +38,7 @@ class ExactRows final : DeviceHead {
     return tokens;
   }
   Runtime& queue_;
-  Rows rows_;
+  const Rows& rows_;
   KeyLists lists_;
   KeyLists::OnDevice keys_;
   Sums sums_;

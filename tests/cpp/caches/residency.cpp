@@ -86,8 +86,8 @@ TEST_CASE("a residency has the tokens at its beginning and the later ones, until
     Residency residency;
     residency.begin = 8, residency.end = 13, residency.later = later;
     // Token 10 is evicted in its own step, before it was attended to; token 12 with the last row.
-    std::vector<Residency::Eviction> evicted{{5, 11}, {0, 9}, {2, 8}};
-    if (!later) evicted.insert(evicted.end(), {{10, 10}, {9, 12}});
+    std::vector<Residency::Eviction> evicted{{0, 9}, {2, 8}, {5, 11}};
+    if (!later) evicted.insert(evicted.end(), {{9, 12}, {10, 10}});
     residency.list({0, 2, 3, 5, 7}, evicted, kPrompt);
     for (int32_t t = residency.begin; t < residency.end; ++t) {
       Held right;

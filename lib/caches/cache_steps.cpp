@@ -73,7 +73,7 @@ const Residency& CacheSteps<Real>::decide_all() {
 template <class Real>
 const Residency& CacheSteps<Real>::follow(std::span<const int32_t> until) {
   std::vector<Residency::Eviction> evicted;      // by token
-  std::vector<int32_t> first(until.size() + 2);  // of the tokens in `leaving` that this row is the first not to see
+  std::vector<int32_t> first(until.size() + 2);  // [row] index in `leaving` of the first token that this row misses
   for (int32_t token = 0; token < int32_t(until.size()); ++token)
     if (const int32_t row = until[size_t(token)]; row != Residency::kStays)
       evicted.push_back({token, row}), ++first[size_t(row)];

@@ -71,7 +71,7 @@ class KeyLists {
   const std::vector<int32_t>& rows_;
   std::vector<Part> parts_, wholes_;
   std::vector<KeySpan> spans_;
-  // Lists one behind the other: tokens of all, `until` of those that leave, and weights of weighted ones.
+  // Lists one behind the other. Only lists whose tokens leave have `until`, and only weighted ones weights.
   std::vector<int32_t> tokens_, until_;
   std::vector<float> num_, den_;
   std::vector<PartRef> refs_;

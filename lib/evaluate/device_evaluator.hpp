@@ -44,7 +44,7 @@ class DeviceEvaluator {
   ScoredNorms<Real>& norms_;
   std::vector<CacheReplay<Real>*> caches_;
   std::vector<DeviceCache> held_;
-  DeviceRows::OfCache fetched_;  // of one cache after the other
+  DeviceRows::OfCache fetched_;  // one cache after the other
   RowResults<Real> results_;
 };
 

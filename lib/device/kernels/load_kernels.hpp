@@ -10,7 +10,7 @@ namespace kvreplay {
 struct RowsInPlace {
   const void* data;
   DType type;
-  int64_t strides[3];  // of heads, rows and columns, in numbers
+  int64_t strides[3];  // between heads, rows and columns, in numbers
   const int32_t* row;  // [rows] rows of the tensor; null: 0, 1, ...
   int64_t heads, rows;
   int32_t dim;

@@ -1,5 +1,6 @@
 """Arrays of numpy, torch, jax and cupy for the engine, which reads them in place."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ from kvbase.errors import TraceError
 from kvtrace.dtypes import bf16_widen
 
 FLOATS = {np.dtype("f4"): "float32", np.dtype("f2"): "float16"}
-CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # kinds of devices, as DLPack numbers them
+CUDA, ROCM, CUDA_MANAGED = 2, 10, 13  # kinds of devices, as DLPack numbers them
 DEFAULT_STREAM = 1  # CUDA's, as DLPack numbers it
 
 
@@ -31,8 +32,9 @@ class OnDevice:
         try:
             if self.tensor.__dlpack_device__()[0] not in (CUDA, CUDA_MANAGED):
                 return None
-            return self.tensor.__dlpack__(stream=DEFAULT_STREAM)
-        except Exception:  # libraries raise errors of many types
+            with _current_device(self.tensor):
+                return self.tensor.__dlpack__(stream=DEFAULT_STREAM)
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
             return None
 
     def rows(self, head: int, first: int, count: int) -> np.ndarray:
@@ -86,15 +88,24 @@ def as_floats(given: Any, where: str) -> np.ndarray:
 
 
 def _is_elsewhere(given: Any) -> bool:
-    """Whether an array lies on a device, outside main memory."""
+    """Whether an array lies on a GPU, where numpy cannot read it."""
     if type(given).__module__.partition(".")[0] == "torch":
         return bool(given.device.type != "cpu")
     if not hasattr(given, "__dlpack_device__"):
         return False
     try:
-        return given.__dlpack_device__()[0] not in (CPU, CUDA_HOST)
+        return given.__dlpack_device__()[0] in (CUDA, ROCM, CUDA_MANAGED)
     except Exception:  # an object that breaks the protocol is read as numpy reads it
         return False
+
+
+def _current_device(tensor: Any) -> AbstractContextManager[Any]:
+    """Makes the tensor's GPU the current one of its library: torch exports no tensor from another."""
+    if type(tensor).__module__.partition(".")[0] != "torch":
+        return nullcontext()
+    import torch  # already loaded
+
+    return torch.cuda.device(tensor.device)
 
 
 def _on_device(tensor: Any, dtype: str, where: str) -> dict[str, Any]:
@@ -112,7 +123,7 @@ def _expect_rank(rank: int, shape: tuple[int, ...], where: str) -> None:
 
 
 def _dtype_name(given: Any) -> str:
-    return str(getattr(given, "dtype", "")).removeprefix("torch.")
+    return str(getattr(given, "dtype", "")).rpartition(".")[2]  # torch.float32, mlx.core.float32
 
 
 def _in_memory(given: Any) -> np.ndarray:

@@ -20,9 +20,10 @@ KVR_FN inline float number_at(const void* array, DType type, int64_t i) {
 
 // False for infinity, NaN, and 2^40 or more: a product of two such vectors would overflow single precision. Tests the
 // bits because std::isfinite is constant under -ffast-math.
-KVR_FN inline bool is_usable(float x) { return (float_bits(x) & 0x7FFFFFFFu) < float_bits(0x1p40f); }
+KVR_FN inline bool is_usable(float x) { return int32_t(float_bits(x) & 0x7FFFFFFFu) < int32_t(float_bits(0x1p40f)); }
 
-// A tensor [heads, rows, width] in the memory of a device, which may read it in place.
+// A tensor [heads, rows, width] in the memory of a device, which may read it in place. Its numbers are complete when a
+// run opens the device, or computed by work that CUDA's default stream waits for.
 struct DeviceTensor {
   std::string device;  // as `run.device` spells it, for example cuda:0; empty: there is no such tensor
   const void* data = nullptr;

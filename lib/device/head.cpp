@@ -215,6 +215,7 @@ std::vector<std::vector<double>> DeviceHead::prompt_sums(const std::vector<int32
   for (size_t i = 0; i < from.size(); ++i)
     sums.download(std::span(all[i]).first(maxima ? cells : cells - columns), i * cells);
   runtime_.wait();
+  loaded_ = {};  // no later call asks for these rows
   return all;
 }
 

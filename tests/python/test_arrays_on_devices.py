@@ -7,11 +7,12 @@ import weakref
 import kvreplay
 import numpy as np
 import pytest
+from kvreplay.arrays import described
 from program_beside_python import made_layer
 
 WORDS = {"prefill": 112, "methods": ["window", "h2o", "snapkv"], "budgets": [32], "progress": False}
 TENSORS = made_layer(1)
-CPU, CUDA, PINNED, METAL = 1, 2, 3, 8
+CUDA, PINNED, METAL, ROCM = 2, 3, 8, 10
 
 
 class Owner(np.ndarray):
@@ -41,8 +42,8 @@ class Elsewhere:
         return capsule
 
     def __array__(self, *_, **__):
-        if self.kind != PINNED:
-            raise TypeError("an array on a device is not converted as a whole")
+        if self.kind in (CUDA, ROCM):
+            raise TypeError("an array on a GPU is not converted as a whole")
         return self.array
 
     def __getitem__(self, where):
@@ -59,7 +60,7 @@ def expected():
     return numbers(kvreplay.replay(*TENSORS, **WORDS))
 
 
-@pytest.mark.parametrize("kind", [CUDA, METAL])
+@pytest.mark.parametrize("kind", [CUDA, ROCM])
 @pytest.mark.parametrize("breaks", [False, True])
 def test_the_cores_fetch_an_array_on_a_device_head_by_head(expected, kind, breaks):
     arrays = [Elsewhere(x, kind, breaks) for x in TENSORS]
@@ -75,8 +76,9 @@ def test_pending_work_is_ordered_before_the_default_stream_of_cuda():
     assert all(array.streams for array in arrays)
 
 
-def test_an_array_in_pinned_memory_is_read_as_any_in_main_memory(expected):
-    arrays = [Elsewhere(x, PINNED) for x in TENSORS]
+@pytest.mark.parametrize("kind", [PINNED, METAL])
+def test_an_array_that_numpy_can_read_is_read_as_any_in_main_memory(expected, kind):
+    arrays = [Elsewhere(x, kind) for x in TENSORS]
     assert numbers(kvreplay.replay(*arrays, **WORDS)) == expected
     assert [array.fetched for array in arrays] == [[], [], []]
 
@@ -97,3 +99,34 @@ def test_nan_on_a_device_is_named():
     bad[1, 120, 3] = np.nan
     with pytest.raises(kvreplay.TraceError, match="q holds NaN at head 1, query 120, coordinate 3"):
         kvreplay.replay(Elsewhere(bad), k, v, **WORDS)
+
+
+@pytest.mark.torch
+def test_a_tensor_of_torch_is_exported_with_its_own_gpu_as_the_current_one(monkeypatch):
+    torch = pytest.importorskip("torch")
+    chosen = []
+
+    class Chosen:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            chosen.append(self.device)
+
+        def __exit__(self, *_):
+            chosen.append(None)
+
+    class Tensor(Elsewhere):
+        device = torch.device("cuda:1")
+
+        def detach(self):
+            return self
+
+        def __dlpack__(self, *, stream=None):
+            assert chosen[-1] == self.device
+            return super().__dlpack__(stream=stream)
+
+    Tensor.__module__ = "torch"
+    monkeypatch.setattr(torch.cuda, "device", Chosen)
+    memory = described(Tensor(TENSORS[0]), "q")["data"].memory()
+    assert "dltensor" in repr(memory) and chosen == [Tensor.device, None]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from kvreplay_cli import BINARY, ROOT, synth
@@ -317,6 +318,16 @@ def test_a_device_is_compared_with_one_core_and_with_the_peer(trace, truth, tmp_
         row = of[what, "2 cores"]
         assert float(row["ratio"]) == pytest.approx(float(row["anchor"]) / float(row["device"]))
         assert row["goal"].startswith(goal)
+
+
+@pytest.mark.long
+def test_the_script_for_a_machine_with_a_gpu_runs_on_the_emulator(tmp_path):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "KVREPLAY": str(BINARY.with_name("kvreplay_bench"))}
+    words = ["bash", ROOT / "tests/bench/device.sh", "dry", tmp_path]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "all steps passed" in done.stdout, done.stdout + done.stderr
+    assert {row["goal"][:2] for row in rows_of(tmp_path / "device.csv")} >= {"G2", "G3", "G4", "G7"}
 
 
 @pytest.mark.torch

@@ -87,9 +87,13 @@ def as_floats(given: Any, where: str) -> np.ndarray:
     return array.astype(np.float32, copy=False)
 
 
+def _library(given: Any) -> str:
+    return type(given).__module__.partition(".")[0]
+
+
 def _is_elsewhere(given: Any) -> bool:
     """Whether an array lies on a GPU, where numpy cannot read it."""
-    if type(given).__module__.partition(".")[0] == "torch":
+    if _library(given) == "torch":
         return bool(given.device.type != "cpu")
     if not hasattr(given, "__dlpack_device__"):
         return False
@@ -101,7 +105,7 @@ def _is_elsewhere(given: Any) -> bool:
 
 def _current_device(tensor: Any) -> AbstractContextManager[Any]:
     """Makes the tensor's GPU the current one of its library: torch exports no tensor from another."""
-    if type(tensor).__module__.partition(".")[0] != "torch":
+    if _library(tensor) != "torch":
         return nullcontext()
     import torch  # already loaded
 
@@ -128,7 +132,7 @@ def _dtype_name(given: Any) -> str:
 
 def _in_memory(given: Any) -> np.ndarray:
     """A numpy array over the same memory; bfloat16 as uint16. An array on a device is copied."""
-    library = type(given).__module__.partition(".")[0]
+    library = _library(given)
     if library == "torch":
         given = given.detach()
         if given.device.type != "cpu":

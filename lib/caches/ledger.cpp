@@ -55,8 +55,8 @@ template void ResidentLists::add(std::span<const int32_t>, std::span<const doubl
 void LedgerKeeper::attended(int64_t rows, const Payload& payload, bool reads_all) {
   ledger.peak_attended = std::max(ledger.peak_attended, rows);
   take_peaks(payload.keys, payload.values, payload.bytes);
-  if (reads_all) read(payload.bytes);
   last_attended_ = payload.bytes;
+  if (reads_all) attended_again();
 }
 
 void LedgerKeeper::attended_again() { read(last_attended_); }
@@ -68,10 +68,7 @@ void LedgerKeeper::read(int64_t bytes) {
 
 void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   ledger.peak_kept = std::max(ledger.peak_kept, now.rows);
-  ledger.evictions = now.evictions;
   ledger.quantised = now.quantised + extra.coded_rows;
-  ledger.kept_sum += now.rows, ledger.kept_steps += 1;
-  last_kept_ = now.rows;
   const int64_t weights = extra.weight_floats + (now.reweighted ? 1 : 0);
   ledger.peak_weight_floats = std::max(ledger.peak_weight_floats, weights / now.blocks);
   besides_ = 4 * weights / now.blocks + extra.code_bytes - exact_bytes(extra.coded_floats);
@@ -81,8 +78,8 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   if (extra.sketch_floats_read >= 0) read_sketches_ += exact_bytes(extra.sketch_floats_read - extra.sketch_floats);
   if (extra.aux_bytes_read >= 0) read_sketches_ += extra.aux_bytes_read - extra.aux_bytes;
   ledger.final_bytes = now.payload.bytes + more_keys_ + besides_ + aux_;
-  ledger.bytes_sum += ledger.final_bytes;
-  ledger.final_aux_bytes = aux_, ledger.aux_sum += aux_;
+  ledger.final_aux_bytes = aux_, last_kept_ = now.rows;
+  kept_again(now.evictions);
   if (now.ends_prompt) ledger.prompt_bytes = ledger.final_bytes, ledger.prompt_aux_bytes = aux_;
 }
 

@@ -39,27 +39,18 @@ struct Carver {
   }
 };
 
-// out[c] = sum_i weight(i) row(i)[c]. A few neighbouring columns are taken at a time, so that rows are read in cache
-// lines.
+// out[c] = sum_i weight(i) row(i)[c], in the order of the rows. `out` is none of the rows.
 template <class W, class R>
-void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std::span<double> out) {
-  constexpr int32_t kColumns = 8;
+void weighted_sum(int32_t n, W weight, R row, std::span<double> out) {
+  double* const sum = out.data();
   const int32_t width = int32_t(out.size());
-  const auto add = [&](int32_t first, auto count) {
-    double s[kColumns] = {};
+  wide([&] {
+    for (int32_t c = 0; c < width; ++c) sum[c] = 0;
     for (int32_t i = 0; i < n; ++i) {
       const double w = weight(i);
-      const auto* x = row(i).data() + first;
-      for (int32_t c = 0; c < count; ++c) s[c] += w * double(x[c]);
+      const auto* const x = row(i).data();
+      KVR_SIMD for (int32_t c = 0; c < width; ++c) sum[c] += w * double(x[c]);
     }
-    for (int32_t c = 0; c < count; ++c) out[size_t(first + c)] = s[c];
-  };
-  wide([&] {
-    team.each((width + kColumns - 1) / kColumns, [&](int32_t part) {
-      const int32_t first = part * kColumns, left = width - first;
-      if (left < kColumns) add(first, left);
-      else add(first, std::integral_constant<int32_t, kColumns>{});
-    });
   });
 }
 
@@ -153,7 +144,7 @@ inline void first_eigenvector(const Team auto& team, std::span<double> a, int32_
     if (team.sum(n * n, [&](int32_t i) { return a[size_t(i)] * a[size_t(i)]; }) >= 1 - kOthers) break;
     for (int32_t i = 0; i < n; ++i)
       weighted_sum(
-          team, n, [&](int32_t j) { return row(i)[size_t(j)]; }, row, power.subspan(size_t(i) * size_t(n), size_t(n)));
+          n, [&](int32_t j) { return row(i)[size_t(j)]; }, row, power.subspan(size_t(i) * size_t(n), size_t(n)));
     team.each(n * n, [&](int32_t i) { a[size_t(i)] = power[size_t(i)]; });
   }
   const std::span<double> best = row(team.largest(n, diagonal).index);

@@ -18,14 +18,6 @@ double wide_dot(std::span<A> a, std::span<B> b) {
   KVR_SIMD_SUM(s) for (int32_t c = 0; c < n; ++c) s += double(x[c]) * double(y[c]);
   return s;
 }
-// to += factor * x.
-template <class A>
-void add_scaled(std::span<double> to, double factor, std::span<A> x) {
-  const A* from = x.data();
-  double* sum = to.data();
-  const int32_t n = int32_t(x.size());
-  KVR_SIMD for (int32_t c = 0; c < n; ++c) sum[c] += factor * double(from[c]);
-}
 template <class A>
 double norm(std::span<A> a) {
   return std::sqrt(wide_dot(a, a));

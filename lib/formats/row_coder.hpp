@@ -30,7 +30,7 @@ struct PartCoder {
     const int32_t n = int32_t(x.size());
     team.each(n, [&](int32_t i) { work[i] = x[size_t(i)]; });
     weighted_sum(
-        team, n, [&](int32_t i) { return work[i]; },
+        n, [&](int32_t i) { return work[i]; },
         [&](int32_t i) { return std::span<const double>(matrix + int64_t(i) * n, size_t(n)); }, x);
   }
   template <Team T>

@@ -141,7 +141,7 @@ struct Compactor : Selecting<8, 4> {
     team.each(d, [&](int32_t c) { centred[size_t(c)] = w.key[size_t(c)] - w.mean[size_t(c)]; });
     if (sketch == 0) return;
     weighted_sum(
-        team, d, [&](int32_t c) { return centred[size_t(c)]; },
+        d, [&](int32_t c) { return centred[size_t(c)]; },
         [&](int32_t c) { return w.phi.subspan(size_t(c) * size_t(sketch), size_t(sketch)); }, w.keys.point);
   }
 };

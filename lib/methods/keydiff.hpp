@@ -1,9 +1,6 @@
 #pragma once
-#include <algorithm>
-
+#include "core/linear.hpp"
 #include "core/selecting.hpp"
-#include "core/vectors.hpp"
-#include "core/wide.hpp"
 
 namespace kvreplay {
 
@@ -55,10 +52,8 @@ struct KeyDiff : Selecting<> {
   // Sets score = -cosine to the anchor of rows 0..rows-1.
   void rescore(const Team auto& team, Cache auto& cache, int32_t rows, auto key) {
     team.each(rows, [&](int32_t i) { cache.score(i) = inverse(norm(key(i))); });
-    std::fill(state.begin(), state.end(), 0.0);
-    wide([&] {
-      for (int32_t i = 0; i < rows; ++i) add_scaled(state, cache.score(i), key(i));
-    });
+    weighted_sum(
+        rows, [&](int32_t i) { return cache.score(i); }, key, state);
     for (double& coordinate : state) coordinate /= rows;
     const double length = inverse(norm(state));
     team.each(rows, [&](int32_t i) { cache.score(i) *= -wide_dot(key(i), state) * length; });

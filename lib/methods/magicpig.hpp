@@ -111,11 +111,9 @@ struct MagicPig {
     middle = cache.size() - row > local ? cache.size() - row - local : 0;
     if (dense || middle == 0) return middle = 0, void();
     first = cache.token(row);
-    team.each(d, [&](int32_t c) {
-      double sum = 0;
-      for (int32_t i = 0; i < middle; ++i) sum += double(cache.key(row + i)[size_t(c)]);
-      centre(d)[size_t(c)] = sum / middle;
-    });
+    weighted_sum(
+        middle, [](int32_t) { return 1.0; }, [&](int32_t i) { return cache.key(row + i); }, centre(d));
+    for (double& coordinate : centre(d)) coordinate /= middle;
     const std::span<double> phi = projection(d);
     team.each(d * columns, [&](int32_t i) {  // drawn row by row of [dim, K L], stored column by column
       phi[size_t(int64_t(i % columns) * d + i / columns)] = gaussian(rng, RngStream::sketch_matrix, i);

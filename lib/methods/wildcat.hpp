@@ -93,7 +93,7 @@ struct WildCat : Thinning<4, 32> {
     w.pivots = cut(pivots), w.inner = cut(pivots * pivots), w.sums = cut(pivots * w.columns);
     const auto key = [&](int32_t i) { return cache.key(first + i); };
     const auto share = [&](int32_t) { return 1.0 / M; };
-    weighted_sum(team, M, share, key, w.mean);
+    weighted_sum(M, share, key, w.mean);
     team.each(M, [&](int32_t i) {
       for (size_t c = 0; c < w.mean.size(); ++c) w.key(i)[c] = double(key(i)[c]) - w.mean[c];
     });

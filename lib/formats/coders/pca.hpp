@@ -47,7 +47,7 @@ struct Pca {
       component[j] = depth[j] > 0 ? root[j] * nearest(s / root[j], int32_t(depth[j]), row.tables) : 0;
     });
     weighted_sum(
-        team, n, [&](int32_t j) { return component[j]; },
+        n, [&](int32_t j) { return component[j]; },
         [&](int32_t j) { return std::span(basis + int64_t(j) * n, size_t(n)); }, row.x);
     team.each(n, [&](int32_t i) { row.x[size_t(i)] += mean[i]; });
     return {};

@@ -113,10 +113,10 @@ struct TqProd {
     const double gamma = to_float16(norm_of(team, r, n)), factor = std::sqrt(std::acos(-1.0) / 2) / n * gamma;
     const auto sketch = [&](int64_t i) { return std::span(row.sketch + i * n, size_t(n)); };
     const auto transposed = [&](int64_t i) { return sketch(n + i); };
-    weighted_sum(team, n, [&](int32_t i) { return r[i]; }, sketch, {signs, size_t(n)});
+    weighted_sum(n, [&](int32_t i) { return r[i]; }, sketch, {signs, size_t(n)});
     team.each(n, [&](int32_t j) { signs[j] = signs[j] >= 0 ? 1 : -1; });
     weighted_sum(
-        team, n, [&](int32_t j) { return signs[j]; }, transposed, row.x);
+        n, [&](int32_t j) { return signs[j]; }, transposed, row.x);
     team.each(n, [&](int32_t i) { row.x[size_t(i)] = stored * (c[i] + factor * row.x[size_t(i)]); });
     CodeTally t;
     t.misfits = std::isfinite(stored) ? 0 : 1;

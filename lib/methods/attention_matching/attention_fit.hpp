@@ -74,7 +74,7 @@ struct AttentionFit {
       top[size_t(i)] = largest, sum[size_t(i)] = total;
       team.each(n, [&](int32_t j) { score(j, e[size_t(j)] /= total); });
       weigh_values(
-          team, n, [&](int32_t j) { return cache.value(j); }, part(targets, i));
+          n, [&](int32_t j) { return cache.value(j); }, part(targets, i));
     }
   }
   // Fits masses between exp(-clip) and exp(clip): clipped least squares, then steps of projected gradient descent.
@@ -113,7 +113,7 @@ struct AttentionFit {
     for (int32_t i = 0; i < N; ++i) {
       probabilities(team, i);
       weigh_values(
-          team, kept, [&](int32_t j) { return value(j); }, out);
+          kept, [&](int32_t j) { return value(j); }, out);
       const double length = norm(part(targets, i));
       if (length > 0) mean += std::sqrt(squared_distance(out, part(targets, i))) / length / N;
     }
@@ -137,9 +137,9 @@ struct AttentionFit {
     softmax(team, e.first(size_t(kept)));
   }
   template <class V>
-  void weigh_values(const Team auto& team, int32_t n, V row, std::span<double> to) const {
+  void weigh_values(int32_t n, V row, std::span<double> to) const {
     weighted_sum(
-        team, n, [&](int32_t j) { return e[size_t(j)]; }, row, to);
+        n, [&](int32_t j) { return e[size_t(j)]; }, row, to);
   }
 };
 

@@ -68,8 +68,7 @@ std::vector<std::string> overrides_of(const ClusterChoices& choices) {
 
 // The recorded prompt where tokens follow it, else the first half.
 int32_t usual_prefill(const TraceInfo& trace, const Cell& cell) {
-  const auto prompt = std::find_if(trace.prompts.begin(), trace.prompts.end(),
-                                   [&](const PromptInfo& p) { return p.id == cell.place.prompt; });
+  const PromptInfo* prompt = trace.find(cell.place.prompt);
   const int32_t tokens = cell.extent.tokens;
   return prompt->n_prompt < tokens ? int32_t(prompt->n_prompt) : std::max(1, tokens / 2);
 }

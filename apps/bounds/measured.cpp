@@ -82,7 +82,6 @@ MeasuredTrace measured_trace(const TraceRequest& request) {
   layers = selected("--layers", request.layers, layers);
 
   MeasuredTrace measured;
-  const auto rank = uint32_t(&prompt - info.prompts.data());
   for (const int32_t number : layers) {
     const LayerInfo& layer = trace.layer(prompt.id, number);
     std::vector<int32_t> heads(size_t(layer.kv_heads));
@@ -97,7 +96,7 @@ MeasuredTrace measured_trace(const TraceRequest& request) {
                          {"n_kv_heads", layer.kv_heads},
                          {"bytes", bytes_of(layer.dtype)}};
     for (size_t i = 0; request.heads && i < heads.size(); ++i)
-      measured.heads.push_back(measured_head(trace, {prompt, rank, layer, tokens}, heads[i], request));
+      measured.heads.push_back(measured_head(trace, {prompt, prompt.rank, layer, tokens}, heads[i], request));
   }
   return measured;
 }

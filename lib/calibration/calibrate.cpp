@@ -100,9 +100,8 @@ Refusal prompt_calibration_obstacle(const TraceInfo& trace, const PromptInfo& re
         .rule = fmt::format("{} needs another prompt, and {} only {}", said, words.trace(file, "hold"), replayed.id),
         .remedy = "write self, or file:PATH of another trace's (`kvreplay calibrate`)"};
   for (const std::string& id : ids) {
-    const auto prompt =
-        std::find_if(trace.prompts.begin(), trace.prompts.end(), [&](const auto& p) { return p.id == id; });
-    if (prompt == trace.prompts.end()) return {.rule = fmt::format("{}: {}", said, trace.lacks(id))};
+    const PromptInfo* prompt = trace.find(id);
+    if (prompt == nullptr) return {.rule = fmt::format("{}: {}", said, trace.lacks(id))};
     const auto same = std::find_if(prompt->layers.begin(), prompt->layers.end(),
                                    [&](const LayerInfo& l) { return l.layer == layer.layer; });
     if (same == prompt->layers.end())

@@ -53,10 +53,10 @@ SharedOver shared_over(const Cell& cell) { return shared_over(cell.variant->valu
 
 bool has_fixed_share(const Cell& cell) { return shared_over(cell) == SharedOver::head; }
 
-bool needs_all_layers(const Cell& cell) {
-  return cell.options().allocator == Allocator::windows ||
-         (!has_fixed_share(cell) && shared_over(cell) == SharedOver::model);
+bool needs_all_layers(const MethodValues& values, const CommonOptions& options) {
+  return options.allocator == Allocator::windows || shared_over(values, options) == SharedOver::model;
 }
+bool needs_all_layers(const Cell& cell) { return needs_all_layers(cell.variant->values, cell.options()); }
 
 bool cuts_together(const Cell& cell) {
   return cell.method().hooks.has(Hook::cut_together) && shared_over(cell) != SharedOver::none;

@@ -81,6 +81,7 @@ bool compares_heads(Allocator rule);
 // Whether the configuration alone determines a head's share.
 bool has_fixed_share(const Cell& cell);
 // Whether a head's share depends on heads of all layers.
+bool needs_all_layers(const MethodValues& values, const CommonOptions& options);
 bool needs_all_layers(const Cell& cell);
 // Whether the cell's heads cut together during decoding.
 bool cuts_together(const Cell& cell);

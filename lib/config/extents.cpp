@@ -61,7 +61,7 @@ class CalibrationPrompts {
     const auto extent = extent_of(config_, trace_, prompt, problems_);
     if (!extent) return;
     const bool has_rows = extent->prompt_tokens < extent->tokens;
-    if (has_rows || !by_allocator()) return prompts.push_back({prompt.id, uint32_t(place), *extent});
+    if (has_rows || !by_allocator()) return prompts.push_back({prompt.id, prompt.rank, *extent});
     refuse({.verb = "learn",
             .rule = "from decode rows, which a prompt lacks",
             .remedy = fmt::format("set {} below {{least}}", words().key("replay.prefill")),

@@ -125,6 +125,14 @@ LoadedRun load_run(const std::string& text, const fs::path& base, const std::str
   return run_of_files(text, {methods, measures, base}, label, overrides, problems);
 }
 
+RunConfig parse_over(const std::string& text, const Registry& methods, const std::vector<std::string>& measures,
+                     const Wording& words) {
+  Problems problems(words);
+  RunConfig config = read_config(text, "", {methods, measures, ".", false}, {}, problems);
+  problems.raise(config);
+  return config;
+}
+
 LoadedRun load_over(const std::string& text, const Registry& methods, const std::vector<std::string>& measures,
                     const std::vector<fs::path>& traces, const OpenTensors& open, const Wording& words) {
   Problems problems(words);

@@ -154,6 +154,10 @@ LoadedRun load_over(const std::string& text, const Registry& methods, const std:
                     const std::vector<std::filesystem::path>& traces, const OpenTensors& open,
                     const Wording& words = file_wording());
 
+// The configuration of load_over alone, before there are traces.
+RunConfig parse_over(const std::string& text, const Registry& methods, const std::vector<std::string>& measures,
+                     const Wording& words = file_wording());
+
 // A budget in tokens for one layer (convention C10), before and after it is rounded down. Below 1 only if `bytes` hold
 // no token. Does not apply to share_of_cache, which is solved by replaying.
 double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,

@@ -67,7 +67,7 @@ class Selection {
     const auto extent = extent_of(config_, trace, prompt, problems_);
     for (const MethodInstance& instance : config_.methods)
       for (const CalibrationPrompt& other : calibration_of(config_, instance, trace, prompt, problems_))
-        checks_.check_calibration_prompt(instance, trace, trace.prompts[other.rank], other.extent);
+        checks_.check_calibration_prompt(instance, trace, *trace.find(other.id), other.extent);
     const auto numbers = names_of(prompt.layers, &LayerInfo::layer);
     for (const int32_t number : config_.select.layers.value_or(numbers)) {
       const size_t l = place_of(number, numbers);

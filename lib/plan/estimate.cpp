@@ -40,7 +40,7 @@ constexpr double kOperationsPerSaved = 4000;  // writing and compressing a numbe
 constexpr double kOperationsPerDraw = 1500;   // a number of the generator and two logarithms
 
 const LayerInfo& layer_of(const Cell& cell, const std::vector<TraceInfo>& traces) {
-  const std::vector<LayerInfo>& layers = traces.at(cell.place.trace).prompts.at(cell.prompt_rank).layers;
+  const std::vector<LayerInfo>& layers = traces.at(cell.place.trace).find(cell.place.prompt)->layers;
   return *std::find_if(layers.begin(), layers.end(),
                        [&](const LayerInfo& info) { return info.layer == cell.place.layer; });
 }

@@ -131,7 +131,7 @@ class Planner {
   void add(const SelectedLayer& at, const Planned& planned, int32_t kv_head) {
     Cell cell;
     cell.place = {at.trace, prompt_of(at).id, layer_of(at).layer, kv_head};
-    cell.prompt_rank = uint32_t(at.prompt);
+    cell.prompt_rank = prompt_of(at).rank;
     cell.extent = at.extent;
     cell.budget = planned.selected.budget;
     cell.shares = planned.selected.shares;
@@ -182,7 +182,7 @@ class Planner {
   // of uniforms is part of the parameters.
   std::string key_of(const SelectedLayer& at, const SelectedLayer::Variant& selected, const Variant& variant) const {
     JsonObject all = of_run_;
-    all.add("trace_id", variant.trace->trace_id).add("prompt", prompt_of(at).id).add("prompt_rank", at.prompt);
+    all.add("trace_id", variant.trace->trace_id).add("prompt", prompt_of(at).id).add("prompt_rank", prompt_of(at).rank);
     all.add("layer", layer_of(at).layer).add_json("logits", logits_json(layer_of(at)));
     all.add("method", selected.method.method().info.name).add("prompt_mode", variant.prompt_streams ? "stream" : "cut");
     if (selected.method.method().lists_in.empty()) all.add_json("params", variant.params);

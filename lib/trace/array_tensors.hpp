@@ -1,20 +1,10 @@
 #pragma once
 #include <map>
 
+#include "trace/array_view.hpp"
 #include "trace/tensors.hpp"
 
 namespace kvreplay {
-
-// A tensor [heads, rows, width] owned by the caller: in memory, with its axes in any order, or supplied by `fetch`.
-struct ArrayView {
-  DType type = DType::float32;
-  int64_t extents[3] = {};
-  const void* data = nullptr;
-  int64_t strides[3] = {};  // elements
-  // Used if `data` is null: writes rows first..first+rows-1 of a head, [rows, width], in `type`.
-  std::function<void(int64_t head, int64_t first, int64_t rows, void* into)> fetch;
-  DeviceTensor on_device = {};  // where the numbers that are fetched lie, if that is known
-};
 
 struct LayerArrays {
   ArrayView q, k, v;

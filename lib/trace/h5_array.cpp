@@ -83,7 +83,14 @@ void check_contiguous(const Array& array, int64_t bytes, int64_t file_bytes) {
   check_unpacked_size(array, bytes, std::min(array.stored_bytes, held));
 }
 
+bool is_image(const Node& node) {
+  const Handle file(H5Iget_file_id(node.id.get()), H5Fclose);
+  const Handle access(H5Fget_access_plist(file.get()), H5Pclose);
+  return H5Pget_driver(access.get()) == H5FD_CORE;
+}
+
 void check_storage(Array& array, hid_t creation) {
+  if (is_image(array.node)) return;  // this program made it; large tensors have no numbers in it
   std::error_code error;
   const auto file_bytes = static_cast<int64_t>(fs::file_size(array.node.file, error));
   const int64_t bytes = checked_product(array.node, array.shape, array.element_bytes);

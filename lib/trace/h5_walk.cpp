@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "base/text.hpp"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int kLongestLinkChain = 16;                 // HDF5's own limit
 constexpr size_t kChunkCacheBytes = size_t{8} << 20;  // cache of each open tensor
+constexpr size_t kImageStep = size_t{64} << 10;       // by which HDF5 would let an image grow
 
 std::string join(const std::string& parent, const std::string& name) {
   return parent == "/" ? "/" + name : parent + "/" + name;
@@ -41,12 +43,28 @@ Handle open_file(const fs::path& file) {
   return id;
 }
 
-Node open_checked_root(const fs::path& file, const std::string& name) {
-  const Handle opened = open_file(file);
+// HDF5 takes images of one name for one file.
+std::string image_name() {
+  static std::atomic<uint64_t> images{0};
+  return fmt::format("image {}", ++images);
+}
+
+Handle open_bytes(const std::string& bytes, const fs::path& label) {
+  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  H5Pset_fapl_core(access.get(), kImageStep, false);
+  H5Pset_file_image(access.get(), const_cast<char*>(bytes.data()), bytes.size());  // HDF5 copies it
+  Handle id(H5Fopen(image_name().c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
+  if (!id.valid()) fail(label.string(), "cannot be opened (" + reason() + ")");
+  return id;
+}
+
+Node root_of(const Handle& opened, const fs::path& file, const std::string& name) {
   Node node{Handle(H5Gopen2(opened.get(), "/", H5P_DEFAULT), H5Gclose), file, name};
   if (!node.id.valid()) fail(node, "the root group is damaged (" + reason() + "). Make or copy the file again");
   return node;
 }
+
+Node open_checked_root(const fs::path& file, const std::string& name) { return root_of(open_file(file), file, name); }
 
 void check_is_hdf5(const fs::path& file) {
   std::error_code error;
@@ -170,6 +188,10 @@ bool Node::is_dataset() const { return H5Iget_type(id.get()) == H5I_DATASET; }
 Node open_root(const fs::path& file) {
   check_is_hdf5(file);
   return open_checked_root(file, "/");
+}
+
+Node open_image(const std::string& bytes, const fs::path& label) {
+  return root_of(open_bytes(bytes, label), label, "/");
 }
 
 bool has_child(const Node& parent, const std::string& name) {

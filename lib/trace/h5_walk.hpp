@@ -34,6 +34,8 @@ struct Node {
 [[noreturn]] void fail(const Node& node, const std::string& what);
 
 Node open_root(const std::filesystem::path& file);
+// A file whose bytes are in memory; `label` names it in messages.
+Node open_image(const std::string& bytes, const std::filesystem::path& label);
 bool has_child(const Node& parent, const std::string& name);
 bool is_inside(const Node& parent, const std::string& name);   // not behind a link
 Node open_child(const Node& parent, const std::string& name);  // follows links

@@ -134,9 +134,13 @@ struct Trace::State {
   // Open tensors of the last layer read: a replay reads the heads of a layer one after another.
   std::string open_layer;
   std::map<std::string, Tensor> open_tensors;
+  const TraceInMemory* memory = nullptr;  // null: all numbers are in the file
 
   const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
   void read_queries(const std::string& prompt, const LayerInfo& layer, const HeadRows& rows, std::span<float> into);
+  // Reads rows of a tensor that is an array; returns false if it is none. Called without the lock: an array may be
+  // fetched from another library, which has locks of its own.
+  bool read_array(const std::string& prompt, const LayerInfo& layer, const HeadRows& rows, std::span<float> into) const;
   std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
   std::vector<float> floats(const std::string& path, int64_t count, const char* of) const;
   std::vector<int32_t> ascending_tokens(const std::string& path, const LayerInfo& layer) const;
@@ -159,6 +163,18 @@ void Trace::State::read_queries(const std::string& prompt, const LayerInfo& laye
   const auto of_layer = [&](const char* name) -> const Tensor& { return tensor(prompt, layer, name); };
   if (layer.is_latent()) read_latent_queries(layer, of_layer, rows, into);
   else read_rows(of_layer(rows.name), rows.head, rows.first, rows.count, into, rows.row);
+}
+
+bool Trace::State::read_array(const std::string& prompt, const LayerInfo& layer, const HeadRows& rows,
+                              std::span<float> into) const {
+  if (memory == nullptr) return false;
+  const std::string path = layer_path(prompt, layer.layer) + "/" + rows.name;
+  const auto found = memory->arrays.find(path);
+  if (found == memory->arrays.end()) return false;
+  kvreplay::read_rows(found->second, rows.head, rows.first, rows.count, into.data());
+  const std::string problem = unusable_number(into, found->second.extents[2], rows.head, rows.first, rows.row);
+  if (!problem.empty()) throw TraceError(fmt::format("{}: /{}: {}", memory->label.string(), path, problem));
+  return true;
 }
 
 std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low, int64_t high) const {
@@ -197,6 +213,14 @@ Trace::Trace(const fs::path& path, const TraceScope& scope) : state_(std::make_u
   });
 }
 
+Trace::Trace(const TraceInMemory& trace, const TraceScope& scope) : state_(std::make_unique<State>()) {
+  state_->memory = &trace;
+  reading([&] {
+    state_->root = h5::open_image(trace.image, trace.label);
+    state_->info = read_info(state_->root, trace.label, scope);
+  });
+}
+
 Trace::~Trace() {
   const h5::Lock lock;
   state_.reset();
@@ -213,6 +237,7 @@ const TraceInfo& Trace::info() const { return state_->info; }
 void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
                       std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
+  if (state_->read_array(prompt, info, {"k", "token", kv_head, 0, count}, into)) return;
   reading([&] {
     const auto of_layer = [&](const char* name) -> const Tensor& { return state_->tensor(prompt, info, name); };
     if (info.is_latent()) return read_latent_keys(info, of_layer, count, into);
@@ -223,6 +248,7 @@ void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t k
 void Trace::read_values(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
                         std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
+  if (state_->read_array(prompt, info, {"v", "token", kv_head, 0, count}, into)) return;
   reading([&] {
     read_rows(state_->tensor(prompt, info, info.is_latent() ? "latent" : "v"), kv_head, 0, count, into, "token");
   });
@@ -231,7 +257,9 @@ void Trace::read_values(const std::string& prompt, int32_t layer_number, int32_t
 void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t first, int64_t rows,
                          std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { state_->read_queries(prompt, info, {"q", "query", q_head, first, rows}, into); });
+  const HeadRows wanted{"q", "query", q_head, first, rows};
+  if (state_->read_array(prompt, info, wanted, into)) return;
+  reading([&] { state_->read_queries(prompt, info, wanted, into); });
 }
 
 void Trace::read_up_values(const std::string& prompt, int32_t layer_number, int32_t q_head,
@@ -246,6 +274,15 @@ void Trace::read_out(const std::string& prompt, int32_t layer_number, int32_t q_
   const LayerInfo& info = layer(prompt, layer_number);
   assert(info.has_out);
   reading([&] { read_rows(state_->tensor(prompt, info, "out"), q_head, 0, rows, into, "query"); });
+}
+
+DeviceTensors Trace::on_device(const std::string& prompt, int32_t layer_number) const {
+  if (state_->memory == nullptr) return {};
+  const auto place = [&](const char* name) -> DeviceTensor {
+    const auto found = state_->memory->arrays.find(layer_path(prompt, layer_number) + "/" + name);
+    return found == state_->memory->arrays.end() ? DeviceTensor{} : found->second.on_device;
+  };
+  return {place("q"), place("k"), place("v")};
 }
 
 StoredTensor Trace::stored(const std::string& prompt, int32_t layer_number, const std::string& name) const {
@@ -366,6 +403,7 @@ void Trace::read_output_weights(const std::string& prompt, int32_t layer_number,
                                 std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.output_width == 0) return Tensors::read_output_weights(prompt, layer_number, q_head, into);
+  if (state_->read_array(prompt, info, {"o_proj", "channel", q_head, 0, info.out_dim()}, into)) return;
   reading([&] { read_rows(state_->tensor(prompt, info, "o_proj"), q_head, 0, info.out_dim(), into, "channel"); });
 }
 

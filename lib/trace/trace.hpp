@@ -1,4 +1,7 @@
 #pragma once
+#include <map>
+
+#include "trace/array_view.hpp"
 #include "trace/tensors.hpp"
 
 // Reads trace files (HDF5, schema 1; docs/formats.md). Every file is treated as hostile: any problem throws a
@@ -26,6 +29,13 @@ struct StoredTensor {
   std::optional<int64_t> offset;  // bytes from the file's begin to numbers that lie there as in memory
 };
 
+// A trace in memory: the bytes of an HDF5 file, in which large tensors have a shape but no numbers, and these tensors.
+struct TraceInMemory {
+  std::filesystem::path label;              // names the trace in messages and tables
+  std::string image;                        // the file
+  std::map<std::string, ArrayView> arrays;  // by path of their dataset: q, k, v and o_proj of a layer
+};
+
 // An open trace. Not thread-safe (HDF5 has one lock): one reader at a time.
 class Trace : public Tensors {
  public:
@@ -33,6 +43,8 @@ class Trace : public Tensors {
   explicit Trace(const std::filesystem::path& path, const TraceScope& scope = {});
   // Opens a file whose facts were read before. Throws TraceError.
   explicit Trace(TraceInfo info);
+  // Opens a trace in memory, which must live as long as this object. Throws TraceError.
+  explicit Trace(const TraceInMemory& trace, const TraceScope& scope = {});
   ~Trace() override;
   Trace(Trace&&) noexcept;
   Trace& operator=(Trace&&) noexcept;
@@ -57,6 +69,7 @@ class Trace : public Tensors {
   std::vector<int32_t> token_ids(const std::string& prompt) const;  // empty if not recorded
   // Text of each token, UTF-8; nullopt if not recorded.
   std::optional<std::vector<std::string>> token_texts(const std::string& prompt) const;
+  DeviceTensors on_device(const std::string& prompt, int32_t layer) const override;
   std::vector<uint8_t> token_classes(const std::string& prompt) const override;
   std::vector<int32_t> position_ids(const std::string& prompt) const override;
   std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const override;

@@ -37,6 +37,10 @@ std::vector<std::string> TraceInfo::prompt_ids() const {
   for (const PromptInfo& p : prompts) ids.push_back(p.id);
   return ids;
 }
+const PromptInfo* TraceInfo::find(const std::string& prompt) const {
+  const auto found = std::ranges::find(prompts, prompt, &PromptInfo::id);
+  return found == prompts.end() ? nullptr : &*found;
+}
 std::string TraceInfo::lacks(const std::string& prompt) const {
   const std::vector<std::string> held = prompt_ids();
   return path.string() + " has no prompt " + prompt + did_you_mean(prompt, held) + ". It holds " + join(held);

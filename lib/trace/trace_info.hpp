@@ -93,6 +93,7 @@ struct LookaheadInfo {
 
 struct PromptInfo {
   std::string id;
+  uint32_t rank = 0;     // numbers its random streams: as recorded, or its place among the sorted ids
   int64_t tokens = 0;    // T
   int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing)
   int64_t n_generated = 0;
@@ -125,6 +126,7 @@ struct TraceInfo {
   std::vector<PromptInfo> prompts;  // ascending by id
 
   std::vector<std::string> prompt_ids() const;
+  const PromptInfo* find(const std::string& prompt) const;  // null: the trace has no such prompt
   // The message that the trace has no such prompt, and which prompts it has.
   std::string lacks(const std::string& prompt) const;
 };

@@ -295,6 +295,11 @@ std::string first_text(const h5::Node& root, std::initializer_list<const char*> 
   return "";
 }
 
+// Prompts that were replayed before the last one was recorded could not know their place among the sorted ids.
+uint32_t rank_of(const h5::Node& prompt, size_t place) {
+  return static_cast<uint32_t>(h5::integer(prompt, "rank", 0, INT32_MAX).value_or(static_cast<int64_t>(place)));
+}
+
 int32_t count_layers(const h5::Node& root, const TraceInfo& info) {
   int32_t last = 0;
   for (const PromptInfo& prompt : info.prompts) last = std::max(last, prompt.layer_numbers.back());
@@ -380,8 +385,11 @@ TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, con
   info.dumper = first_text(root, {"dumper", "dumper_version"});
   if (!h5::has_child(root, "prompts")) fail(root.file.string() + ": /prompts", "is missing");
   const h5::Node prompts = h5::open_child(root, "prompts");
-  for (const std::string& id : h5::members(prompts))
-    info.prompts.push_back(read_prompt(root, h5::open_child(prompts, id), id, scope));
+  for (const std::string& id : h5::members(prompts)) {
+    const h5::Node prompt = h5::open_child(prompts, id);
+    info.prompts.push_back(read_prompt(root, prompt, id, scope));
+    info.prompts.back().rank = rank_of(prompt, info.prompts.size() - 1);
+  }
   if (info.prompts.empty()) fail(prompts.where(), "holds no prompts");
   info.n_layers = count_layers(root, info);
   return info;

@@ -65,8 +65,11 @@ class Bar:
         self._failed = 0
 
     def start(self, cells: int) -> None:
-        """Begins a bar of `cells` cells."""
-        if self._shown:
+        """Begins a bar of `cells` cells, or adds them to it."""
+        if self._bar is not None:
+            self._bar.total += cells
+            self._bar.refresh()
+        elif self._shown:
             from tqdm.auto import tqdm
 
             self._bar = tqdm(total=cells, unit="cell", desc="replay")

@@ -42,7 +42,7 @@ TraceInfo small_trace() {
   TraceInfo trace;
   trace.path = "/somewhere/a.h5", trace.trace_id = "1234", trace.model = "tiny", trace.n_layers = 8;
   trace.prompts = {prompt, prompt};
-  trace.prompts[0].id = "p0", trace.prompts[1].id = "p1";
+  trace.prompts[0].id = "p0", trace.prompts[1].id = "p1", trace.prompts[1].rank = 1;
   return trace;
 }
 

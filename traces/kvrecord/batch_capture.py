@@ -35,9 +35,12 @@ class BatchCapture:
     def _row(self, row, n_rows):
         prompt_id = self._id(row, n_rows)
         layers = self.recorder.sink.missing_layers(prompt_id, self.recorder.layers)
-        capture = PromptCapture(self.recorder, prompt_id, layers, self.attributes, self.on_step, row)
+        capture = self._capture(row, prompt_id, layers)
         capture.calls.on_generate(self.generation)
         return capture
+
+    def _capture(self, row, prompt_id, layers):
+        return PromptCapture(self.recorder, prompt_id, layers, dict(self.attributes), self.on_step, row)
 
     def _id(self, row, n_rows):
         if n_rows == 1:

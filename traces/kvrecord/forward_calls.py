@@ -33,6 +33,7 @@ class ForwardCalls:
         self.position_ids = []
         self.lengths = []  # tokens that each pass read
         self.columns = Columns(row)  # tokens and padding of all passes
+        self.held = []  # columns that hold tokens of the row
         self.widths = []  # number of columns of each pass
         self.layers = set()  # that called attention in this pass
         self.real = None
@@ -79,6 +80,7 @@ class ForwardCalls:
         self._end(row, before, len(ids))
         real = [] if self.ended else real
         positions = self._positions(kwargs.get("position_ids"), before, real)
+        self.held += [before + at for at in real]
         self.tokens += [row[at] for at in real]
         self.position_ids += [positions[at] for at in real]
         self.lengths.append(len(real))

@@ -18,13 +18,15 @@ class Generation:
 
 
 class GenerateWatch:
-    """While entered, calls `on_begin(Generation)` and `on_end()` around `generate` of the model. TraceError
-    if the call searches with beams."""
+    """While entered, calls `on_begin(Generation)` and `on_end(failed)` around `generate` of the model.
+    TraceError if the call searches with beams, where `guarded` lets it pass: it gets the work before each
+    call."""
 
-    def __init__(self, model, on_begin, on_end):
+    def __init__(self, model, on_begin, on_end, guarded=lambda work: work()):
         self.model = model
         self.on_begin = on_begin
         self.on_end = on_end
+        self.guarded = guarded
 
     def __enter__(self):
         if not hasattr(self.model, "generate"):
@@ -35,11 +37,14 @@ class GenerateWatch:
         def watched(*args, **kwargs):
             ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
             if isinstance(ids, torch.Tensor) and ids.ndim == 2:
-                self.on_begin(_generation(self.model, ids, args, kwargs))
+                self.guarded(lambda: self.on_begin(_generation(self.model, ids, args, kwargs)))
+            failed = True
             try:
-                return generate(*args, **kwargs)
+                output = generate(*args, **kwargs)
+                failed = False
+                return output
             finally:
-                self.on_end()
+                self.on_end(failed)
 
         self.model.generate = watched
 

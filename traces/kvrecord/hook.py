@@ -36,7 +36,8 @@ class AttentionCall:
     q [Hq, n, D], k [Hkv, n, D], v [Hkv, n, Dv]: rows of the n new tokens, after RoPE, kv heads not repeated.
     out [Hq, n, Dv]: the layer's attention output. Without padding; with it the call reads `columns` new
     tokens of the batch's row number `row`, and attends to kv_len, cache included. latent: what
-    the cache holds instead of k and v, with latent attention; then Hkv is Hq.
+    the cache holds instead of k and v, with latent attention; then Hkv is Hq. all_k, all_v [Hkv, kv_len, .]:
+    k and v of every column that attention reads, as the model's cache holds them.
     """
 
     layer: int
@@ -54,6 +55,8 @@ class AttentionCall:
     q_prescaled: bool
     row: int
     columns: int
+    all_k: Any
+    all_v: Any
     latent: Latent | None = None
 
     def cached(self):
@@ -243,4 +246,6 @@ def _describe(module, query, key, value, out, scaling, kwargs, row, columns):
         q_prescaled=isinstance(own, float) and passed == 1.0 and own != 1.0,
         row=row,
         columns=n,
+        all_k=key[row].detach(),
+        all_v=value[row].detach(),
     )

@@ -17,19 +17,24 @@ def input_of(args, kwargs):
     return given if isinstance(given, torch.Tensor) else None
 
 
-def query_input_modules(model, layers):
-    """{layer: attention module}. TraceError if a module's input is not the input of its projections, because
-    its norm would then say nothing about the queries. Tested on one token."""
+def attention_modules(model, layers):
+    """{layer: attention module} of these layers, from a pass over one token."""
     modules = {}
-    if not layers:
-        return modules
 
     def on_call(call):
         if call.layer in layers:
             modules[call.layer] = call.module
 
-    with AttentionHook(model, on_call):
-        _one_token(model)
+    if layers:
+        with AttentionHook(model, on_call):
+            _one_token(model)
+    return modules
+
+
+def query_input_modules(model, layers):
+    """{layer: attention module}. TraceError if a module's input is not the input of its projections, because
+    its norm would then say nothing about the queries. Tested on one token."""
+    modules = attention_modules(model, layers)
     seen = {layer: _projected(model, module) for layer, module in modules.items()}
     for layer, told in seen.items():
         if not told:

@@ -14,6 +14,7 @@ from .gradient import Gradients, kept_rows, scored_rows
 from .input_norms import watch_inputs
 from .lookahead import record_lookahead
 from .masked_runs import MaskedRuns
+from .padding import as_slice
 from .repeat import record_repeat
 from .residual import (
     attention_of,
@@ -25,20 +26,18 @@ from .residual import (
 )
 from .rotary import TablesInUse
 from .self_check import check_output_reproduced
+from .spool import STORAGE_OF, to_stored
 from .text import token_classes, token_texts
 
-TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-STORAGE_OF = {torch_type: name for name, torch_type in TORCH_OF.items()}
 NORMS = ("resid_norm", "resid_in_norm", "repeat_in_norm")
 ONE_ROW = ("latent", "rope_k")  # all heads share them
 FIXED_DTYPES = dict.fromkeys(NORMS, "f32") | {"g": "bf16", "g_recorded": "bf16"}
 OVERFLOW = ": the model's type overflows in the backward pass; load it in bfloat16 or float32"
 
 
-def to_stored(tensor, dtype):
-    """Tensor -> contiguous numpy array as stored: "f32", "f16", or "bf16" as its bits (uint16)."""
-    stored = tensor.detach().to(TORCH_OF[dtype]).contiguous().cpu()
-    return stored.view(torch.uint16).numpy() if dtype == "bf16" else stored.numpy()
+def _is_finite(rows, dtype):
+    """Whether rows, a tensor or as stored, hold neither NaN nor infinity."""
+    return bool(rows.isfinite().all()) if isinstance(rows, torch.Tensor) else is_finite(rows, dtype)
 
 
 class PromptCapture:
@@ -107,12 +106,22 @@ class PromptCapture:
         self.latents[call.layer] = call.latent
         queries = slice(-start % self.recorder.options.query_stride, None, self.recorder.options.query_stride)
         self.keep(call.layer, "q", call.q[:, queries])
-        for name, rows in call.cached().items():
-            self.keep(call.layer, name, rows)
+        self._keep_cached(call)
         if call.layer in self.out_layers:
             self.keep(call.layer, "out", call.out[:, queries])
             self.out_rows = call.out
         self.on_step(f"layer {call.layer}, {start + new} tokens")
+
+    def _keep_cached(self, call):
+        whole = (
+            {}
+            if call.latent or call.kv_len != len(self.calls.columns)
+            else {"k": call.all_k, "v": call.all_v}
+        )
+        columns = as_slice(self.calls.held)
+        for name, rows in call.cached().items():
+            cached = whole[name][:, columns] if name in whole and columns is not None else None
+            self.spool.append_cached(call.layer, name, rows, self._dtype(name), cached)
 
     def _check_cache(self, call, expected):
         if call.kv_len > expected:
@@ -126,7 +135,7 @@ class PromptCapture:
     def keep(self, layer, name, rows):
         """Adds rows [heads, n, dim] of a tensor to the spool."""
         if rows.shape[1]:
-            self.spool.append(layer, name, to_stored(rows, self._dtype(name)))
+            self.spool.append(layer, name, rows, self._dtype(name))
 
     def stored(self, rows):
         """Rows of q, k or v in the trace's stored type."""
@@ -165,24 +174,37 @@ class PromptCapture:
             self.recorder.model, self.recorder.facts, self.tables.spans, max(self.position_ids)
         )
         self._warn()
+        self._check_complete()
+        self._further_passes()
+        self.write_prompt()
+        for layer in self.recorder.layers:
+            if layer in self.rows:
+                self.write_layer(layer)
+                self.on_step(f"layer {layer} written")
+            else:
+                self.recorder.sink.link(self.prompt_id, layer)
+
+    def write_prompt(self):
+        """Writes what is not of a layer."""
+        self.recorder.sink.write_prompt(self.prompt_id, *self._prompt_parts(), self.groups)
+
+    def write_layer(self, layer):
+        """Writes a layer's rows, which are then forgotten."""
+        self.recorder.sink.write_layer(self.prompt_id, layer, *self._layer_parts(layer))
+
+    def _check_complete(self):
         total = len(self.tokens)
         short = [layer for layer, rows in self.rows.items() if rows != total]
         if short:
             raise TraceError(f"layers {short} recorded {self.rows[short[0]]} rows for {total} tokens")
+
+    def _further_passes(self):
         if self.recorder.options.gradient:
             self._record_gradient()
         if self.recorder.options.repeat:
             self.groups["repeat"] = record_repeat(self)
         if self.recorder.options.lookahead:
             self.groups["lookahead"] = record_lookahead(self)
-        sink = self.recorder.sink
-        sink.write_prompt(self.prompt_id, *self._prompt_parts(), self.groups)
-        for layer in self.recorder.layers:
-            if layer in self.rows:
-                sink.write_layer(self.prompt_id, layer, *self._layer_parts(layer))
-                self.on_step(f"layer {layer} written")
-            else:
-                sink.link(self.prompt_id, layer)
 
     def _warn(self):
         unknown = {layer: self.facts[layer].unknown for layer in self.rows if self.facts[layer].unknown}
@@ -273,7 +295,7 @@ class PromptCapture:
         datasets = {}
         for name in spool.names(layer):
             stored, dtype = spool.take(layer, name), self._dtype(name)
-            if not is_finite(stored, dtype):
+            if not _is_finite(stored, dtype):
                 remedy = OVERFLOW if name.startswith("g") else ""
                 raise TraceError(
                     f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}{remedy}"

@@ -21,11 +21,10 @@ from .layout import check_layout
 from .lookahead import check_cut
 from .model import model_name
 from .options import LIVE, options_of
-from .prompt_capture import STORAGE_OF
 from .repeat import check_cached
 from .repeat_rows import has_template, suffix_of
 from .sinks import DirectorySink, FileSink, is_directory_target
-from .spool import Spool
+from .spool import STORAGE_OF, Spool
 
 
 def storage_dtype(dtype, model_dtype):
@@ -105,8 +104,7 @@ class Recorder:
             self.gated = check_layout(self.model, self.layers)
         if self.options.gradient:
             self.blocks = check_chain(self.model, self.layers)
-        if self.options.with_input or self.options.repeat:
-            self.modules = query_input_modules(self.model, self.layers)
+        self._find_modules()
         if self.options.repeat:
             if has_template(self.tokenizer):
                 suffix_of(self.tokenizer)
@@ -117,9 +115,16 @@ class Recorder:
         self.hook = AttentionHook(self.model, self._on_call, self._tokens_in)
         self.hook.__enter__()
         self.tap = self.model.register_forward_pre_hook(self._on_forward, with_kwargs=True)
-        self.watch = GenerateWatch(self.model, self._on_generate, lambda: self._on_generate(None))
+        self.watch = self._watch()
         self.watch.__enter__()
         return self
+
+    def _watch(self):
+        return GenerateWatch(self.model, self._on_generate, lambda failed: self._on_generate(None))
+
+    def _find_modules(self):
+        if self.options.with_input or self.options.repeat:
+            self.modules = query_input_modules(self.model, self.layers)
 
     def _open_files(self, root):
         directory = is_directory_target(self.path)

@@ -16,9 +16,9 @@ from kvtrace.dtypes import read_floats, stored_dtype, widen
 from .attention import mean_relative_deviation
 from .hook import AttentionHook
 from .input_norms import query_input_modules, watching_inputs
-from .prompt_capture import to_stored
 from .repeat import positions_after, positions_or_none, run_at_once, run_cached
 from .sinks import layer_group
+from .spool import to_stored
 from .verify import Check, rows_bound
 
 

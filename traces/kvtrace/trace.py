@@ -156,6 +156,10 @@ class Trace:
         """Ids of the prompts, sorted."""
         return list(self._layers)
 
+    def prompt_of_rank(self, rank: int) -> str:
+        """Id of the prompt whose random streams have this number."""
+        return next(prompt.id for prompt in self._facts.prompts if prompt.rank == rank)
+
     def layers(self, prompt: str | None = None) -> list[int]:
         """Numbers of a prompt's recorded layers, ascending, counted from 0 as in the model."""
         return list(self._layers[self._prompt_id(prompt)])

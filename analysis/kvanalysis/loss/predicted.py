@@ -110,7 +110,10 @@ def _of_instances(used, arrays=None):
 
 
 def _responses(frame):
-    """{(trace_id, prompt): Response} of the traces that still are where the run read them."""
+    """{(trace_id, prompt): Response} of the traces that still are where the run read them. A live run, whose
+    trace never was a file, brings them along."""
+    if "responses" in frame.attrs:
+        return frame.attrs["responses"]
     traces = frame.attrs["meta"].get("traces") or []
     paths = {trace["trace_id"]: Path(trace["path"]) for trace in traces}
     found = {}

@@ -95,32 +95,46 @@ class Response:
         return self.classes[np.searchsorted(self.rows, rows)]
 
 
+MEASURED = ("masked_a", "masked_kl_rows", "masked_kl", "masked_distance2", "g_entropy")
+
+
 def response_of(path, prompt):
-    """The Response of a prompt in a trace file; None if the trace has none. Traces of older recorders
-    hold no divergence of single rows: all their rows form one class. Raises OSError."""
+    """The Response of a prompt in a trace file; None if the trace has none. Raises OSError."""
     with open_hdf5(path) as file:
-        group = file.get(f"prompts/{prompt}")
-        if group is None or "masked_a" not in group:
-            return None
-        a = group["masked_a"][()].astype(float)
-        rows = _scored_rows(group, a.shape[1])
-        if "masked_kl_rows" in group and "g_entropy" in group:
-            kl = group["masked_kl_rows"][()].astype(float)
-            classes = _by_entropy(group["g_entropy"][()])
-            distances = group["masked_distance2"][()].astype(float) if "masked_distance2" in group else None
-            return _of_classes(rows, a, kl, classes, distances)
-        kl = group["masked_kl"][()].astype(float)
-    curve = _curve(np.array([by_row(of_mask) for of_mask in a]), kl)
+        group = file.get(f"prompts/{prompt}", {})
+        known = {name: group[name][()] for name in MEASURED if name in group}
+        return response_in(known, _scored_rows(group))
+
+
+def response_in(known, rows=None):
+    """The Response of a prompt from its datasets {name: array} of MEASURED; None if they have none. Traces of
+    older recorders hold no divergence of single rows: all their rows form one class.
+
+    rows: tokens of the rows, from the layers' gradients; 0, 1, ... if None.
+    """
+    if "masked_a" not in known:
+        return None
+    a = known["masked_a"].astype(float)
+    rows = np.arange(a.shape[1]) if rows is None else np.asarray(rows, dtype=int)
+    if "masked_kl_rows" in known and "g_entropy" in known:
+        distances = known.get("masked_distance2")
+        return _of_classes(
+            rows,
+            a,
+            known["masked_kl_rows"].astype(float),
+            _by_entropy(known["g_entropy"]),
+            None if distances is None else distances.astype(float),
+        )
+    curve = _curve(np.array([by_row(of_mask) for of_mask in a]), known["masked_kl"].astype(float))
     return None if curve is None else Response(rows, np.zeros(len(rows), dtype=int), [curve])
 
 
-def _scored_rows(group, count):
-    """The tokens of `masked_a`'s rows, from the layers' gradients; 0, 1, ... if none of them stores the
-    tokens."""
+def _scored_rows(group):
+    """The tokens of the rows of a prompt's gradient; None if no layer stores them."""
     for layer in group.get("layers", {}).values():
         if "g_rows" in layer:
-            return layer["g_rows"][()].astype(int)
-    return np.arange(count)
+            return layer["g_rows"][()]
+    return None
 
 
 def _by_entropy(entropy):

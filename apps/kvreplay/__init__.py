@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 # {name: module that defines it}
 _HOMES = {
     **dict.fromkeys(("replay",), "replaying"),
+    **dict.fromkeys(("live", "Live"), "live_run"),
     **dict.fromkeys(("Run",), "run"),
     **dict.fromkeys(("Answer", "compare"), "comparing"),
     **dict.fromkeys(("predict",), "predicting"),
@@ -46,6 +47,7 @@ __all__ = [
     "KvreplayError",
     "KvreplayWarning",
     "Layer",
+    "Live",
     "OutputError",
     "Policy",
     "Prompt",
@@ -62,6 +64,7 @@ __all__ = [
     "describe",
     "formats",
     "importing",
+    "live",
     "methods",
     "open",
     "plot",
@@ -90,6 +93,7 @@ if TYPE_CHECKING:
 
     from . import importing, plot
     from .comparing import Answer, compare
+    from .live_run import Live, live
     from .method_list import columns, describe, formats, methods
     from .own_methods import Policy, scorer
     from .places import data_folder, sample

@@ -17,6 +17,44 @@ ENTRY_POINTS = "kvreplay.methods"  # group of entry points in which installed pa
 SAVES = ("curves", "kept", "outputs", "projections")
 
 
+def replay_config(
+    entries: list[Any],
+    budgets: Any,
+    *,
+    select: Mapping[str, Any] | None = None,
+    prefill: Any,
+    tokens: Any,
+    kv_heads: Any,
+    queries: Any,
+    prompt: Any,
+    needles: Any,
+    seeds: Any,
+    metrics: Any,
+    save: Any,
+    device: Any,
+    jobs: Any,
+    precision: Any,
+    audit: Any,
+) -> dict[str, Any]:
+    """The configuration of a replay from the arguments of kvreplay.replay; entries: of methods_of()."""
+    config = {
+        "schema": 1,
+        "name": "replay",
+        "select": without_none(**(select or {}), kv_heads=listed(kv_heads)),
+        "replay": without_none(
+            prefill=prefill, tokens=tokens, queries=queries, prompt=prompt, needles=needles
+        ),
+        "methods": entries,
+        "seeds": seeds_of(seeds),
+        "run": without_none(device=device, jobs=jobs, precision=precision, audit=audit or None),
+        "output": {"save": saves_of(save)},
+        **without_none(metrics=metrics),
+    }
+    if budgets is not None:
+        config["budget"] = budget_of(budgets)
+    return config
+
+
 def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hosted]]:
     """(entries of the configuration's `methods:`, those of the methods that are written in Python).
 
@@ -43,7 +81,7 @@ def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hos
             if name in own and not own[name].same_as(method):
                 raise ConfigError(f"methods: two methods are called {name}: give one of them another name")
             own.setdefault(name, method)
-            named = name
+            named, options = name, {**method.options, **options}
         entries.append(named if not options else {**options, "name": named})
     if not entries:
         raise ConfigError("methods is empty: give names (kvreplay.methods()), dicts, scorers or policies")

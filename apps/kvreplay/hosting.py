@@ -1,18 +1,23 @@
 """Adapters through which the engine runs methods in Python: one object per method, one per cache."""
 
+import contextlib
+import copy
 import inspect
 import json
 import math
 import re
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from kvbase.errors import ConfigError
 
 from .identity import printable
 from .shown import Prompt, Tokens, generator
+
+if TYPE_CHECKING:
+    from .layer_inputs import InputsOf
 
 KINDS = {bool: "bool", int: "int", float: "float"}
 KIND_OF = {name: kind for kind, name in KINDS.items()}
@@ -31,6 +36,16 @@ class Hosted:
     cache."""
 
     facts: dict[str, Any]
+    options: Mapping[str, Any] = {}  # parameters with which it is listed, beside those of its entry
+    needs_hidden = False  # whether it reads the input of the model's attention modules
+
+    def bound(self, inputs_of: "InputsOf") -> "Hosted":
+        """This method for one replay. inputs_of(prompt, layer): what the model had of a layer."""
+        return self
+
+    def attached(self, model: Any, modules: Mapping[int, Any]) -> contextlib.AbstractContextManager[None]:
+        """Entered while a model runs whose attention modules are {layer: module}."""
+        return contextlib.nullcontext()
 
     @property
     def facts_json(self) -> str:
@@ -58,12 +73,20 @@ class Hosted:
 class Scorer(Hosted):
     """A one-shot method: a function that scores a prompt. It can still be called as that function."""
 
-    def __init__(self, function: Callable[..., Any], facts: dict[str, Any]):
-        self.function, self.facts = function, facts
+    def __init__(self, function: Callable[..., Any], facts: dict[str, Any], hidden: bool = False):
+        self.function, self.facts, self.needs_hidden = function, facts, hidden
+        self.inputs_of: InputsOf | None = None
         self.__name__, self.__doc__ = facts["name"], function.__doc__
 
     def __call__(self, *args: Any, **more: Any) -> Any:
         return self.function(*args, **more)
+
+    def bound(self, inputs_of: "InputsOf") -> "Scorer":
+        if not self.needs_hidden:
+            return self
+        own = copy.copy(self)
+        own.inputs_of = inputs_of
+        return own
 
     def cache(self, place: dict[str, Any]) -> "ScoredCache":
         return ScoredCache(self, place)
@@ -72,15 +95,18 @@ class Scorer(Hosted):
         return isinstance(other, Scorer) and self.function is other.function and self.facts == other.facts
 
 
+def with_types(params: Mapping[str, Any], parameters: list[tuple]) -> dict[str, Any]:
+    """Parameters from JSON, which has one type of number: 1.0 arrives as 1."""
+    return {**params, **{name: KIND_OF[kind](params[name]) for name, kind, *_ in parameters}}
+
+
 class _Cache:
     """One cache. In an audit, entries of evicted tokens become NaN in every array that the method received,
     so a method that still reads them is caught."""
 
     def __init__(self, place: dict[str, Any], parameters: list[tuple]):
         self.place = place
-        self.params = dict(place["params"])
-        # JSON has one type of number: 1.0 arrives as 1.
-        self.params.update({name: KIND_OF[kind](self.params[name]) for name, kind, *_ in parameters})
+        self.params = with_types(place["params"], parameters)
         self._handed: list[tuple[Any, np.ndarray, int]] = []
 
     def hand_out(self, array: np.ndarray, tokens: np.ndarray, axis: int) -> np.ndarray:
@@ -111,7 +137,7 @@ class ScoredCache(_Cache):
         self.own = {name: value for name, value in self.params.items() if name not in ENGINES}
 
     def score(self, view: Any) -> np.ndarray:
-        prompt = Prompt(view, self.place, self.hand_out)
+        prompt = Prompt(view, self.place, self.hand_out, self.method.inputs_of)
         return _scores(self.method.function(prompt, **self.own), view.size, self.method.facts["name"])
 
 
@@ -221,11 +247,15 @@ def method_facts(
     }
 
 
-def parameters_of_function(function: Callable[..., Any]) -> list[tuple]:
+def parameters_of_function(
+    function: Callable[..., Any], inputs: tuple[str, ...] = ("prompt",)
+) -> list[tuple]:
+    """Parameters of a function whose first arguments are `inputs`."""
     found = list(inspect.signature(function).parameters.values())
     name = getattr(function, "__name__", "score")
-    if not found:
-        raise ConfigError(f"{name}() takes no prompt: write {name}(prompt)")
+    if len(found) < len(inputs):
+        raise ConfigError(f"{name}() takes no {inputs[len(found)]}: write {name}({', '.join(inputs)})")
+    found = found[len(inputs) - 1 :]
     for p in found[1:]:
         if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             raise ConfigError(f"{name}: the parameter {p.name} needs a default: write {p.name}=1")

@@ -36,6 +36,7 @@ from .hosting import (
     snake_case,
 )
 from .identity import identity_of
+from .layer_methods import TorchScorer
 from .shown import Prompt, Tokens
 
 
@@ -170,6 +171,8 @@ def scorer(
     recent: int = 0,
     random: bool = False,
     uses_budget: bool = False,
+    hidden: bool = False,
+    torch: bool = False,
     title: str = "",
     source: str = "Python",
 ) -> Any:
@@ -191,6 +194,11 @@ def scorer(
     sinks, recent: how many first and last tokens are protected.
     random: the function draws from prompt.rng; it is repeated over seeds.
     uses_budget: the scores depend on prompt.budget; otherwise the function is called once for all budgets.
+    hidden: the function reads prompt.hidden, the hidden states that attention receives (in `kvreplay.live`).
+    torch: the function is score(q, k, v, **parameters) on tensors of torch, for all heads of a layer at once.
+        It receives the prompt's queries [Hq, P, D], keys [Hkv, P, D] and values [Hkv, P, Dv] where they lie,
+        on the CPU or a GPU, and returns scores [Hkv, P]. With hidden=True it is score(q, k, v, hidden),
+        hidden [P, hidden].
     title, source: texts for tables; the title's default is the first line of the function's docstring.
 
     Returns a method for `replay(methods=[...])`, which can still be called as a function. If the function
@@ -200,10 +208,15 @@ def scorer(
     if function is None:
         return lambda f: scorer(
             f, name=name, window=window, window_stays=window_stays, sinks=sinks, recent=recent, random=random,
-            uses_budget=uses_budget, title=title, source=source,
+            uses_budget=uses_budget, hidden=hidden, torch=torch, title=title, source=source,
         )  # fmt: skip
     if not callable(function):
         raise ConfigError(f"scorer: {function!r} is no function: write score(prompt) -> [P]")
+    inputs = ("prompt",) if not torch else ("q", "k", "v", "hidden") if hidden else ("q", "k", "v")
+    if torch and (window or random or uses_budget):
+        raise ConfigError(
+            "scorer: torch=True has no window, random or uses_budget: it scores whole layers once"
+        )
     told = Policy()
     told.title, told.source, told.random = (
         title or (inspect.getdoc(function) or "").partition("\n")[0],
@@ -214,12 +227,13 @@ def scorer(
     facts = method_facts(
         checked_name(name or getattr(function, "__name__", type(function).__name__)),
         told,
-        parameters=parameters_of_function(function),
+        parameters=parameters_of_function(function, inputs),
         streams=False,
         observes=False,
     )
     facts |= {"window_stays": window_stays and window > 0, "sees_budget": uses_budget}
-    return Scorer(function, {**facts, "identity": identity_of(function, facts, object)})
+    facts["identity"] = identity_of(function, facts, object)
+    return TorchScorer(function, facts, hidden) if torch else Scorer(function, facts, hidden)
 
 
 def hosted(given: Any) -> Hosted | None:
@@ -230,4 +244,8 @@ def hosted(given: Any) -> Hosted | None:
         return PolicyMethod(given)
     if inspect.isfunction(given):
         return scorer(given)
+    if any(kind.__module__.startswith("kvpress") for kind in type(given).__mro__):
+        from .presses import press_method
+
+        return press_method(given)
     return None

@@ -54,6 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str | None, rest: list[str], words: list[str]) -> int:
+    if name == "run" and _names_a_model(rest):
+        from kvbase.command import Verb, run_verb
+
+        return run_verb(
+            Verb("run", "replays prompts while a model reads them", "kvreplay.verbs.run_model"), rest
+        )
     if name is None or name in ENGINE:
         become_program(words)
     from kvreplay.verbs import VERBS
@@ -63,6 +69,11 @@ def _run(name: str | None, rest: list[str], words: list[str]) -> int:
     from kvbase.command import run_verb
 
     return run_verb(VERBS[name], rest)
+
+
+def _names_a_model(words: Sequence[str]) -> bool:
+    """Whether `run` is asked to run a model, which is Python's work."""
+    return any(word.partition("=")[0] in ("--model", "--gguf-file") for word in words)
 
 
 def _offer_methods() -> None:

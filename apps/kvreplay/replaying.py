@@ -10,14 +10,7 @@ from kvbase.errors import KvreplayWarning
 from kvbase.progress import Bar
 
 from .arguments import suggest_arguments
-from .configuration import (
-    budget_of,
-    listed,
-    methods_of,
-    saves_of,
-    seeds_of,
-    without_none,
-)
+from .configuration import listed, methods_of, replay_config
 from .hosting import Hosted
 from .run import Cell, Run, cell_of
 from .sources import Sources
@@ -122,34 +115,19 @@ def replay(
     if prefill is None:
         sources.require_prefill()
     entries, own = methods_of(methods, _engine.method_names())
-    config = {
-        "schema": 1,
-        "name": "replay",
-        "select": without_none(
-            prompts=sources.selected_prompts(listed(prompts)),
-            layers=sources.selected_layers(),
-            kv_heads=listed(kv_heads),
-        ),
-        "replay": without_none(
-            prefill=prefill, tokens=tokens, queries=queries, prompt=prompt, needles=needles
-        ),
-        "methods": entries,
-        "seeds": seeds_of(seeds),
-        "run": without_none(
-            device=device, jobs=jobs, precision=precision, audit=None if audit is False else audit
-        ),
-        "output": {"save": saves_of(save)},
-        **without_none(metrics=metrics),
-    }
-    if budgets is not None:
-        config["budget"] = budget_of(budgets)
-    run = _Replay(sources, config, own).run(progress)
+    config = replay_config(
+        entries, budgets, select={"prompts": sources.selected_prompts(listed(prompts)),
+                                  "layers": sources.selected_layers()},
+        prefill=prefill, tokens=tokens, kv_heads=kv_heads, queries=queries, prompt=prompt, needles=needles,
+        seeds=seeds, metrics=metrics, save=save, device=device, jobs=jobs, precision=precision, audit=audit,
+    )  # fmt: skip
+    run = Replay(sources, config, own).run(progress)
     for warning in [*run.warnings, *run.failures()]:
         warnings.warn(warning, KvreplayWarning, stacklevel=3)  # 3: the caller, above the argument check
     return run
 
 
-class _Replay:
+class Replay:
     """A replay that can be repeated for some of its cells."""
 
     def __init__(self, sources: Sources, config: dict[str, Any], own: list[Hosted]):
@@ -166,7 +144,7 @@ class _Replay:
         if "share_of_cache" in (config.get("budget") or {}):  # the row has the tokens of its share
             tokens = row["budget_tokens"]
             config["budget"] = {"tokens": [1 if tokens is None else tokens]}
-        return [cell for cell in self._cells(config, False)[0] if cell.row["key"] == row["key"]]
+        return [cell for cell in self._cells(config, False)[0] if _is_same(cell.row, row)]
 
     def _cells(
         self, config: dict[str, Any], progress: bool | None
@@ -185,8 +163,14 @@ class _Replay:
             bar.advance(cells[-1].row["status"] != "ok")
 
         given = self.sources.for_engine()
+        own = [method.bound(self.sources.layer_inputs) for method in self.own]
         with bar:
             if not self.sources.traces:
                 told.extend(_engine.suspicions(given))
-            ended = _engine.replay(json.dumps(config), given, self.own, on_plan, on_cell)
+            ended = _engine.replay(json.dumps(config), given, own, on_plan, on_cell, lambda: False)
         return sorted(cells, key=lambda cell: cell.place), told, ended
+
+
+def _is_same(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rows of one place are the same cell. Their keys differ if one is of a live replay."""
+    return all(row[name] == other[name] for name in ("method", "params", "budget_tokens", "seed"))

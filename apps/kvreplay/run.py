@@ -68,6 +68,7 @@ class Run:
         said: str,
         again: Callable[[Mapping[str, Any], str], list[Cell]],
         recorded: "Callable[[Mapping[str, Any]], Recorded | Replayed]",
+        responses: Mapping[str, Any] | None = None,
     ):
         self.cells = cells
         self.warnings = warnings
@@ -75,6 +76,7 @@ class Run:
         self._said = said
         self._again = again
         self.recorded = recorded
+        self._responses = responses  # of prompts whose trace is no file, to hidden tokens
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
@@ -85,6 +87,10 @@ class Run:
         frame = frame_of_rows([cell.row for cell in self.cells], self._meta())
         if held := {cell.row["key"]: cell.arrays for cell in self.cells if "a" in cell.arrays}:
             frame.attrs["projections"] = Projections(held)
+            if self._responses is not None:
+                ids = frame[["trace_id", "prompt"]].drop_duplicates().itertuples(index=False)
+                named = {(trace, prompt): self._responses.get(prompt) for trace, prompt in ids}
+                frame.attrs["responses"] = {key: known for key, known in named.items() if known}
         return frame
 
     @property

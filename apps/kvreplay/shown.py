@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .layer_inputs import InputsOf
 
 
 class Prompt:
@@ -18,8 +21,14 @@ class Prompt:
     change. Nothing after the prompt is visible.
     """
 
-    def __init__(self, view: Any, place: Mapping[str, Any], hand_out: Callable[..., np.ndarray]):
-        self._view, self._place, self._hand_out = view, place, hand_out
+    def __init__(
+        self,
+        view: Any,
+        place: Mapping[str, Any],
+        hand_out: Callable[..., np.ndarray],
+        inputs_of: "InputsOf | None" = None,
+    ):
+        self._view, self._place, self._hand_out, self._inputs_of = view, place, hand_out, inputs_of
         self._all = np.arange(view.size)
 
     @property
@@ -64,6 +73,14 @@ class Prompt:
     def values(self) -> np.ndarray:
         """Values [1, P, Dv], in the type of `keys`."""
         return self._hand_out(self._view.values(), self._all, axis=1)
+
+    @cached_property
+    def hidden(self) -> np.ndarray:
+        """Hidden states float32 [P, hidden] that the layer's attention receives, in `kvreplay.live` alone.
+        ValueError without `hidden=True`, or if no model runs."""
+        if self._inputs_of is None:
+            raise ValueError("hidden states must be asked for: write @kvreplay.scorer(hidden=True)")
+        return self._inputs_of(self._place["prompt"], self.layer).prompt(self.size).hidden_states()
 
     @cached_property
     def positions(self) -> np.ndarray:

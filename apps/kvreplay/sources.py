@@ -15,6 +15,7 @@ from kvtrace.rope import rope_facts
 
 from .arrays import OnDevice, described
 from .hosting import printable
+from .layer_inputs import LayerInputs
 from .trace import Layer, Trace
 
 ARRAYS = "arrays"  # name of a trace that consists of arrays in memory
@@ -75,6 +76,11 @@ class Sources:
                 f"{what}: give q, k, v, or layers={{number: (q, k, v)}}, or the path of a trace"
             )
 
+    @classmethod
+    def of_trace(cls, path: Path) -> "Sources":
+        """The input that is one trace file."""
+        return cls(path, None, None, None, None, ARRAYS, None, {})
+
     def _expect_no_facts(self) -> None:
         """ConfigError if an argument gives a fact that the trace itself records."""
         given = {"position_ids": self.position_ids, "n_layers": self.n_layers, **self.facts}
@@ -117,6 +123,21 @@ class Sources:
         if self.traces:
             return [os.fsencode(trace.path) for trace in self.traces]
         return of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)
+
+    def layer_inputs(self, prompt: int, layer: int) -> LayerInputs:
+        """The tensors of a layer, of the prompt with this rank. ValueError if they do not hold all of its
+        rows."""
+        if not self.traces:
+            given = self.layers[layer]
+            named = given if isinstance(given, Mapping) else dict(zip("qkv", given, strict=True))
+            return LayerInputs(*(named[name] for name in "qkv"))
+        if len(self.traces) > 1:
+            raise ValueError("a method that scores whole layers is replayed on one trace at a time")
+        trace = self.traces[0]
+        recorded = trace.layer(layer, trace.prompt_of_rank(prompt))
+        if recorded.latent or recorded.n_query_rows != recorded.n_tokens:
+            raise ValueError("it needs every query of the layer, and keys and values of its own")
+        return LayerInputs(*(Stored.named(*recorded.raw(name)) for name in "qkv"))
 
     def recorded(self, row: Mapping[str, Any]) -> "Recorded | Replayed":
         """The arrays behind a row of results."""

@@ -50,7 +50,7 @@ std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object sour
 }
 
 // Where a DLPack capsule of a CUDA tensor says that its numbers lie; None: nowhere.
-DeviceTensor device_tensor(nb::handle capsule, DType type, PythonArrays& all) {
+DeviceTensor device_tensor(nb::handle capsule, DType type, ArrayOwners& all) {
   nb::ndarray<nb::ro> array;
   if (capsule.is_none() || !nb::try_cast(capsule, array) || array.ndim() != 3) return {};
   DeviceTensor tensor{"cuda:" + std::to_string(array.device_id()), array.data(), type, {}};
@@ -59,7 +59,7 @@ DeviceTensor device_tensor(nb::handle capsule, DType type, PythonArrays& all) {
   return tensor;
 }
 
-ArrayView view_of(nb::dict tensor, PythonArrays& all) {
+ArrayView view_of(nb::dict tensor, ArrayOwners& all) {
   ArrayView view;
   view.type = type_named(nb::cast<std::string>(tensor["dtype"]));
   nb::object data = nb::borrow(tensor["data"]);
@@ -90,9 +90,9 @@ LayerInfo layer_of(nb::dict given, PythonArrays& all, PromptArrays& into) {
   info.rope = rope_of(given["rope"]);
   info.rope_recorded = nb::cast<bool>(given["rope_recorded"]);
   LayerArrays& arrays = into.layers[info.layer];
-  arrays.q = view_of(nb::cast<nb::dict>(given["q"]), all);
-  arrays.k = view_of(nb::cast<nb::dict>(given["k"]), all);
-  arrays.v = view_of(nb::cast<nb::dict>(given["v"]), all);
+  arrays.q = view_of(nb::cast<nb::dict>(given["q"]), all.owned);
+  arrays.k = view_of(nb::cast<nb::dict>(given["k"]), all.owned);
+  arrays.v = view_of(nb::cast<nb::dict>(given["v"]), all.owned);
   arrays.q_pos = values_of<Integers>(given["q_pos"]);
   arrays.sinks = values_of<Floats>(given["sinks"]);
   return info;
@@ -136,6 +136,16 @@ std::unique_ptr<PythonArrays> described_arrays(nb::dict described) {
   info.n_layers = nb::cast<int32_t>(described["n_layers"]);
   info.prompts.push_back(prompt_of(described, *all));
   take_shapes(all->trace);
+  return all;
+}
+
+std::unique_ptr<PythonTrace> described_trace(nb::dict described) {
+  auto all = std::make_unique<PythonTrace>();
+  all->trace.label = nb::cast<std::string>(described["label"]);
+  const auto image = nb::cast<nb::bytes>(described["image"]);
+  all->trace.image.assign(image.c_str(), image.size());
+  for (const auto& [path, tensor] : nb::cast<nb::dict>(described["arrays"]))
+    all->trace.arrays.emplace(nb::cast<std::string>(path), view_of(nb::cast<nb::dict>(tensor), all->owned));
   return all;
 }
 

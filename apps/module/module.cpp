@@ -6,6 +6,7 @@
 #include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
+#include "apps/module/live_run.hpp"
 #include "apps/module/raised.hpp"
 #include "apps/module/read_back.hpp"
 #include "apps/module/replay_job.hpp"
@@ -78,11 +79,13 @@ NB_MODULE(_engine, module) {
   define_views(module);
   define_traces(module);
   module.attr("version") = version();
-  module.def("replay",
-             [](std::string config, nb::object input, nb::list methods, nb::object on_plan, nb::object on_cell) {
-               const Ended ended = replay({std::move(config), input, methods, on_plan, on_cell});
-               return nb::make_tuple(ended.seconds, text_of(ended.said));
-             });
+  module.def("replay", [](std::string config, nb::object input, nb::list methods, nb::object on_plan,
+                          nb::object on_cell, nb::object is_stopped) {
+    const Ended ended = replay({std::move(config), input, methods, on_plan, on_cell, is_stopped});
+    return nb::make_tuple(ended.seconds, text_of(ended.said));
+  });
+  module.def("needs_json", needs_json);
+  module.def("notes_on", notes_on);
   module.def("read_back", read_back);
   module.def("suspicions", suspicions);
   module.def("isa", [] { return std::string(isa_path()); });

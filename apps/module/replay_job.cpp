@@ -189,7 +189,9 @@ ProcessRecord record_of(const RunConfig& config) {
 // Everything of a run; members are in the order that their destruction needs.
 struct Prepared {
   std::atomic<bool> stop{false};         // set when the results are no longer needed
-  std::unique_ptr<PythonArrays> arrays;  // null: files are replayed
+  nb::object is_stopped;                 // of the request
+  std::unique_ptr<PythonArrays> arrays;  // null: files or a trace in memory are replayed
+  std::unique_ptr<PythonTrace> memory;
   OpenTensors open;
   std::vector<std::unique_ptr<HostedMethod>> hosted;
   Registry methods = registry();
@@ -198,7 +200,9 @@ struct Prepared {
   std::string unreachable = "[]";  // shares of the cache: JSON
 };
 
-// Works in another thread, which may call Python, and waits for it. Ctrl-C asks it to stop.
+[[noreturn]] void throw_stopped() { throw ConfigError("the replay was stopped"); }
+
+// Works in another thread, which may call Python, and waits for it. Ctrl-C or the caller asks it to stop.
 template <class Work>
 auto interruptible(Prepared& all, const Work& work) {
   auto working = std::async(std::launch::async, work);
@@ -206,19 +210,27 @@ auto interruptible(Prepared& all, const Work& work) {
     const nb::gil_scoped_release unlocked;
     return working.wait_for(kPatience) == std::future_status::ready;
   };
-  while (!is_done())
-    if (PyErr_CheckSignals() != 0) {
-      all.stop = true;
-      while (!is_done()) {
-      }
-      throw nb::python_error();
+  while (!is_done()) {
+    const bool interrupted = PyErr_CheckSignals() != 0;
+    if (!interrupted && !nb::cast<bool>(all.is_stopped())) continue;
+    all.stop = true;
+    while (!is_done()) {
     }
+    if (interrupted) throw nb::python_error();
+    throw_stopped();
+  }
   return working.get();
 }
 
 // Fills `arrays` and `open` from the input; returns the names of its traces.
 std::vector<std::filesystem::path> take_input(const nb::object& input, Prepared& all) {
   std::vector<std::filesystem::path> names;
+  if (nb::isinstance<nb::dict>(input) && nb::cast<nb::dict>(input).contains("image")) {
+    all.memory = described_trace(nb::cast<nb::dict>(input));
+    all.open = [&all](size_t, const TraceScope& scope) { return std::make_unique<Trace>(all.memory->trace, scope); };
+    names.push_back(all.memory->trace.label);
+    return names;
+  }
   if (nb::isinstance<nb::dict>(input)) {
     all.arrays = described_arrays(nb::cast<nb::dict>(input));
     all.open = [&all](size_t, const TraceScope&) { return std::make_unique<ArrayTensors>(all.arrays->trace); };
@@ -232,6 +244,7 @@ std::vector<std::filesystem::path> take_input(const nb::object& input, Prepared&
 
 std::unique_ptr<Prepared> prepare(const Request& request) {
   auto all = std::make_unique<Prepared>();
+  all->is_stopped = request.is_stopped;
   const std::vector<std::filesystem::path> traces = take_input(request.input, *all);
   for (nb::handle method : request.methods) {
     all->hosted.push_back(hosted_by(nb::borrow(method), all->stop));
@@ -314,6 +327,7 @@ Ended replay(const Request& request) {
       finished = running.queue.take(closed);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (nb::cast<bool>(request.is_stopped())) throw_stopped();
     for (Finished& f : finished) {
       request.on_cell(f.row, f.place, arrays_of(f.result, config.output));
       rows[f.place] = std::move(f.row);

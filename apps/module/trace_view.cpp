@@ -149,6 +149,7 @@ void define_facts(nb::module_& module) {
       .def_ro("has_out", &LayerInfo::has_out);
   nb::class_<PromptInfo>(module, "PromptFacts")
       .def_ro("id", &PromptInfo::id)
+      .def_ro("rank", &PromptInfo::rank)
       .def_ro("tokens", &PromptInfo::tokens)
       .def_ro("n_prompt", &PromptInfo::n_prompt)
       .def_ro("n_generated", &PromptInfo::n_generated)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..trace import LayerArrays
 from .arrays import ArrayFile, decoded_array, fail, open_arrays
-from .format_type import Found
+from .format_type import Found, FoundPrompt
 from .sidecar import OF_LAYERS, Sidecar
 
 NEEDED = ("q", "k", "v")
@@ -36,7 +36,8 @@ def read_named(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Fo
                 fail(source, f"holds {name}, which {places[name].path} also holds")
             places[name] = file
     layers = NamedLayers(places, sources[0], sidecar)
-    return Found(layers, **{name: places[name][name] for name in OF_PROMPT if name in places})
+    facts = {name: places[name][name] for name in OF_PROMPT if name in places}
+    return Found([FoundPrompt(layers, **facts)])
 
 
 class NamedLayers(Mapping[int, LayerArrays]):

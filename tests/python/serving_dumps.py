@@ -1,9 +1,10 @@
-"""Dumps as serving engines write them with FlashInfer's flight recorder.
+"""Dumps as serving engines write them: FlashInfer's flight recorder, and saves of vLLM's connector.
 
 A `Dump` writes calls as FlashInfer's api_logging.py does at level 10. A `Server` calls attention as engines
 do: it plans a pass, writes the new tokens into its cache, and calls attention once for each layer.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,3 +268,25 @@ class Server:
                 self.dump.call("single_decode_with_kv_cache", q[0], k, v, result=out[0], **how)
             else:
                 self.dump.call("single_prefill_with_kv_cache", q, k, v, result=out, causal=True, **how)
+
+
+def vllm_save(folder, k, v, blocks, token_ids=range(16)):
+    """A save of vLLM's ExampleConnector of k, v [layers, tokens, heads, dim]; returns its folder.
+
+    blocks: axes of vLLM's cache: "2BNHD", "B2NHD", "BHNC" (keys and values side by side) or "mla".
+    """
+    save = folder / hashlib.md5(np.asarray(token_ids, np.int64).tobytes()).hexdigest()
+    save.mkdir(parents=True)
+    for layer in range(k.shape[0]):
+        both = np.stack([k[layer], v[layer]])
+        cache = {
+            "2BNHD": lambda both: both.reshape(2, both.shape[1], -1),
+            "B2NHD": lambda both: both.swapaxes(0, 1),
+            "BHNC": lambda both: np.concatenate(both, axis=-1),
+            "mla": lambda both: both[0].reshape(both.shape[1], -1),
+        }[blocks](both)
+        save_file(
+            {"kv_cache": np.ascontiguousarray(cache)},
+            save / f"model.layers.{layer}.self_attn.attn.safetensors",
+        )
+    return save

@@ -397,7 +397,7 @@ def test_the_imports_of_the_page_make_traces(tmp_path, monkeypatch):
     facts = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.S)[1]) | {"n_prompt": 24}
     Path("dump.json").write_text(json.dumps(facts))
     Path("facts.json").write_text(json.dumps(facts | {"head_dim": DIM}))
-    # Dumps of FlashInfer have tests of their own.
+    # Dumps of FlashInfer and vLLM have tests of their own.
     commands = re.findall(
         r"^kvreplay import (.*)$", PAGE.partition("## Import a dump of FlashInfer")[0], re.M
     )
@@ -475,7 +475,7 @@ def test_the_command_ends_as_the_program_does(tmp_path, capsys):
 def test_a_format_that_is_not_known_is_named_with_those_that_are(capsys):
     assert import_verb.main(["x.npz", "-o", "t.h5", "--format", "gguf"]) == 2
     message = capsys.readouterr().err
-    known = "llama.cpp, flashinfer, lmcache, safetensors, npz"
+    known = "llama.cpp, flashinfer, vllm, lmcache, safetensors, npz"
     assert f"format gguf is not known. Known are {known}" in message
 
 

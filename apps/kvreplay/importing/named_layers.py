@@ -26,7 +26,8 @@ def read_named(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Fo
     if queries:
         fail(
             queries[0],
-            "separate files of queries belong to LMCache's chunks; here queries are layers.N.q in SOURCE",
+            "separate files of queries belong to LMCache's chunks and vLLM's saves; here queries are "
+            "layers.N.q in SOURCE",
         )
     places: dict[str, ArrayFile] = {}
     for source in sources:

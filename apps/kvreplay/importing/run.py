@@ -30,12 +30,12 @@ def import_file(
         trace = import_file("dump.safetensors", "mine.h5", sidecar={"n_prompt": 768, "rope": {"theta": 1e4}})
 
     source: a file; or several: LMCache's in the order of their tokens, one per layer in any order; or a
-        folder: FlashInfer's dump, LMCache's chunks.
+        folder: FlashInfer's dump, vLLM's save of a prompt, LMCache's chunks.
     out: path of the trace.
-    format: "safetensors", "npz", "lmcache" or "flashinfer"; default: recognised from the files.
+    format: "safetensors", "npz", "lmcache", "flashinfer" or "vllm"; default: recognised from the files.
     sidecar: JSON file or dict with scaling, rope, n_prompt, model and so on. Default: the file with the
         source's name and the suffix .json, if it exists.
-    queries: files of queries that belong to LMCache's chunks.
+    queries: files of queries that belong to LMCache's chunks or to vLLM's save.
     compress: gzip; saves little.
     say: called with a line of text for each default that was assumed, and for positions that are unusual.
 

@@ -14,6 +14,7 @@ import pytest
 from front_door import import_verb
 from kvbase.errors import ConfigError, TraceError
 from kvreplay.importing import import_file
+from kvreplay.importing.formats import FORMATS
 from kvreplay.importing.sidecar import Sidecar
 from kvreplay.trace import LayerArrays, Trace
 from kvreplay_cli import ROOT, kvreplay, replayed
@@ -396,7 +397,10 @@ def test_the_imports_of_the_page_make_traces(tmp_path, monkeypatch):
     facts = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.S)[1]) | {"n_prompt": 24}
     Path("dump.json").write_text(json.dumps(facts))
     Path("facts.json").write_text(json.dumps(facts | {"head_dim": DIM}))
-    commands = re.findall(r"^kvreplay import (.*)$", PAGE, re.M)
+    # Dumps of FlashInfer and vLLM have tests of their own.
+    commands = re.findall(
+        r"^kvreplay import (.*)$", PAGE.partition("## Import a dump of FlashInfer")[0], re.M
+    )
     assert len(commands) == 2
     identities = set()
     for words in commands:
@@ -471,11 +475,12 @@ def test_the_command_ends_as_the_program_does(tmp_path, capsys):
 def test_a_format_that_is_not_known_is_named_with_those_that_are(capsys):
     assert import_verb.main(["x.npz", "-o", "t.h5", "--format", "gguf"]) == 2
     message = capsys.readouterr().err
-    assert "format gguf is not known. Known are llama.cpp, lmcache, safetensors, npz" in message
+    known = "llama.cpp, flashinfer, vllm, lmcache, safetensors, npz"
+    assert f"format gguf is not known. Known are {known}" in message
 
 
 def test_help_names_every_format(capsys):
     with pytest.raises(SystemExit):
         import_verb.main(["--help"])
     text = capsys.readouterr().out
-    assert all(name in text for name in ("safetensors", "npz", "lmcache", "llama.cpp", "--queries"))
+    assert all(name in text for name in (*(known.name for known in FORMATS), "--queries"))

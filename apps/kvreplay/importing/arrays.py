@@ -27,18 +27,40 @@ def fail(where: str | Path, what: str) -> NoReturn:
 
 
 class ArrayFile(Mapping[str, Any]):
-    """The named arrays of one file. Raises TraceError if an array cannot be read."""
+    """The named arrays of one file. Raises TraceError if an array cannot be read.
 
-    def __init__(self, path: Path, names: list[str], read: Callable[[str], Any]):
+    read: an array by name. view: by name, what has the array's `shape` and reads slices of its first axis;
+    default: `read`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        names: list[str],
+        read: Callable[[str], Any],
+        view: Callable[[str], Any] | None = None,
+    ):
         self.path = path
         self._names = names
         self._read = read
+        self._view = view or read
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
             raise KeyError(name)
+        return self._checked(name, lambda: self._read(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array; () for anything else."""
+        return self._checked(name, lambda: tuple(getattr(self._view(name), "shape", ())))
+
+    def part(self, name: str, first: int, last: int) -> Any:
+        """Entries `first` to `last` - 1 of an array's first axis, without reading the others."""
+        return self._checked(name, lambda: self._view(name)[first:last])
+
+    def _checked(self, name: str, read: Callable[[], Any]) -> Any:
         try:
-            return self._read(name)
+            return read()
         except TraceError:
             raise
         except Exception as error:  # libraries raise errors of many types for damaged files
@@ -116,12 +138,29 @@ def open_safetensors(path: Path) -> ArrayFile:
         fail(path, f"needs the package {error.name}, which is not installed: {INSTALL}")
     opened = safe_open(path, framework="numpy")
 
-    def read(name: str) -> Any:
-        if opened.get_slice(name).get_dtype().startswith(FLOAT8):
+    def view(name: str) -> "_Slices":
+        found = _Slices(opened.get_slice(name))
+        if found.kind.startswith(FLOAT8):
             fail(path, eight_bits(name, path))
+        return found
+
+    def read(name: str) -> Any:
+        view(name)  # checks the type
         return opened.get_tensor(name)
 
-    return ArrayFile(path, sorted(opened.keys()), read)
+    return ArrayFile(path, sorted(opened.keys()), read, view)
+
+
+class _Slices:
+    """An array of a safetensors file, of which only slices are read."""
+
+    def __init__(self, found: Any):
+        self.found = found
+        self.kind: str = found.get_dtype()
+        self.shape: list[int] = found.get_shape()
+
+    def __getitem__(self, rows: slice) -> Any:
+        return self.found[rows]
 
 
 def open_npz(path: Path) -> ArrayFile:
@@ -146,7 +185,9 @@ def open_pt(path: Path) -> ArrayFile:
     except ImportError:
         fail(path, "needs torch, which is not installed. Save it as safetensors, or install torch")
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        # Mapped, a tensor of which few rows are used is not read whole. Only zip files can be.
+        mapped = zipfile.is_zipfile(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         fail(path, pickled(path, str(error)))
     if isinstance(loaded, torch.Tensor):

@@ -19,6 +19,8 @@ examples:
   kvreplay import dump.safetensors -o mine.h5           # layers.N.q, .k, .v and dump.json beside it
   kvreplay import dump.npz -o mine.h5 --sidecar facts.json
   kvreplay import kv0.npy kv1.npy -o mine.h5 --queries q0.npy q1.npy --sidecar facts.json    # LMCache
+  kvreplay import flashinfer_dumps -o mine.h5           # FlashInfer's flight recorder
+  kvreplay import saves/HASH -o mine.h5 --queries q.safetensors --sidecar facts.json         # vLLM
 """
 )
 EXTRA = "import"
@@ -28,13 +30,11 @@ STOPPED = "nothing was written"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All options, each declared once."""
     add = parser.add_argument
-    add("source", nargs="+", type=Path, metavar="SOURCE", help="one file, or several in order")
+    add("source", nargs="+", type=Path, metavar="SOURCE", help="a file or folder, or several in order")
     add("-o", "--output", required=True, type=Path, metavar="OUT.h5", help="the trace")
     add("--format", metavar="F", help="name of the format (default: recognised from SOURCE)")
     add("--sidecar", type=Path, metavar="J", help="JSON file of facts (default: SOURCE with suffix .json)")
-    add(
-        "--queries", nargs="+", type=Path, default=[], metavar="Q", help="files of queries (LMCache's chunks)"
-    )
+    add("--queries", nargs="+", type=Path, default=[], metavar="Q", help="files of queries (LMCache, vLLM)")
     add("--compress", action="store_true", help="gzip; saves little")
     add("--force", action="store_true", help="overwrite OUT.h5")
 

@@ -10,17 +10,27 @@ from .sidecar import Sidecar
 
 
 @dataclass(frozen=True)
-class Found:
-    """Content of a source: its layers, and facts of the prompt and the model, which a sidecar overrides.
-
-    assumed: what was assumed about several files, in a line of text.
-    """
+class FoundPrompt:
+    """One prompt of a source: its layers, and facts of it, which a sidecar overrides. None: not held."""
 
     layers: Mapping[int, LayerArrays]
     token_ids: Any = None
     position_ids: Any = None
+    n_prompt: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Content of a source: its prompts in order, and the model's name.
+
+    assumed: what was assumed about the source, each in a line of text.
+    knows_scaling: the source says the scaling of its layers, so that the default is no assumption.
+    """
+
+    prompts: list[FoundPrompt]
     model: str = ""
-    assumed: str = ""
+    assumed: tuple[str, ...] = ()
+    knows_scaling: bool = False
 
 
 @dataclass(frozen=True)

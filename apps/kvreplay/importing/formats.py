@@ -5,11 +5,18 @@ from pathlib import Path
 from kvbase.errors import ConfigError
 from kvbase.files import no_such_file
 
-from . import llama_cpp, lmcache, npz_file, safetensors_file
+from . import flashinfer, llama_cpp, lmcache, npz_file, safetensors_file, vllm
 from .arrays import READERS, fail
 from .format_type import Format
 
-FORMATS = (llama_cpp.FORMAT, lmcache.FORMAT, safetensors_file.FORMAT, npz_file.FORMAT)
+FORMATS = (
+    llama_cpp.FORMAT,
+    flashinfer.FORMAT,
+    vllm.FORMAT,
+    lmcache.FORMAT,
+    safetensors_file.FORMAT,
+    npz_file.FORMAT,
+)
 
 
 def format_of(sources: list[Path], name: str | None) -> Format:

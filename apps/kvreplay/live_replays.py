@@ -34,8 +34,8 @@ class LiveReplays:
         self._rows: list[tuple[str, Cell]] = []  # with the engine's text
         self._said: list[dict[str, Any]] = []
         self._engine_s = 0.0
-        self._ranks: dict[str, int] = {}  # of prompts, in their order
-        self.responses: dict[str, Any] = {}  # of prompts to hidden tokens
+        self._ranks: dict[str, int] = {}  # {prompt: its place in their order}
+        self.responses: dict[str, Any] = {}  # {prompt: its Response to hidden tokens}
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kvreplay")
         self._running: Future[None] | None = None

@@ -21,7 +21,7 @@ from .run import Run
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PROMPT_SHARE = 0.75  # of a text in which nothing was generated
+PROMPT_SHARE = 0.75  # the prompt's share of a text in which nothing was generated
 # What the recorder's options serve.
 REFUSED = {
     "--with-gradient": "gradient, and projections of `save`",
@@ -85,8 +85,8 @@ def live(
         save="projections", else 0.
     save_trace: path of a trace (.h5) that also keeps the replayed layers, or those in `save_layers`.
 
-    What methods need besides queries, keys and values is taken from the model: output projections, the pass
-    that repeats the prompt, rows generated after a cut, gradients. Layers of a text then wait in memory until
+    Methods also get what they need besides queries, keys and values: output projections, the pass that
+    repeats the prompt, rows generated after a cut, gradients. Layers of a text then wait in memory until
     these passes have run; so do layers for methods that share one budget over all of them.
 
     Returns a Live, a context manager. `live.run` is the Run of all texts so far. If a method raises, its

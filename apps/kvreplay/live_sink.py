@@ -17,7 +17,7 @@ LIVE = "live"  # name of a trace that never was a file
 
 
 class LiveSink:
-    """What a LiveRecorder writes to: a layer of one or several prompts is replayed at once, or waits for the
+    """A LiveRecorder writes to this. A layer of one or several prompts is replayed at once, or waits for the
     other layers or prompts that the methods compare it with. With `saved` it is also written to a trace
     file."""
 
@@ -52,7 +52,7 @@ class LiveSink:
         attributes: Mapping[str, Any],
         groups: Mapping[str, Any],
     ) -> None:
-        """What is not of a layer."""
+        """Takes a prompt's datasets and attributes, those of its layers left out."""
         if not self._trace_id:
             identity = [self.root.get("model"), self.root.get("config_json"), datasets["tokens"].tolist()]
             self._trace_id = f"{LIVE}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}"

@@ -76,7 +76,7 @@ class Run:
         self._said = said
         self._again = again
         self.recorded = recorded
-        self._responses = responses  # of prompts whose trace is no file, to hidden tokens
+        self._responses = responses  # to hidden tokens, by prompt; None: the trace has them
 
     @cached_property
     def frame(self) -> "pd.DataFrame":

@@ -189,7 +189,7 @@ ProcessRecord record_of(const RunConfig& config) {
 // Everything of a run; members are in the order that their destruction needs.
 struct Prepared {
   std::atomic<bool> stop{false};         // set when the results are no longer needed
-  nb::object is_stopped;                 // of the request
+  nb::object is_stopped;                 // as in Request
   std::unique_ptr<PythonArrays> arrays;  // null: files or a trace in memory are replayed
   std::unique_ptr<PythonTrace> memory;
   OpenTensors open;

@@ -79,11 +79,32 @@ void HeadReplay<Real>::choose_ways() {
   }
 }
 
+namespace {
+
+// In place of sums over the prompt: some numbers that fall from token to token.
+std::vector<double> made_up_sum(size_t count) {
+  std::vector<double> sum(count);
+  for (size_t i = 0; i < count; ++i) sum[i] = 1 / double(i + 1);
+  return sum;
+}
+
+}  // namespace
+
 template <class Real>
 void HeadReplay<Real>::sum_prompt(const Stop& stop) {
   for (const Decision<Real>& d : decisions_)
     for (const auto& cache : d.caches)
       if (!d.streams_prompt()) prompt_.add(*cache);
+  if (options_.sizes_alone) {
+    const auto& s = exact_.stream();
+    const auto columns = [&](const PromptPass& pass) {
+      if (pass.rows_from >= 0) (void)prompt_pass(exact_, {{}, false, pass.rows_from, pass.on_row});
+      return std::vector<std::vector<double>>(pass.sums.size(),
+                                              made_up_sum(size_t(s.shape.heads + 1) * size_t(s.prompt)));
+    };
+    return prompt_.sum(
+        columns, [&] { return made_up_sum(size_t(s.shape.heads) * size_t(s.tokens)); }, stop);
+  }
   if (device_ == nullptr)
     return prompt_.sum([&](const PromptPass& pass) { return prompt_pass(exact_, pass); },
                        [&] { return future_sums(exact_, scored_); }, stop);

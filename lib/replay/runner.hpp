@@ -27,6 +27,9 @@ struct RunOptions {
   // Set if some method of the plan (not only of these cells) observes every decode row. Strips are then computed for
   // all rows, so that a resumed run computes what a whole run does.
   bool every_row = false;
+  // Set if only sizes are asked for, of caches whose size their budget fixes whatever they hold: sums over the prompt
+  // are then made up.
+  bool sizes_alone = false;
   // Longest trace, in tokens, on which every row that some cache observes has a strip.
   int32_t strips_up_to = kLongTrace;
   Wanted wanted;

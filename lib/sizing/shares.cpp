@@ -176,12 +176,14 @@ class Solver {
   }
 
   void try_budgets(const std::vector<std::pair<Unit*, std::set<int32_t>>>& rounds) {
-    std::vector<SizeProbe::Where> asked;
+    std::vector<SizeProbe::Where> fixed, others;
     for (const auto& [unit, budgets] : rounds)
       for (const int32_t tokens : budgets)
         for (const auto& head : unit->heads)
-          if (can_run(*unit, head.first, tokens)) asked.push_back(where(*unit, head, tokens));
-    const auto sizes = probe_.sizes(asked);
+          if (can_run(*unit, head.first, tokens))
+            (unit->for_all ? fixed : others).push_back(where(*unit, head, tokens));
+    auto sizes = probe_.sizes(fixed, true);
+    sizes.merge(probe_.sizes(others, false));
     for (const auto& [unit, budgets] : rounds)
       for (const int32_t tokens : budgets) unit->search.add(tokens, share_of(*unit, tokens, sizes));
   }

@@ -39,15 +39,15 @@ SizeProbe::SizeProbe(const LoadedRun& run, RunOptions options) : run_(run), opti
 
 // One budget that cannot be shared fails the other cells of its prompt too. Missing sizes are tried again, each
 // instance and budget separately.
-std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<Where>& asked) {
+std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<Where>& asked, bool by_budget) {
   Found found;
-  replay(asked, found);
+  replay(asked, by_budget, found);
   std::map<std::pair<size_t, int32_t>, std::vector<Where>> missing;
   for (const Where& where : asked)
     if (found.count(where) == 0) missing[{where.instance, where.tokens}].push_back(where);
   const bool alone = missing.size() == 1 && missing.begin()->second.size() == asked.size();
   for (const auto& [what, places] : missing)
-    if (!alone) replay(places, found);
+    if (!alone) replay(places, by_budget, found);
   return found;
 }
 
@@ -56,8 +56,9 @@ std::string SizeProbe::failure(size_t instance) const {
   return found == failures_.end() ? "" : found->second;
 }
 
-void SizeProbe::replay(const std::vector<Where>& asked, Found& found) {
+void SizeProbe::replay(const std::vector<Where>& asked, bool by_budget, Found& found) {
   RunOptions options = options_;
+  options.sizes_alone = by_budget;
   const Bound of = kBounds[size_t(run_.config.budget.of.value())];
   options.on_cell = [&](const Cell& cell, const CellResult& result) {
     if (!result.ok) {

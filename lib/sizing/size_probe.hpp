@@ -26,14 +26,14 @@ class SizeProbe {
   };
 
   SizeProbe(const LoadedRun& run, RunOptions options);
-  // Omits caches that cannot be replayed.
-  std::map<Where, Bytes> sizes(const std::vector<Where>& asked);
+  // Omits caches that cannot be replayed. by_budget: their sizes do not depend on any number of the trace.
+  std::map<Where, Bytes> sizes(const std::vector<Where>& asked, bool by_budget);
   // Why a cache of this instance could not be replayed, the first that failed; "" if none did.
   std::string failure(size_t instance) const;
 
  private:
   using Found = std::map<Where, Bytes>;
-  void replay(const std::vector<Where>& asked, Found& found);
+  void replay(const std::vector<Where>& asked, bool by_budget, Found& found);
   std::vector<Cell> cells_of(const std::vector<Where>& asked) const;
 
   const LoadedRun& run_;

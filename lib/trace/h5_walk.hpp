@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "trace/h5_raii.hpp"
 
@@ -18,6 +19,17 @@ namespace kvreplay::h5 {
 struct Problem : std::runtime_error {
   explicit Problem(const std::string& what) : std::runtime_error(single_line(what)) {}
 };
+
+// Runs a read under the lock and turns a Problem into a TraceError.
+template <class Work>
+auto reading(const Work& work) {
+  const Lock lock;
+  try {
+    return work();
+  } catch (const Problem& problem) {
+    throw TraceError(problem.what());
+  }
+}
 
 // A group or a dataset, with the names needed for messages.
 struct Node {

@@ -93,6 +93,10 @@ def test_the_recording_of_the_page_runs_unchanged(names, tmp_path):
     assert not follow(PAGE, lambda code: not without_torch(code), names)
     assert names["recorded"].prompts == ["0", "1"]
     assert len(names["run"]) and not len(names["run"].failed)
+    names["text"] = " ".join(f"w{(5 * i * i + i) % 60 + 3}" for i in range(90))
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert not follow(README, lambda code: not without_torch(code), names)
+    assert not len(names["live"].run.failed)
 
 
 def test_a_page_with_wrong_output_is_detected(names):

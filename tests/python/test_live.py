@@ -45,6 +45,10 @@ def one_call(model, live):
     model(IDS)
 
 
+def short_generation(model, ids, live):
+    generation(model, ids, live, 8)
+
+
 # ---- equal to a replay of the saved trace
 
 
@@ -59,6 +63,20 @@ def test_a_live_run_equals_the_replay_of_the_trace_that_it_saves(llama, calls, t
     assert equal_arrays(live, replayed)
 
 
+@pytest.mark.usefixtures("quiet")
+def test_padding_on_the_right_is_left_out(llama):
+    def run(model, live):
+        mask = torch.ones(2, 90, dtype=torch.long)
+        mask[1, 50:] = 0
+        model(torch.cat([IDS, IDS]), attention_mask=mask)
+        model(IDS[:, :50])
+
+    table = live_run(llama, ["h2o"], [24], run, prefill=40).run.table
+    assert table.groupby("prompt")["n_tokens"].first().tolist() == [90, 50, 50]
+    batched, alone = (table[table["prompt"] == prompt] for prompt in ("1", "2"))
+    assert np.allclose(batched["rel_err_out_mean"], alone["rel_err_out_mean"], rtol=1e-4)
+
+
 def test_the_comparison_of_these_tests_finds_a_difference(llama, tmp_path):
     live, replayed = compare(llama, IDS, [prompt_alone], ["h2o"], [24], tmp_path)
     replayed.cells[0].row["rel_err_out_mean"] += 1e-7
@@ -68,19 +86,17 @@ def test_the_comparison_of_these_tests_finds_a_difference(llama, tmp_path):
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_is_replayed_as_its_trace(name, tmp_path):
-    model = ARCHITECTURES[name].build()
-    for call in (prompt_alone, generation):
-        live, replayed = compare(model, IDS[:, :40], [call], ["h2o", "snapkv", "window"], [36], tmp_path)
-        assert differences(live, replayed) == []
+    model, calls = ARCHITECTURES[name].build(), [prompt_alone, short_generation]
+    live, replayed = compare(model, IDS[:, :40], calls, ["h2o", "snapkv", "window"], [36], tmp_path)
+    assert differences(live, replayed) == []
 
 
 @pytest.mark.usefixtures("quiet")
 def test_latent_attention_is_replayed_as_its_trace(tmp_path):
-    model = build("DeepseekV3", **LATENT_SIZES)
-    for call in (prompt_alone, generation):
-        live, replayed = compare(model, IDS, [call], ["h2o", "snapkv", "window"], [36], tmp_path)
-        assert not len(live.failed)
-        assert differences(live, replayed) == []
+    model, calls = build("DeepseekV3", **LATENT_SIZES), [prompt_alone, short_generation]
+    live, replayed = compare(model, IDS, calls, ["h2o", "snapkv", "window"], [36], tmp_path)
+    assert not len(live.failed)
+    assert differences(live, replayed) == []
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,9 @@ class LiveRecorder(Recorder):
         self.output_weights = output_weights
         self.inputs = inputs
         self.prompt_length = n_prompt
-        self.n_prompt = None  # of the text in work, if it is known
+        self.n_prompt = None  # tokens of the prompt of the text in work, if known
         self.waits = waits or bool(options.repeat or options.gradient or options.lookahead)
-        self.ids = []  # of all prompts so far
+        self.ids = []  # ids of all prompts so far
         self.next = (None, None)  # id of the next text, and how many of its tokens are the prompt
         self.block = None  # the capture of a block `prompt`
         self.ignoring = False  # the rest of a call whose text has failed
@@ -141,7 +141,7 @@ class LiveRecorder(Recorder):
         if not self.listening or self.ignoring:
             return None
         if not self.generating and self.block is None:
-            self._drop_prompt()  # of an earlier call that was interrupted
+            self._drop_prompt()  # left by an earlier call that was interrupted
         return self._guarded(lambda: super(LiveRecorder, self)._on_forward(module, args, kwargs))
 
     def _after_forward(self, module, args, output):

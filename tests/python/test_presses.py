@@ -1,5 +1,7 @@
-"""Presses as methods, with presses that are written here as kvpress writes its own. tests/kvpress.sh compares the
-real ones."""
+"""Presses as methods, with presses that are written here as kvpress writes its own.
+
+tests/kvpress.sh compares the real ones.
+"""
 
 from dataclasses import dataclass, field
 

@@ -154,6 +154,8 @@ class Live:
     def __enter__(self) -> "Live":
         from kvrecord.live_recorder import LiveRecorder
 
+        if hasattr(self, "_recorder"):
+            raise ConfigError("a live replay is entered once: call kvreplay.live again")
         if self._saved is not None and self._saved.exists():
             raise ConfigError(f"{self._saved} exists: remove it, or give save_trace another name")
         self._recorder = LiveRecorder(
@@ -245,6 +247,7 @@ class Live:
         )
 
     def _on_prompts(self, ids: list[str], why: str | None) -> None:
+        self._replays.wait()  # the caller may change its cache now
         for prompt in ids if why else ():
             self.failed[prompt] = why or ""
             self._recorder.sink.drop(prompt)
@@ -258,10 +261,16 @@ class Live:
         reasons: dict[str, list[str]] = {}
         for prompt, why in self.failed.items():
             reasons.setdefault(why, []).append(prompt)
-        lines = [f"prompt {', '.join(prompts)} was not replayed: {why}" for why, prompts in reasons.items()]
+        lines = [f"{_named(prompts)} not replayed: {why}" for why, prompts in reasons.items()]
         failures = self.run.failures() if self._replays.cells(self.failed) else []
         for line in [*self._replays.warnings(), *lines, *failures]:
-            warnings.warn(line, KvreplayWarning, stacklevel=4)
+            warnings.warn(line, KvreplayWarning, stacklevel=3)  # 3: the caller's block
+
+
+def _named(prompts: list[str]) -> str:
+    if len(prompts) == 1:
+        return f"prompt {prompts[0]} was"
+    return f"prompts {', '.join(prompts)} were"
 
 
 def _in_words_of_methods(refusal: str) -> str:

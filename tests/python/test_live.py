@@ -17,7 +17,21 @@ from tiny_models import ARCHITECTURES, LATENT_SIZES, build  # noqa: E402
 pytestmark = pytest.mark.torch
 
 IDS = torch.tensor([[(7 * i * i + 3 * i + 5) % 61 + 3 for i in range(90)]])
-FEW = ["snapkv", {"name": "h2o", "row_format": "int8"}, "uniform", "streaming_llm"]
+
+
+class Oldest(kv.Policy):
+    """A policy in Python."""
+
+    def evict(self, tokens):
+        return tokens[: len(tokens) - self.budget]
+
+
+@kv.scorer(window=8)
+def votes(prompt):
+    return prompt.attention(last=8).sum(axis=(0, 1))
+
+
+FEW = ["snapkv", {"name": "h2o", "row_format": "int8"}, "uniform", "streaming_llm", Oldest, votes]
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +292,36 @@ def test_beams_are_left_out(llama):
     with pytest.warns(KvreplayWarning, match="num_beams = 2"):
         live = live_run(llama, ["h2o"], [24], run)
     assert live.run.table["prompt"].unique().tolist() == ["0"]
+
+
+def test_an_id_is_used_once(llama):
+    def run(model, live):
+        for _ in range(2):
+            live.name_next("book")
+            model(IDS)
+        with pytest.raises(ConfigError, match="prompt book: there is one already"), live.prompt("book"):
+            raise AssertionError("the block was entered")
+
+    with pytest.warns(KvreplayWarning, match="prompt book: there is one already"):
+        live = live_run(llama, ["h2o"], [24], run)
+    assert live.run.table["prompt"].unique().tolist() == ["book"]
+    with pytest.raises(ConfigError, match=r"call kvreplay\.live again"), live:
+        raise AssertionError("the block was entered")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_prompt_is_replayed_before_its_call_returns(llama):
+    """The caller may then change what lies in its cache."""
+
+    def run(model, live):
+        for _ in range(3):
+            cache = model(IDS, use_cache=True).past_key_values
+            for layer in cache.layers:
+                layer.keys.zero_()
+
+    live = live_run(llama, ["h2o"], [24], run)
+    errors = live.run.table.groupby("prompt")["rel_err_out_mean"].apply(list)
+    assert errors["0"] == errors["1"] == errors["2"]
 
 
 def test_nothing_to_replay_is_one_sentence(llama):

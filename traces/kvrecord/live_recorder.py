@@ -23,6 +23,7 @@ from .spool import MemorySpool
 CONTINUED = (
     "it continues an earlier call: put the calls of one text into `with live.prompt(id):`, or use generate"
 )
+TAKEN = "there is one already: give each text an id of its own"
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ class LiveRecorder(Recorder):
         """All calls in the block are one prompt, or one for each row of a batch."""
         if self.capture is not None:
             raise ConfigError(f"prompt {prompt_id}: begins inside another prompt")
-        if taken := sorted({prompt_id, f"{prompt_id}-0"} & set(self.ids)):
-            raise ConfigError(f"prompt {taken[0]}: there is one already: give each text an id of its own")
+        if {prompt_id, f"{prompt_id}-0"} & set(self.ids):
+            raise ConfigError(f"prompt {prompt_id}: {TAKEN}")
         self._begin_prompt(prompt_id)
         self.block = self.capture
         try:
@@ -125,13 +126,14 @@ class LiveRecorder(Recorder):
 
     def ids_for(self, prompt_id, n_rows):
         """New ids for the rows of a batch. A batch in a block has the block's id with the row's number."""
+        named, self.next = self.next if prompt_id is None else (prompt_id, None), (None, None)
+        prompt_id, self.n_prompt = named
         if prompt_id is None:
-            (prompt_id, self.n_prompt), self.next = self.next, (None, None)
-        if prompt_id is None:
-            first = len(self.ids)
-            ids = [str(first + row) for row in range(n_rows)]
+            ids = [str(len(self.ids) + row) for row in range(n_rows)]
         else:
             ids = [prompt_id] if n_rows == 1 else [f"{prompt_id}-{row}" for row in range(n_rows)]
+        if taken := sorted(set(ids) & set(self.ids)):
+            raise ConfigError(f"prompt {taken[0]}: {TAKEN}")
         self.ids += ids
         return ids
 
@@ -196,7 +198,7 @@ class LiveRecorder(Recorder):
             return work()
         except Exception as error:  # whatever it is, the model's call goes on
             why = CONTINUED if self._continues() else _reason(error)
-            if self.capture is None:
+            if self.capture is None or not self.capture.ids:
                 self.on_prompts([], why)
             self._drop_prompt(why)
             self.ignoring = self.generating or self.block is not None

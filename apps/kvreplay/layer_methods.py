@@ -113,8 +113,9 @@ class TorchScorer(LayerScorer):
     def scores(self, inputs: LayerInputs, budget: int, params: Mapping[str, Any]) -> Any:
         if self.needs_hidden and inputs.hidden is None:
             raise ValueError(NO_HIDDEN)
-        hidden = {"hidden": inputs.hidden} if self.needs_hidden else {}
-        return self.function(inputs.q, inputs.k, inputs.v, **hidden, **params)
+        # Copies: the function may work in place, and the model's cache and other methods read these tensors.
+        hidden = {"hidden": inputs.hidden.clone()} if self.needs_hidden else {}
+        return self.function(inputs.q.clone(), inputs.k.clone(), inputs.v.clone(), **hidden, **params)
 
     def same_as(self, other: Hosted) -> bool:
         return (

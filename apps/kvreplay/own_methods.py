@@ -196,8 +196,8 @@ def scorer(
     uses_budget: the scores depend on prompt.budget; otherwise the function is called once for all budgets.
     hidden: the function reads prompt.hidden, the hidden states that attention receives (in `kvreplay.live`).
     torch: the function is score(q, k, v, **parameters) on tensors of torch, for all heads of a layer at once.
-        It receives the prompt's queries [Hq, P, D], keys [Hkv, P, D] and values [Hkv, P, Dv] where they lie,
-        on the CPU or a GPU, and returns scores [Hkv, P]. With hidden=True it is score(q, k, v, hidden),
+        It receives copies of the prompt's queries [Hq, P, D], keys [Hkv, P, D] and values [Hkv, P, Dv] on
+        the device where they lie, and returns scores [Hkv, P]. With hidden=True it is score(q, k, v, hidden),
         hidden [P, hidden].
     title, source: texts for tables; the title's default is the first line of the function's docstring.
 

@@ -413,6 +413,24 @@ def first_hidden_by_head(prompt):
     return prompt.hidden[:, 0]
 
 
+@kv.scorer(torch=True)
+def in_place(q, k, v):
+    return k.mul_(0).norm(dim=-1) + v.zero_().sum(-1) + q.zero_().sum()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_scorer_that_works_in_place_changes_nothing_else(llama):
+    def read_and_generate(model, live):
+        model(IDS)
+        tokens.append(model.generate(IDS, max_new_tokens=6, do_sample=False))
+
+    tokens = []
+    both = live_run(llama, [in_place, "h2o"], [24], read_and_generate).run.table
+    alone = live_run(llama, ["h2o"], [24], read_and_generate).run.table
+    assert both[both["method"] == "h2o"]["rel_err_out_mean"].tolist() == alone["rel_err_out_mean"].tolist()
+    assert torch.equal(*tokens)
+
+
 def kept_sets(run, method, **place):
     return [
         tuple(run.kept(method, layer=layer, head=head, **place)[0]) for layer in range(3) for head in range(2)

@@ -28,9 +28,10 @@ std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares&
     labels.push_back(instance_text(config.methods[instance]));
   };
   for (const Unreachable& one : solved.unreachable)
-    say(fmt::format("{} of {} is not reachable ({})", percent_text(one.share), cache,
-                    floor_text(one, config.budget.of.value())),
-        one.instance);
+    if (!one.fails_in_run)
+      say(fmt::format("{} of {} is not reachable ({})", percent_text(one.share), cache,
+                      floor_text(one, config.budget.of.value())),
+          one.instance);
   for (const auto& [instance, share] : solved.whole)
     say(fmt::format("{} of {} holds everything, nothing is evicted", percent_text(share), cache), instance);
   std::vector<std::string> lines;
@@ -41,7 +42,8 @@ std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares&
 std::vector<NotReached> not_reached(const RunConfig& config, const SolvedShares& solved) {
   std::vector<NotReached> all;
   for (const Unreachable& one : solved.unreachable)
-    all.push_back({instance_text(config.methods[one.instance]), one.share, one.floor_low, one.heads < one.of_heads});
+    if (!one.fails_in_run)
+      all.push_back({instance_text(config.methods[one.instance]), one.share, one.floor_low, one.heads < one.of_heads});
   return all;
 }
 
@@ -52,6 +54,7 @@ std::string unreachable_json(const RunConfig& config, const SolvedShares& solved
     JsonObject entry;
     entry.add("method", m.method().info.name).add_json("given", given_json(m.values, m.options));
     if (!one.failure.empty()) entry.add("failure", one.failure);
+    if (one.fails_in_run) entry.add("fails_in_run", true);
     entry.add("share", one.share).add("floor_low", one.floor_low).add("floor_high", one.floor_high);
     entry.add("heads", one.heads).add("of_heads", one.of_heads);
     entries += (entries.empty() ? "" : ",") + entry.text();

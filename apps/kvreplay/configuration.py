@@ -42,11 +42,13 @@ def replay_config(
         "name": "replay",
         "select": without_none(**(select or {}), kv_heads=listed(kv_heads)),
         "replay": without_none(
-            prefill=prefill, tokens=tokens, queries=queries, prompt=prompt, needles=needles
+            prefill=_prefill(prefill), tokens=tokens, queries=queries, prompt=prompt, needles=needles
         ),
         "methods": entries,
         "seeds": seeds_of(seeds),
-        "run": without_none(device=device, jobs=jobs, precision=precision, audit=audit or None),
+        "run": without_none(
+            device=device, jobs=jobs, precision=precision, audit=None if audit is False else audit
+        ),
         "output": {"save": saves_of(save)},
         **without_none(metrics=metrics),
     }
@@ -131,6 +133,12 @@ def budget_of(given: Any) -> dict[str, Any] | None:
     tokens = [value for value in values if not isinstance(value, float)]
     kinds = {"tokens": tokens, "share_of_cache": shares}
     return {kind: plain(own, "budgets") for kind, own in kinds.items() if own} or {"tokens": []}
+
+
+def _prefill(value: Any) -> Any:
+    """A share such as "75%" as a number; anything else unchanged."""
+    share = isinstance(value, str) and re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value, re.ASCII)
+    return float(share[1] + "e-2") if share else value
 
 
 def _budget(value: Any) -> int | float:

@@ -257,6 +257,11 @@ def parameters_of_function(
         raise ConfigError(f"{name}() takes no {inputs[len(found)]}: write {name}({', '.join(inputs)})")
     found = found[len(inputs) - 1 :]
     for p in found[1:]:
+        if p.default is p.empty and p.name in ("k", "v", "hidden"):
+            hidden = ", hidden=True" if "hidden" in (p.name, *(one.name for one in found)) else ""
+            raise ConfigError(
+                f"{name}: takes {p.name}: decorate it with @kvreplay.scorer(torch=True{hidden})"
+            )
         if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             raise ConfigError(f"{name}: the parameter {p.name} needs a default: write {p.name}=1")
     return [_parameter(p.name, p.default, name) for p in found[1:] if p.default is not p.empty]

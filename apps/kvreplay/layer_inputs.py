@@ -10,7 +10,7 @@ from kvtrace.bits import Stored
 if TYPE_CHECKING:
     import torch
 
-NO_HIDDEN = "hidden states are known in kvreplay.live, of a prompt that one call reads"
+NO_HIDDEN = "hidden states are known while a model runs only: use kvreplay.live"
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class LayerScorer(Hosted):
         own = {name: value for name, value in params.items() if name not in ENGINES}
         with torch.no_grad():
             given = self.scores(inputs, place["budget"], own)
+        if given is None:
+            raise ValueError(f"returned None: return scores [{len(inputs.k)}, {size}], [kv heads, tokens]")
         scores = torch.as_tensor(given).detach().double().cpu().numpy()
         heads = inputs.k.shape[0]
         if scores.shape == (1, heads, size):

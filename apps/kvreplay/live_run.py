@@ -21,6 +21,7 @@ from .run import Run
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+SHOWN = 5  # prompts that a warning names
 PROMPT_SHARE = 0.75  # the prompt's share of a text in which nothing was generated
 # What the recorder's options serve.
 REFUSED = {
@@ -270,7 +271,8 @@ class Live:
 def _named(prompts: list[str]) -> str:
     if len(prompts) == 1:
         return f"prompt {prompts[0]} was"
-    return f"prompts {', '.join(prompts)} were"
+    shown = ", ".join(prompts[:SHOWN])
+    return f"prompts {shown}{f' and {len(prompts) - SHOWN} more' if len(prompts) > SHOWN else ''} were"
 
 
 def _in_words_of_methods(refusal: str) -> str:
@@ -297,7 +299,7 @@ def _recorded(needs: Mapping[str, Any], layers: Any, gradient: int | None) -> di
 
 def _prompt_length(replay: Mapping[str, Any]) -> Callable[[int], int]:
     """The function n_prompt(tokens) of a LiveRecorder."""
-    prefill, queries = replay.get("prefill"), replay.get("queries")
+    prefill, queries = replay.get("prefill"), replay.get("queries")  # as in the configuration
     last = queries.get("last") if isinstance(queries, Mapping) else None
 
     def length(total: int) -> int:

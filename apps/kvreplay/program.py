@@ -21,6 +21,7 @@ LOOK_UP = (
     *("run", "sweep", "list", "describe", "validate", "budgets"),
     *("compare", "refine", "figures", "leaderboard", "study"),
 )
+MODELS = "With --model, prompts are replayed while a model reads them: kvreplay run --model ID --help\n"
 WITH_VALUE = ("--log", "--color")  # general options that take a value
 
 
@@ -60,6 +61,8 @@ def _run(name: str | None, rest: list[str], words: list[str]) -> int:
         return run_verb(
             Verb("run", "replays prompts while a model reads them", "kvreplay.verbs.run_model"), rest
         )
+    if name == "run" and any(word in ("-h", "--help") for word in rest):
+        print(MODELS, file=sys.stderr, flush=True)
     if name is None or name in ENGINE:
         become_program(words)
     from kvreplay.verbs import VERBS

@@ -37,7 +37,11 @@ std::vector<int32_t> ShareSearch::first(double share, int32_t near) const {
   if (near > 0 && near < most_)
     return untried({near, near + int64_t{1}});  // a budget found for a longer text may
                                                 // exceed this one
-  return untried({least_, std::max<int64_t>(least_, std::llround(std::floor(share * most_)))});
+  return untried({least_, guess(share)});
+}
+
+int32_t ShareSearch::guess(double share) const {
+  return std::max(least_, int32_t(std::llround(std::floor(share * most_))));
 }
 
 // No size that exceeds the share is known: extrapolates the line through the known sizes.

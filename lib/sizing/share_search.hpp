@@ -18,6 +18,8 @@ class ShareSearch {
   void add(int32_t tokens, std::optional<double> share) { tried_[tokens] = share; }
   // Budgets to try next, all untried; empty: the search is finished. near: the answer of a similar search, or 0.
   std::vector<int32_t> next(double share, int32_t near = 0) const;
+  // The budget that is tried first.
+  int32_t guess(double share) const;
   // The largest tried budget that fits.
   std::optional<int32_t> answer(double share) const;
   // The smallest share that was measured.

@@ -59,6 +59,8 @@ class Solver {
     search(all);
     SolvedShares solved;
     for (size_t m = 0; m < run_.config.methods.size(); ++m) tell(m, solved);
+    for (Unit& unit : units_)
+      if (raises(unit)) let_fail(unit, solved);
     for (SelectedLayer& at : run_.selection) at.by_share.clear();
     for (const Unit& unit : units_) place(unit);
     for (SelectedLayer& at : run_.selection)
@@ -208,6 +210,19 @@ class Solver {
       all.used += found->second.used, all.full += found->second.full;
     }
     return all.used / all.full;
+  }
+
+  // Whether the unit's method, which is not compiled in, raised at every budget.
+  bool raises(const Unit& unit) const {
+    const bool hosted = !std::string(run_.config.methods[unit.instance].method().info.identity).empty();
+    return hosted && !unit.search.floor() && !probe_.failure(unit.instance).empty();
+  }
+
+  // Gives the unit the budgets that it would have if its bytes were in proportion to its tokens: its cells then fail in
+  // the run, with the reason in full.
+  void let_fail(Unit& unit, SolvedShares& solved) const {
+    for (const double share : shares_) unit.search.add(unit.search.guess(share), share);
+    for (Unreachable& lost : solved.unreachable) lost.fails_in_run |= lost.instance == unit.instance;
   }
 
   size_t heads_of(const Unit& unit) const {

@@ -16,6 +16,7 @@ struct Unreachable {
   double share = 0;
   double floor_low = 0, floor_high = 0;  // the smallest shares that its heads can reach; 0: no budget can be replayed
   std::string failure;                   // why none can
+  bool fails_in_run = false;             // its cells are replayed all the same, and fail
   size_t heads = 0, of_heads = 0;        // heads that do not reach it, and all heads; each seed counts
 };
 

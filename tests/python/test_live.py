@@ -263,6 +263,7 @@ def test_prompts_are_numbered_or_named(llama):
         ({"queries": {"last": 20}}, 70),
         ({"prefill": 30}, 30),
         ({"prefill": 0.5}, 45),
+        ({"prefill": "50%"}, 45),
         ({"tokens": 40}, 30),
     ],
 )
@@ -429,6 +430,39 @@ def test_a_scorer_that_works_in_place_changes_nothing_else(llama):
     alone = live_run(llama, ["h2o"], [24], read_and_generate).run.table
     assert both[both["method"] == "h2o"]["rel_err_out_mean"].tolist() == alone["rel_err_out_mean"].tolist()
     assert torch.equal(*tokens)
+
+
+def test_a_scorer_without_its_decorator_says_which():
+    def bare(q, k, v):
+        return -k.norm(dim=-1)
+
+    def of_hidden(q, k, v, hidden):
+        return hidden
+
+    with pytest.raises(ConfigError, match=r"decorate it with @kvreplay\.scorer\(torch=True\)"):
+        kv.replay(kv.sample(), methods=[bare], budgets=[64])
+    with pytest.raises(ConfigError, match=r"@kvreplay\.scorer\(torch=True, hidden=True\)"):
+        kv.scorer(torch=True)(of_hidden)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("budget", [24, "40%"])
+def test_a_scorer_that_returns_nothing_says_what_to_return(llama, budget):
+    @kv.scorer(torch=True)
+    def nothing(q, k, v):
+        k.norm()
+
+    run = live_run(llama, [nothing], [budget], one_call).run
+    assert len(run.failed) == 6
+    assert "returned None: return scores [2, 68]" in run.failed["error"].iloc[0].splitlines()[-1]
+
+
+def test_a_static_cache_is_named(llama):
+    def run(model, live):
+        model.generate(IDS, max_new_tokens=4, do_sample=False, cache_implementation="static")
+
+    with pytest.warns(KvreplayWarning, match="static cache"):
+        live_run(llama, ["h2o"], [24], run)
 
 
 def kept_sets(run, method, **place):

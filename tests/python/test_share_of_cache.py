@@ -423,8 +423,10 @@ def test_a_method_that_fails_at_every_budget_says_why(trace):
     def wrong(prompt):
         return prompt.attention(last=8).sum(axis=(0, 1))
 
-    with pytest.warns(UserWarning, match="cannot be replayed at any budget: ValueError: .* needs window=8"):
+    with pytest.warns(UserWarning, match="cells of wrong failed: ValueError: .* needs window=8"):
         run = kv.replay(trace, methods=[wrong, "snapkv"], budgets=["60%"])
+    assert set(run.failed["method"]) == {"wrong"}
+    assert run.failed["error"].iloc[0].startswith("Traceback")
     (how,) = [row.how for row in run.compare("60%").ranking.itertuples() if row.label == "wrong"]
     assert how.startswith("failed at every budget: ValueError: ")
     assert "needs window=8" in how

@@ -172,7 +172,7 @@ class LiveRecorder(Recorder):
     def _end(self):
         if self.capture is None:  # it has failed
             return
-        ids, why = self.capture.ids, None
+        ids, why = self.capture.ids or [self.capture.prompt_id or "0"], None
         try:
             self._finish_prompt()
         except Exception as error:  # whatever it is, the model's call goes on
@@ -199,7 +199,8 @@ class LiveRecorder(Recorder):
         except Exception as error:  # whatever it is, the model's call goes on
             why = CONTINUED if self._continues() else _reason(error)
             if self.capture is None or not self.capture.ids:
-                self.on_prompts([], why)
+                named = self.capture.prompt_id if self.capture is not None else None
+                self.on_prompts([named] if named else [], why)
             self._drop_prompt(why)
             self.ignoring = self.generating or self.block is not None
             return None
@@ -207,7 +208,7 @@ class LiveRecorder(Recorder):
     def _continues(self):
         """Whether the text's first pass found a cache that earlier calls had filled."""
         rows = self.capture.rows if self.capture is not None else []
-        return self.block is None and any(row.is_behind_others for row in rows)
+        return self.block is None and not self.generating and any(row.is_behind_others for row in rows)
 
 
 def _reason(error):

@@ -17,9 +17,11 @@ from pathlib import Path
 import kvreplay as kv
 import numpy as np
 
-# External lists, a question in the prompt, statistics of another text, and parameters without a default.
-NOT_SERVED = ("external", "finch", "fastgen", "subgen_stream", "duo_attention")
+# Lists from a file, a question in the prompt, and parameters without a default, which EXTRA has.
+NOT_SERVED = ("external", "finch", "subgen_stream", "duo_attention")
 EXTRA = (
+    {"name": "subgen_stream", "delta_rel": 0.7},
+    {"name": "duo_attention", "sinks": 4, "recent": 60},
     {"name": "snapkv", "wrapper": "critical"},
     {"name": "snapkv", "allocator": ["ada", "cake"]},
     {"name": "snapkv", "gqa.level": ["query", "layer"]},

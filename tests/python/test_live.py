@@ -128,6 +128,7 @@ def words(tmp_path_factory):
     [
         "kvzip",
         "kvzip_plus",
+        "fastgen",
         {"name": "laq", "generated": True},
         {"name": "snapkv", "wrapper": "critical"},
         {"name": "snapkv", "allocator": "cake"},

@@ -102,7 +102,7 @@ def as_stored(data: Any, stored: str | None) -> np.ndarray:
     """A tensor or an array as a trace file stores it: numpy, bfloat16 as its bits."""
     if isinstance(data, np.ndarray):
         return data
-    from kvrecord.spool import to_stored
+    from kvrecord.rows_in_memory import to_stored
 
     return to_stored(data, stored)
 

@@ -177,14 +177,20 @@ def test_a_read_that_fails_is_remembered(tmp_path):
     assert str(disk.error) == "the disk is gone"
 
 
-def test_the_spool_joins_blocks_along_the_tokens(tmp_path):
-    spool = Spool(tmp_path / "t.h5")
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_the_spool_joins_blocks_along_the_tokens(on_disk, tmp_path):
+    torch = pytest.importorskip("torch")
+    from kvrecord.rows_in_memory import MemorySpool
+
+    spool = Spool(tmp_path / "t.h5") if on_disk else MemorySpool()
     parts = [spool.part(row) for row in (0, 1)]
-    whole = np.random.default_rng(1).standard_normal((3, 7, 2)).astype(np.float32)
+    whole = torch.from_numpy(np.random.default_rng(1).standard_normal((3, 7, 2)).astype(np.float32))
     for start, stop in ((0, 4), (4, 5), (5, 7)):
-        parts[0].append(0, "k", whole[:, start:stop])
-        parts[1].append(0, "k", -whole[:, start:stop])
+        parts[0].append(0, "k", whole[:, start:stop], "f32")
+        cached = -whole[:, :stop] if stop < 7 else None  # a window then drops the first rows
+        parts[1].append_cached(0, "k", -whole[:, start:stop], "f32", cached)
     for part, rows in zip(parts, (whole, -whole), strict=True):
+        assert np.array_equal(part.first_rows(0, "k", 5), rows[:, :5])
         assert np.array_equal(part.take(0, "k"), rows)
         assert list(part.names(0)) == []
     spool.close()

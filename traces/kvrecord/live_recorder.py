@@ -18,7 +18,7 @@ from .input_norms import attention_modules, input_of
 from .prompt_capture import PromptCapture
 from .recorder import Recorder
 from .residual import o_proj_weights
-from .spool import MemorySpool
+from .rows_in_memory import MemorySpool
 
 CONTINUED = (
     "it continues an earlier call: put the calls of one text into `with live.prompt(id):`, or use generate"

@@ -25,8 +25,8 @@ from .residual import (
     watch_residual,
 )
 from .rotary import TablesInUse
+from .rows_in_memory import STORAGE_OF, to_stored
 from .self_check import check_output_reproduced
-from .spool import STORAGE_OF, to_stored
 from .text import token_classes, token_texts
 
 NORMS = ("resid_norm", "resid_in_norm", "repeat_in_norm")

@@ -23,8 +23,9 @@ from .model import model_name
 from .options import LIVE, options_of
 from .repeat import check_cached
 from .repeat_rows import has_template, suffix_of
+from .rows_in_memory import STORAGE_OF
 from .sinks import DirectorySink, FileSink, is_directory_target
-from .spool import STORAGE_OF, Spool
+from .spool import Spool
 
 
 def storage_dtype(dtype, model_dtype):

@@ -17,8 +17,8 @@ from .attention import mean_relative_deviation
 from .hook import AttentionHook
 from .input_norms import query_input_modules, watching_inputs
 from .repeat import positions_after, positions_or_none, run_at_once, run_cached
+from .rows_in_memory import to_stored
 from .sinks import layer_group
-from .spool import to_stored
 from .verify import Check, rows_bound
 
 

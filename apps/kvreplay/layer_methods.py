@@ -48,7 +48,7 @@ class LayerScorer(Hosted):
     def of_layer(self, place: Mapping[str, Any]) -> np.ndarray:
         """float64 [Hkv, P]: scores of the layer of a place, computed once for all of its heads."""
         budget = place["budget"] if self.facts["sees_budget"] else None
-        params = {**with_types(place["params"], self.facts["parameters"])}
+        params = with_types(place["params"], self.facts["parameters"])
         name = (
             place["prompt"],
             place["layer"],

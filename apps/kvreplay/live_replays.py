@@ -110,10 +110,9 @@ class LiveReplays:
         """The Run of these cells. saved: the trace that holds their arrays."""
         pairs = self._sorted(failed)
         said = {
-            "traces": self._said[0]["traces"] if self._said else [],
+            **(self._said[0] if self._said else {"traces": []}),  # the trace, and which bytes shares bound
             "notes": json.loads(_engine.notes_on([row for row, _ in pairs], self.own)),
             "unreachable": _distinct(entry for said in self._said for entry in said["unreachable"]),
-            **{name: said[name] for said in self._said[:1] for name in ("budget_of",) if name in said},
         }
 
         def again(row: Mapping[str, Any], kind: str) -> list[Cell]:

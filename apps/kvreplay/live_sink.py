@@ -11,7 +11,7 @@ from kvbase.errors import KvreplayError
 
 from .layer_inputs import LayerInputs
 from .live_replays import LiveReplays
-from .live_trace import LivePrompt, as_stored, trace_in_memory
+from .live_trace import RecordedPrompt, as_stored, trace_in_memory
 
 LIVE = "live"  # name of a trace that never was a file
 
@@ -35,8 +35,8 @@ class LiveSink:
         self.root = root
         self._replays, self._failed = replays, failed
         self._save_layers, self._all_layers, self._all_prompts = save_layers, all_layers, all_prompts
-        self._prompts: dict[str, LivePrompt] = {}
-        self._waiting: dict[str, LivePrompt] = {}  # what is not yet replayed
+        self._prompts: dict[str, RecordedPrompt] = {}
+        self._waiting: dict[str, RecordedPrompt] = {}  # what is not yet replayed
         self._held = int(all_prompts)  # groups that are not complete
         self._trace_id = ""
         self._file = _SavedTrace(saved, root) if saved is not None else None
@@ -56,7 +56,7 @@ class LiveSink:
         if not self._trace_id:
             identity = [self.root.get("model"), self.root.get("config_json"), datasets["tokens"].tolist()]
             self._trace_id = f"{LIVE}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}"
-        self._prompts[prompt] = LivePrompt(datasets, attributes, groups)
+        self._prompts[prompt] = RecordedPrompt(datasets, attributes, groups)
         if self._file is not None:
             self._file.write_prompt(prompt, datasets, attributes, groups)
 
@@ -72,7 +72,9 @@ class LiveSink:
         if self._file is not None and (self._save_layers is None or layer in self._save_layers):
             self._file.write_layer(prompt, layer, datasets, attributes)
         known = self._prompts[prompt]
-        waiting = self._waiting.setdefault(prompt, LivePrompt(known.datasets, known.attributes, known.groups))
+        waiting = self._waiting.setdefault(
+            prompt, RecordedPrompt(known.datasets, known.attributes, known.groups)
+        )
         waiting.layers[layer] = (datasets, attributes)
         if "masked_a" in known.datasets and prompt not in self._replays.responses:
             from kvanalysis.loss.response import response_in

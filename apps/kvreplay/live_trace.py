@@ -26,7 +26,7 @@ Datasets = Mapping[str, Any]
 
 
 @dataclass
-class LivePrompt:
+class RecordedPrompt:
     """What a recorder says of a prompt, and its layers {number: (datasets, attributes)} so far.
 
     inputs: {number: what methods in Python see of a layer}. datasets: {name: array, list of str, or (tensor
@@ -41,7 +41,7 @@ class LivePrompt:
 
 
 def trace_in_memory(
-    label: str, trace_id: str, root: Mapping[str, Any], prompts: Mapping[str, LivePrompt]
+    label: str, trace_id: str, root: Mapping[str, Any], prompts: Mapping[str, RecordedPrompt]
 ) -> dict[str, Any]:
     """The description of a trace for the engine: {"label": name, "image": bytes, "arrays": {path:
     description}}.
@@ -60,7 +60,7 @@ def trace_in_memory(
     return {"label": label, "image": image, "arrays": arrays}
 
 
-def _add_prompt(group: h5py.Group, prompt: LivePrompt, arrays: dict[str, Any]) -> None:
+def _add_prompt(group: h5py.Group, prompt: RecordedPrompt, arrays: dict[str, Any]) -> None:
     _set(group, prompt.attributes)
     for name, data in prompt.datasets.items():
         _add(group, name, data)

@@ -129,9 +129,11 @@ def _score(press: Any, inputs: LayerInputs) -> "torch.Tensor":
     more = {"hidden_states": hidden, "position_embeddings": inputs.position_embeddings}
     try:
         return press.score(module, hidden, keys, values, None, more)
-    except (AssertionError, AttributeError, TypeError):
+    except (AssertionError, AttributeError, TypeError) as error:
         if hidden is None:
             raise ValueError(f"{type(press).__name__} needs the model: run it by kvreplay.live") from None
+        if not isinstance(error, AssertionError) and "None" not in str(error):
+            raise  # probabilities, which take P * P numbers a head, would not help
     return press.score(module, hidden, keys, values, _attention(inputs), more)
 
 

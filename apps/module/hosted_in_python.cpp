@@ -174,6 +174,13 @@ std::unique_ptr<HostedMethod> hosted_by(nb::object method, const std::atomic<boo
   return hosted;
 }
 
+AllMethods::AllMethods(const nb::list& methods, const std::atomic<bool>& stop) : registry(kvreplay::registry()) {
+  for (nb::handle method : methods) {
+    hosted.push_back(hosted_by(nb::borrow(method), stop));
+    add_hosted(registry, *hosted.back());
+  }
+}
+
 void define_views(nb::module_& module) {
   nb::class_<PromptView>(module, "PromptView")
       .def_prop_ro("size", [](const PromptView& v) { return (*v).tokens; })

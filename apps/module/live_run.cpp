@@ -9,28 +9,11 @@
 #include "results/notes.hpp"
 
 namespace kvreplay::python {
-namespace {
-
 namespace nb = nanobind;
 
-// The engine's methods and these.
-struct AllMethods {
-  std::atomic<bool> stop{false};
-  std::vector<std::unique_ptr<HostedMethod>> hosted;
-  Registry registry = kvreplay::registry();
-
-  explicit AllMethods(const nb::list& methods) {
-    for (nb::handle method : methods) {
-      hosted.push_back(hosted_by(nb::borrow(method), stop));
-      add_hosted(registry, *hosted.back());
-    }
-  }
-};
-
-}  // namespace
-
 std::string needs_json(const std::string& config, nb::list methods) {
-  const AllMethods all(methods);
+  const std::atomic<bool> stop{false};
+  const AllMethods all(methods, stop);
   const RunNeeds needs = needs_of(parse_over(config, all.registry, metric_names(), argument_wording()));
   return JsonObject()
       .add("repeat", needs.repeat)
@@ -44,7 +27,8 @@ std::string needs_json(const std::string& config, nb::list methods) {
 }
 
 std::string notes_on(const std::vector<std::string>& rows, nb::list methods) {
-  const AllMethods all(methods);
+  const std::atomic<bool> stop{false};
+  const AllMethods all(methods, stop);
   SeenCells seen(all.registry);
   for (const std::string& row : rows) seen.add(fields_of(row));
   return notes_json(notes_of(seen));

@@ -9,6 +9,7 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 
@@ -193,8 +194,7 @@ struct Prepared {
   std::unique_ptr<PythonArrays> arrays;  // null: files or a trace in memory are replayed
   std::unique_ptr<PythonTrace> memory;
   OpenTensors open;
-  std::vector<std::unique_ptr<HostedMethod>> hosted;
-  Registry methods = registry();
+  std::optional<AllMethods> methods;
   LoadedRun loaded;
   std::vector<Cell> cells;
   std::string unreachable = "[]";  // shares of the cache: JSON
@@ -222,23 +222,24 @@ auto interruptible(Prepared& all, const Work& work) {
   return working.get();
 }
 
-// Fills `arrays` and `open` from the input; returns the names of its traces.
+// Fills `arrays` or `memory`, and `open`, from the input; returns the names of its traces.
 std::vector<std::filesystem::path> take_input(const nb::object& input, Prepared& all) {
   std::vector<std::filesystem::path> names;
-  if (nb::isinstance<nb::dict>(input) && nb::cast<nb::dict>(input).contains("image")) {
-    all.memory = described_trace(nb::cast<nb::dict>(input));
+  if (!nb::isinstance<nb::dict>(input)) {
+    for (nb::handle file : nb::cast<nb::list>(input)) names.emplace_back(nb::cast<nb::bytes>(file).c_str());
+    all.open = open_files(names);
+    return names;
+  }
+  const auto given = nb::cast<nb::dict>(input);
+  if (given.contains("image")) {
+    all.memory = described_trace(given);
     all.open = [&all](size_t, const TraceScope& scope) { return std::make_unique<Trace>(all.memory->trace, scope); };
     names.push_back(all.memory->trace.label);
-    return names;
-  }
-  if (nb::isinstance<nb::dict>(input)) {
-    all.arrays = described_arrays(nb::cast<nb::dict>(input));
+  } else {
+    all.arrays = described_arrays(given);
     all.open = [&all](size_t, const TraceScope&) { return std::make_unique<ArrayTensors>(all.arrays->trace); };
     names.push_back(all.arrays->trace.info.path);
-    return names;
   }
-  for (nb::handle file : nb::cast<nb::list>(input)) names.emplace_back(nb::cast<nb::bytes>(file).c_str());
-  all.open = open_files(names);
   return names;
 }
 
@@ -246,12 +247,9 @@ std::unique_ptr<Prepared> prepare(const Request& request) {
   auto all = std::make_unique<Prepared>();
   all->is_stopped = request.is_stopped;
   const std::vector<std::filesystem::path> traces = take_input(request.input, *all);
-  for (nb::handle method : request.methods) {
-    all->hosted.push_back(hosted_by(nb::borrow(method), all->stop));
-    add_hosted(all->methods, *all->hosted.back());
-  }
+  all->methods.emplace(request.methods, all->stop);
   all->loaded = interruptible(*all, [&] {
-    return load_over(request.config, all->methods, metric_names(), traces, all->open, argument_wording());
+    return load_over(request.config, all->methods->registry, metric_names(), traces, all->open, argument_wording());
   });
   return all;
 }
@@ -295,7 +293,7 @@ std::string traces_json(std::vector<TraceInfo> traces) {
 
 // The content of results.meta.json about a table, apart from its columns: JSON.
 std::string said_of(const std::vector<std::string>& rows, const Prepared& all) {
-  SeenCells seen(all.methods);
+  SeenCells seen(all.methods->registry);
   for (const std::string& row : rows)
     if (!row.empty()) seen.add(fields_of(row));
   JsonObject said;

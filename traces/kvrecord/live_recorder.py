@@ -15,6 +15,7 @@ from kvbase.errors import ConfigError, KvreplayError
 from .batch_capture import BatchCapture
 from .generate_calls import GenerateWatch
 from .input_norms import attention_modules, input_of
+from .padding import as_slice
 from .prompt_capture import PromptCapture
 from .recorder import Recorder
 from .residual import o_proj_weights
@@ -222,6 +223,7 @@ class LiveCapture(BatchCapture):
         super().__init__(recorder, prompt_id, {}, lambda note: None)
         self.ids = []
         self.last_row = None  # the last row with tokens in this pass
+        self.at_once = None  # whether layers are passed on while the pass goes on; decided at the first
 
     def _row(self, row, n_rows):
         if not row:
@@ -234,9 +236,8 @@ class LiveCapture(BatchCapture):
     def _id(self, row, n_rows):
         return self.ids[row]
 
-    @property
-    def _at_once(self):
-        """Whether layers are passed on while the pass goes on: it reads the whole text."""
+    def _reads_whole_text(self):
+        """Whether the pass in work reads the whole text, and nothing else is needed of it."""
         recorder = self.recorder
         whole_pass = self.generation is None and recorder.block is None
         measured = all(row.tables_as_measured for row in self.rows)
@@ -251,7 +252,11 @@ class LiveCapture(BatchCapture):
     def on_call(self, call):
         """As in BatchCapture; passes a layer on behind the last row."""
         super().on_call(call)
-        if call.row != self.last_row or not self._at_once:
+        if call.row != self.last_row:
+            return
+        if self.at_once is None:
+            self.at_once = self._reads_whole_text()
+        if not self.at_once:
             return
         with self.recorder.sink.layer_group():
             for row in self.rows:
@@ -305,6 +310,14 @@ class LivePrompt(PromptCapture):
         """As in PromptCapture."""
         self.cached_rows = max(self.cached_rows, call.kv_len)
         super().on_call(call)
+
+    def _keep_cached(self, call):
+        columns = as_slice(self.calls.held)
+        if call.latent or call.kv_len != len(self.calls.columns) or not isinstance(columns, slice):
+            super()._keep_cached(call)
+            return
+        for name, rows in (("k", call.all_k), ("v", call.all_v)):
+            self.spool.hold(call.layer, name, rows[:, columns], self._dtype(name))
 
     def pass_on(self, layer):
         """Writes a layer of a pass that goes on."""

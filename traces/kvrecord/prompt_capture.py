@@ -14,7 +14,6 @@ from .gradient import Gradients, kept_rows, scored_rows
 from .input_norms import watch_inputs
 from .lookahead import record_lookahead
 from .masked_runs import MaskedRuns
-from .padding import as_slice
 from .repeat import record_repeat
 from .residual import (
     attention_of,
@@ -113,15 +112,8 @@ class PromptCapture:
         self.on_step(f"layer {call.layer}, {start + new} tokens")
 
     def _keep_cached(self, call):
-        whole = (
-            {}
-            if call.latent or call.kv_len != len(self.calls.columns)
-            else {"k": call.all_k, "v": call.all_v}
-        )
-        columns = as_slice(self.calls.held)
         for name, rows in call.cached().items():
-            cached = whole[name][:, columns] if name in whole and columns is not None else None
-            self.spool.append_cached(call.layer, name, rows, self._dtype(name), cached)
+            self.keep(call.layer, name, rows)
 
     def _check_cache(self, call, expected):
         if call.kv_len > expected:

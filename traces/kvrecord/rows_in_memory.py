@@ -34,13 +34,9 @@ class RowsInMemory:
         """Appends rows [heads, n, dim] of a tensor."""
         self._rows.setdefault((layer, name), []).append(rows.detach().to(TORCH_OF[dtype]))
 
-    def append_cached(self, layer, name, rows, dtype, cached):
-        """`append` of rows that the model's cache holds too: `cached` are all of its rows, which then replace
-        those before, or None."""
-        if cached is None:
-            self.append(layer, name, rows, dtype)
-        else:
-            self._rows[layer, name] = [cached.detach().to(TORCH_OF[dtype])]
+    def hold(self, layer, name, rows, dtype):
+        """Takes all rows of a tensor so far, in place of those before: a view of the model's cache."""
+        self._rows[layer, name] = [rows.detach().to(TORCH_OF[dtype])]
 
     def names(self, layer):
         """Names of the tensors with rows for this layer."""

@@ -63,10 +63,6 @@ class RowSpool:
         except OSError as error:
             raise TraceError(f"{self._file(layer, name)}: cannot write: {reason(error)}") from error
 
-    def append_cached(self, layer, name, rows, dtype, cached):
-        """`append` of rows that the model's cache holds too: `cached` are all of its rows, or None."""
-        self.append(layer, name, rows, dtype)
-
     def names(self, layer):
         """Names of the tensors with rows for this layer."""
         return [name for of, name in self._row if of == layer]

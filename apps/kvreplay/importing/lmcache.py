@@ -18,7 +18,7 @@ from .arrays import READERS, ArrayFile, fail, open_arrays
 from .format_type import Format, Found, FoundPrompt
 from .heads import kv_head_dim, query_positions, split_heads
 from .queries import KV, NO_QUERIES, QUERIES, are_ranks, joined, read_queries, tensor_of
-from .sidecar import OF_LAYERS, Sidecar
+from .sidecar import Sidecar
 
 HEADS = 3  # axis of kv, one behind that of tokens
 TOKENS, MODEL = "tokens", "model_name"
@@ -85,14 +85,13 @@ class ChunkLayers(Mapping[int, LayerArrays]):
     def __getitem__(self, number: int) -> LayerArrays:
         if number not in self.numbers:
             raise KeyError(number)
-        facts = {name: self.sidecar.of_layer(name, number, self.numbers) for name in OF_LAYERS}
         at = self.numbers.index(number)
         return LayerArrays(
             q=_heads_first(self.q, at),
             k=_heads_first(self.kv, (0, at)),
             v=_heads_first(self.kv, (1, at)),
             q_pos=self.q_pos,
-            **{name: value for name, value in facts.items() if value is not None},
+            **self.sidecar.facts_of(number, self.numbers),
         )
 
     def __iter__(self) -> Iterator[int]:

@@ -13,7 +13,7 @@ import numpy as np
 from ..trace import LayerArrays
 from .arrays import ArrayFile, decoded_array, fail, open_arrays
 from .format_type import Found, FoundPrompt
-from .sidecar import OF_LAYERS, Sidecar
+from .sidecar import Sidecar
 
 NEEDED = ("q", "k", "v")
 NAME = re.compile(r"layers\.(\d{1,3})\.(q|k|v|out|sinks|q_pos)")
@@ -71,11 +71,10 @@ class NamedLayers(Mapping[int, LayerArrays]):
     def __getitem__(self, number: int) -> LayerArrays:
         if number not in self.numbers:
             raise KeyError(number)
-        facts = {name: self.sidecar.of_layer(name, number, self.numbers) for name in OF_LAYERS}
         return LayerArrays(
             **{name: self._array(number, name, floats=True) for name in (*NEEDED, "out")},
             **{name: self._array(number, name) for name in ("sinks", "q_pos")},
-            **{name: value for name, value in facts.items() if value is not None},
+            **self.sidecar.facts_of(number, self.numbers),
         )
 
     def __iter__(self) -> Iterator[int]:

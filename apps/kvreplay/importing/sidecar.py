@@ -46,7 +46,12 @@ class Sidecar:
 
     path: Path | None = None
 
-    def of_layer(self, name: str, number: int, numbers: list[int]) -> Any:
+    def facts_of(self, number: int, numbers: list[int]) -> dict[str, Any]:
+        """{name: fact} of layer `number`, one of `numbers`, without those that are not given."""
+        facts = {name: self._fact(name, number, numbers) for name in OF_LAYERS}
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def _fact(self, name: str, number: int, numbers: list[int]) -> Any:
         """The fact `name` of layer `number`, one of `numbers`; None if not given."""
         said = getattr(self, name)
         if isinstance(said, list):

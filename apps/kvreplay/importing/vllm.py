@@ -23,7 +23,7 @@ from .arrays import ArrayFile, decoded_array, fail, open_arrays
 from .format_type import Format, Found, FoundPrompt
 from .heads import kv_head_dim, query_positions, split_heads
 from .queries import QUERIES, numbers_of_queries, read_queries
-from .sidecar import OF_LAYERS, Sidecar
+from .sidecar import Sidecar
 
 CACHE, SUFFIX = "kv_cache", ".safetensors"
 NO_QUERIES = (
@@ -114,13 +114,12 @@ class SavedLayers(Mapping[int, LayerArrays]):
         q = Stored(self.q.array[self.numbers.index(number)], self.q.type)
         if q.array.ndim == 2:
             q = split_heads(q, k.shape[-1], QUERIES, self.source)
-        facts = {name: self.sidecar.of_layer(name, number, self.numbers) for name in OF_LAYERS}
         return LayerArrays(
             q=_heads_first(q),
             k=_heads_first(k),
             v=_heads_first(v),
             q_pos=query_positions(q.shape[0], k.shape[0], self.source, self.sidecar),
-            **{name: value for name, value in facts.items() if value is not None},
+            **self.sidecar.facts_of(number, self.numbers),
         )
 
     def __iter__(self) -> Iterator[int]:

@@ -155,11 +155,11 @@ def _numbers(text: str | None) -> list[int] | None:
     return None if text is None else [_number(word, "--kv-heads") for word in _listed(text)]
 
 
-def _prefill(text: str | None) -> int | float | None:
-    if text is None or text.isdecimal():
-        return None if text is None else int(text)
+def _prefill(text: str | None) -> int | float | str | None:
+    if text is None or text.endswith("%"):
+        return text
     try:
-        return float(text[:-1] + "e-2") if text.endswith("%") else float(text)
+        return int(text) if text.isdecimal() else float(text)
     except ValueError:
         raise ConfigError(f"--prefill {text}: write a number of tokens, or a share such as 75%") from None
 

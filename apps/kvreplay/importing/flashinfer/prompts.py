@@ -8,7 +8,7 @@ import numpy as np
 from kvtrace.bits import Stored
 
 from ...trace import LayerArrays
-from ..sidecar import OF_LAYERS, Sidecar
+from ..sidecar import Sidecar
 from .row import fits_together, output_of_row
 from .work import Work
 
@@ -107,8 +107,7 @@ class PromptLayers(Mapping[int, LayerArrays]):
         if number not in self.numbers:
             raise KeyError(number)
         at = self.numbers.index(number)
-        given = {name: self.sidecar.of_layer(name, number, self.numbers) for name in OF_LAYERS}
-        layer = _layer(self.chain, at) | {name: value for name, value in given.items() if value is not None}
+        layer = _layer(self.chain, at) | self.sidecar.facts_of(number, self.numbers)
         _check_output(self.chain.parts[0], at, layer)
         return LayerArrays(**layer)
 

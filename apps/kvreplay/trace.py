@@ -8,9 +8,11 @@
 docs/formats.md lists the contents of a trace and their defaults.
 """
 
+from kvtrace.branch import Branch
 from kvtrace.layer import Layer
 from kvtrace.prompt import Prompt
 from kvtrace.trace import Trace, open
 from kvtrace.write import LayerArrays, PromptArrays
+from kvtrace.write_turns import BranchArrays
 
-__all__ = ["Layer", "LayerArrays", "Prompt", "PromptArrays", "Trace", "open"]
+__all__ = ["Branch", "BranchArrays", "Layer", "LayerArrays", "Prompt", "PromptArrays", "Trace", "open"]

@@ -70,6 +70,15 @@ std::vector<int32_t> read_ranking(const h5::Node& group, int64_t heads, int64_t 
   return ranking;
 }
 
+// Statistics of unlike rows would be compared without a word. A file that does not say which rows it left out is taken.
+void expect_sinks(const h5::Node& root, int32_t wanted) {
+  const auto held = h5::integer(root, "sinks", 0, int64_t{1} << 31);
+  if (held && *held != wanted)
+    h5::fail(root, fmt::format("has q_cov without the first {} rows of each prompt, and sinks is {}: set sinks to {}, "
+                               "or add --sinks {}",
+                               *held, wanted, *held, wanted));
+}
+
 CalibrationLayer read_layer(const h5::Node& root, const LayerInfo& layer, StatisticsNeeds needs) {
   const h5::Node group = open_layer(root, layer.layer);
   const int64_t heads = layer.q_heads, d = layer.head_dim, pairs = pairs_of(layer);
@@ -81,6 +90,11 @@ CalibrationLayer read_layer(const h5::Node& root, const LayerInfo& layer, Statis
   }
   if (needs.directions) read.q_dir = read_reals(group, "q_dir", {layer.kv_heads, d});
   if (needs.channels) read.channel_rank = read_ranking(group, heads, d);
+  if (needs.moments()) {
+    expect_sinks(root, needs.moments_after);
+    read.q_mean_full = read_reals(group, "q_mean_full", {heads, d});
+    read.q_cov = read_reals(group, "q_cov", {heads, d, d});
+  }
   return read;
 }
 
@@ -125,6 +139,7 @@ void write_calibration_file(const fs::path& file, const CalibrationOrigin& origi
   out.attribute("", "trace_id", origin.trace_id);
   out.attribute("", "prompts", join(origin.prompts, ","));
   out.attribute("", "count", origin.count);
+  out.attribute("", "sinks", int64_t{origin.sinks});
   for (const auto& [layer, all] : layers) {
     const int64_t heads = layer.q_heads, d = layer.head_dim, pairs = pairs_of(layer);
     const std::string group = layer_group(layer.layer) + "/";
@@ -136,6 +151,8 @@ void write_calibration_file(const fs::path& file, const CalibrationOrigin& origi
     put("q_rest_mean", all.q_rest_mean, {heads, d - 2 * pairs});
     put("q_dir", all.q_dir, {layer.kv_heads, d});
     put("channel_rank", all.channel_rank, {heads, d});
+    put("q_mean_full", all.q_mean_full, {heads, d});
+    put("q_cov", all.q_cov, {heads, d, d});
   }
   out.close();
 }

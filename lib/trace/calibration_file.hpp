@@ -16,12 +16,14 @@ struct CalibrationLayer {
   std::vector<double> q_mean, q_abs_mean, q_rest_mean;  // [Hq, F, 2], [Hq, F], [Hq, d - 2F]
   std::vector<double> q_dir;                            // [Hkv, d]
   std::vector<int32_t> channel_rank;                    // [Hq, d]
+  std::vector<double> q_mean_full, q_cov;               // [Hq, d], [Hq, d, d]
 };
 // The trace and prompts whose queries were used.
 struct CalibrationOrigin {
   std::string trace_id;
   std::vector<std::string> prompts;
-  int64_t count = 0;  // query rows used
+  int64_t count = 0;                            // query rows used
+  int32_t sinks = StatisticsNeeds::kNoMoments;  // first rows of each prompt that q_mean_full and q_cov leave out
 };
 
 // Both throw ConfigError, which names file, dataset, value and remedy.

@@ -19,6 +19,17 @@ void add_arrays(Sha256& sum, const h5::Node& group, std::initializer_list<const 
     }
 }
 
+void add_branches(Sha256& sum, const h5::Node& root, const PromptInfo& prompt, const Digest& digest) {
+  if (!prompt.branches.empty()) sum.update(fmt::format("branches behind {}\n", prompt.context_tokens));
+  for (size_t b = 0; b < prompt.branches.size(); ++b) {
+    sum.update(fmt::format("{} {}\n", prompt.branches[b].id, prompt.branches[b].input_tokens));
+    add_arrays(sum, h5::open_path(root, branch_path(prompt.id, b)), {"position_ids", "tokens"}, digest);
+    for (const LayerInfo& layer : prompt.layers)
+      add_arrays(sum, h5::open_path(root, branch_layer_path(prompt.id, b, layer.layer)),
+                 {"k", "latent", "q", "rope_k", "v"}, digest);
+  }
+}
+
 std::string rope_line(const LayerInfo& layer) {
   if (!layer.rope) return layer.rope_recorded ? "none" : "unknown";
   return fmt::format("{} {} {} {}", layer.rope->attention_factor,
@@ -44,6 +55,9 @@ std::string content_id(const h5::Node& root, const TraceInfo& info, const Digest
       add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/repeat"), {"ctx", "rows", "tokens"}, digest);
     if (prompt.lookahead.rows > 0)
       add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/lookahead"), {"tokens"}, digest);
+    if (prompt.segments.count() > 0)
+      add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/segments"), {"kind", "start"}, digest);
+    add_branches(sum, root, prompt, digest);
     for (const LayerInfo& layer : prompt.layers) {
       sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));

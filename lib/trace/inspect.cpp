@@ -64,6 +64,14 @@ json layer_json(const LayerInfo& l) {
           {"bytes", bytes_of(l)}};
 }
 
+int64_t output_count(const SegmentsInfo& segments) { return std::ranges::count(segments.kind, SegmentKind::output); }
+
+int64_t branch_tokens(const PromptInfo& prompt) {
+  int64_t tokens = 0;
+  for (const BranchInfo& branch : prompt.branches) tokens += branch.tokens;
+  return tokens;
+}
+
 json repeat_json(const RepeatInfo& repeat) {
   if (repeat.chunks() == 0) return nullptr;
   return {{"context_tokens", repeat.context_tokens}, {"chunks", repeat.chunks()}, {"rows", repeat.row_count()}};
@@ -78,6 +86,26 @@ json lookahead_json(const LookaheadInfo& lookahead) {
           {"kernel", lookahead.kernel}};
 }
 
+json segments_json(const SegmentsInfo& segments) {
+  if (segments.count() == 0) return nullptr;
+  std::vector<int> kinds;
+  for (const SegmentKind kind : segments.kind) kinds.push_back(static_cast<int>(kind));
+  return {{"count", segments.count()},
+          {"outputs", output_count(segments)},
+          {"start", segments.start},
+          {"kind", kinds},
+          {"names", segments.names}};
+}
+
+json branches_json(const PromptInfo& prompt) {
+  if (prompt.branches.empty()) return nullptr;
+  json all = json::array();
+  for (const BranchInfo& branch : prompt.branches)
+    all.push_back(
+        {{"id", branch.id}, {"name", branch.name}, {"tokens", branch.tokens}, {"input_tokens", branch.input_tokens}});
+  return {{"context_tokens", prompt.context_tokens}, {"count", prompt.branches.size()}, {"branches", std::move(all)}};
+}
+
 json prompt_json(const PromptInfo& prompt) {
   json layers = json::array();
   for (const LayerInfo& layer : prompt.layers) layers.push_back(layer_json(layer));
@@ -90,6 +118,8 @@ json prompt_json(const PromptInfo& prompt) {
           {"token_classes", prompt.has_classes},
           {"repeat", repeat_json(prompt.repeat)},
           {"lookahead", lookahead_json(prompt.lookahead)},
+          {"segments", segments_json(prompt.segments)},
+          {"branches", branches_json(prompt)},
           {"bytes", bytes_of(prompt)},
           {"layers", std::move(layers)}};
 }
@@ -107,6 +137,13 @@ void visit_arrays(const h5::Node& group, const std::function<void(const h5::Arra
   }
 }
 
+// Groups that hold rows of a layer: the prompt's, and those of its branches.
+std::vector<std::string> layer_groups(const PromptInfo& prompt, int32_t layer) {
+  std::vector<std::string> groups{layer_path(prompt.id, layer)};
+  for (size_t b = 0; b < prompt.branches.size(); ++b) groups.push_back(branch_layer_path(prompt.id, b, layer));
+  return groups;
+}
+
 Checks count_checks(const Trace& trace) {
   const h5::Lock lock;
   Checks checks;
@@ -114,11 +151,12 @@ Checks count_checks(const Trace& trace) {
     const h5::Node root = h5::open_root(trace.info().path);
     for (const PromptInfo& prompt : trace.info().prompts)
       for (const LayerInfo& layer : prompt.layers)
-        visit_arrays(h5::open_path(root, layer_path(prompt.id, layer.layer)), [&](const h5::Array& array) {
-          ++checks.tensors;
-          checks.with_sha256 += h5::has_attribute(array.node, "sha256");
-          checks.with_fletcher32 += array.filters.find("fletcher32") != std::string::npos;
-        });
+        for (const std::string& group : layer_groups(prompt, layer.layer))
+          visit_arrays(h5::open_path(root, group), [&](const h5::Array& array) {
+            ++checks.tensors;
+            checks.with_sha256 += h5::has_attribute(array.node, "sha256");
+            checks.with_fletcher32 += array.filters.find("fletcher32") != std::string::npos;
+          });
   } catch (const h5::Problem& problem) {
     throw TraceError(problem.what());
   }
@@ -170,6 +208,12 @@ void add_prompt_text(const PromptInfo& prompt, std::string& text) {
   if (const LookaheadInfo& ahead = prompt.lookahead; ahead.rows > 0)
     text += fmt::format("  {} rows generated behind its first {} tokens{}\n", ahead.rows, ahead.context_tokens,
                         ahead.budget == 0 ? "" : fmt::format(", cut to {}", ahead.budget));
+  if (const SegmentsInfo& segments = prompt.segments; segments.count() > 0)
+    text += fmt::format("  turns: {} segments, {} of them outputs\n", segments.count(), output_count(segments));
+  if (!prompt.branches.empty())
+    text +=
+        fmt::format("  {} {} behind its first {} tokens, {} rows in all\n", prompt.branches.size(),
+                    prompt.branches.size() == 1 ? "branch" : "branches", prompt.context_tokens, branch_tokens(prompt));
   text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9}  {:>6}  {:>12}  {}\n", "layer", "q heads",
                       "kv heads", "head dim", "v head dim", "dtype", "scaling", "window", "size", "rope");
   for (const LayerInfo& layer : prompt.layers) add_layer_text(layer, text);
@@ -189,7 +233,9 @@ class DeepCheck {
       attempt([&] { compare_digests("prompts/" + prompt.id); });
       if (prompt.repeat.chunks() > 0) attempt([&] { compare_digests("prompts/" + prompt.id + "/repeat"); });
       if (prompt.lookahead.rows > 0) attempt([&] { compare_digests("prompts/" + prompt.id + "/lookahead"); });
+      if (prompt.segments.count() > 0) attempt([&] { compare_digests("prompts/" + prompt.id + "/segments"); });
       for (const LayerInfo& layer : prompt.layers) check_layer(prompt.id, layer);
+      for (size_t b = 0; b < prompt.branches.size(); ++b) check_branch(prompt, b);
     }
     return std::move(problems_);
   }
@@ -209,11 +255,13 @@ class DeepCheck {
     if (std::ranges::find(problems_, problem) == problems_.end()) problems_.push_back(problem);
   }
 
+  std::span<float> rows_of(int64_t rows, int64_t width) {
+    buffer_.resize(static_cast<size_t>(rows * width));
+    return buffer_;
+  }
+
   void check_layer(const std::string& prompt, const LayerInfo& l) {
-    const auto buffer = [&](int64_t rows, int64_t width) {
-      buffer_.resize(static_cast<size_t>(rows * width));
-      return std::span<float>(buffer_);
-    };
+    const auto buffer = [&](int64_t rows, int64_t width) { return rows_of(rows, width); };
     attempt([&] {
       for (int32_t h = 0; h < l.q_heads; ++h)
         trace_.read_queries(prompt, l.layer, h, 0, l.query_rows, buffer(l.query_rows, l.head_dim));
@@ -242,6 +290,27 @@ class DeepCheck {
     attempt([&] { trace_.query_positions(prompt, l.layer); });
     attempt([&] { trace_.sink_logits(prompt, l.layer); });
     attempt([&] { compare_digests(layer_path(prompt, l.layer)); });
+  }
+
+  void check_branch(const PromptInfo& prompt, size_t b) {
+    const int64_t rows = prompt.branches[b].tokens;
+    attempt([&] { trace_.branch_token_ids(prompt.id, b); });
+    attempt([&] { compare_digests(branch_path(prompt.id, b)); });
+    for (const LayerInfo& l : prompt.layers) {
+      attempt([&] {
+        for (int32_t h = 0; h < l.q_heads; ++h)
+          trace_.read_branch_queries(prompt.id, b, l.layer, h, rows_of(rows, l.head_dim));
+      });
+      attempt([&] {
+        for (int32_t h = 0; h < l.kv_heads; ++h)
+          trace_.read_branch_keys(prompt.id, b, l.layer, h, rows_of(rows, l.head_dim));
+      });
+      attempt([&] {
+        for (int32_t h = 0; h < l.kv_heads; ++h)
+          trace_.read_branch_values(prompt.id, b, l.layer, h, rows_of(rows, l.v_head_dim));
+      });
+      attempt([&] { compare_digests(branch_layer_path(prompt.id, b, l.layer)); });
+    }
   }
 
   // Reads a tensor whose rows follow the prompt's (repeat, lookahead). An empty buffer means that the tensor is

@@ -20,6 +20,12 @@ void expect_integers(const h5::Array& array, int64_t length) {
   if (H5Tget_class(array.type.get()) != H5T_INTEGER) h5::fail(array.node, "does not hold integers");
 }
 
+bool has_integers(const h5::Node& node, const char* name, int64_t length) {
+  if (!h5::has_child(node, name)) return false;
+  expect_integers(h5::open_array(node, name), length);
+  return true;
+}
+
 void expect_floats(const h5::Array& array, const std::vector<int64_t>& shape) {
   expect_shape(array, shape);
   if (H5Tget_class(array.type.get()) != H5T_FLOAT) h5::fail(array.node, "does not hold floating point numbers");

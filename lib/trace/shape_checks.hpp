@@ -18,6 +18,7 @@ void expect_axes(const NamedShape& tensor, size_t rank = 3, const char* axes = "
 
 void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape);
 void expect_integers(const h5::Array& array, int64_t length);                   // [length]
+bool has_integers(const h5::Node& node, const char* name, int64_t length);      // a dataset [length]; false: none
 void expect_floats(const h5::Array& array, const std::vector<int64_t>& shape);  // floating point numbers
 
 }  // namespace kvreplay

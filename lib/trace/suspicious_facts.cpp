@@ -119,9 +119,12 @@ const Names kLayerAttributes = {"attention_chunk", "kv_layer", "q_prescaled", "r
                                 "rotary_dims",     "scaling",  "softcap",     "sliding_window", "source_dtype"};
 const Names kLookaheadAttributes = {"budget", "context_tokens", "kernel", "window"};
 const Names kRepeatAttributes = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
-const Names kPromptDatasets = {"g_entropy",        "g_logprob",  "layers",         "lookahead",    "masked_a",
-                               "masked_distance2", "masked_kl",  "masked_kl_rows", "position_ids", "repeat",
-                               "token_class",      "token_text", "tokens"};
+const Names kPromptDatasets = {"branches", "g_entropy",        "g_logprob",   "layers",         "lookahead",
+                               "masked_a", "masked_distance2", "masked_kl",   "masked_kl_rows", "position_ids",
+                               "repeat",   "segments",         "token_class", "token_text",     "tokens"};
+const Names kSegmentDatasets = {"kind", "start"};
+const Names kBranchDatasets = {"layers", "position_ids", "tokens"};
+const Names kBranchAttributes = {"final_token", "input_tokens", "name"};
 const Names kLookaheadDatasets = {"tokens"};
 const Names kRepeatDatasets = {"ctx", "rows", "tokens"};
 const Names kLayerDatasets = {"g",        "g_recorded",  "g_rows",        "k",
@@ -177,6 +180,17 @@ class Search {
   std::vector<std::string> lines_;
 };
 
+// Near misses in the groups of turns and branches.
+void look_at_turns(Search& search, const h5::Node& node, const PromptInfo& prompt) {
+  const auto look = [&](const std::string& group, const Names& attributes, const Names& datasets) {
+    const h5::Node of = h5::open_path(node, group);
+    search.look(of.where(), "attribute", h5::attribute_names(of), attributes, Search::Tell::near);
+    search.look(of.where(), "dataset", h5::members(of), datasets, Search::Tell::near);
+  };
+  if (prompt.segments.count() > 0) look("segments", {"names"}, kSegmentDatasets);
+  for (const BranchInfo& branch : prompt.branches) look("branches/" + branch.id, kBranchAttributes, kBranchDatasets);
+}
+
 }  // namespace
 
 std::vector<std::string> unknown_names(const Trace& trace) {
@@ -201,6 +215,7 @@ std::vector<std::string> unknown_names(const Trace& trace) {
         search.look(ahead.where(), "attribute", h5::attribute_names(ahead), kLookaheadAttributes, Search::Tell::near);
         search.look(ahead.where(), "dataset", h5::members(ahead), kLookaheadDatasets, Search::Tell::near);
       }
+      look_at_turns(search, node, prompt);
       for (const LayerInfo& layer : prompt.layers) {
         const h5::Node of_layer = h5::open_path(root, layer_path(prompt.id, layer.layer));
         search.look(of_layer.where(), "attribute", h5::attribute_names(of_layer), kLayerAttributes, Search::Tell::all);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "base/errors.hpp"
 
@@ -49,6 +50,29 @@ void Tensors::read_lookahead_queries(const std::string& prompt_id, int32_t layer
       fmt::format("{}: prompt {}, layer {}: holds no queries that were generated behind a cut prompt. Record them with "
                   "kvreplay record --lookahead",
                   info().path.string(), prompt_id, layer_number));
+}
+
+void Tensors::read_branch_queries(const std::string& prompt_id, size_t branch, int32_t layer_number, int32_t,
+                                  std::span<float>) const {
+  throw TraceError(fmt::format(
+      "{}: prompt {}, layer {}: holds no branch {:03}; the prompt has {}. Record questions about one context "
+      "with kvreplay record (docs/record_your_model.md)",
+      info().path.string(), prompt_id, layer_number, branch, prompt(prompt_id).branches.size()));
+}
+void Tensors::read_branch_keys(const std::string& prompt_id, size_t branch, int32_t layer, int32_t kv_head,
+                               std::span<float> into) const {
+  Tensors::read_branch_queries(prompt_id, branch, layer, kv_head, into);
+}
+void Tensors::read_branch_values(const std::string& prompt_id, size_t branch, int32_t layer, int32_t kv_head,
+                                 std::span<float> into) const {
+  Tensors::read_branch_queries(prompt_id, branch, layer, kv_head, into);
+}
+std::vector<int32_t> Tensors::branch_position_ids(const std::string& prompt_id, size_t branch) const {
+  const PromptInfo& info = prompt(prompt_id);
+  std::vector<int32_t> positions(static_cast<size_t>(info.branches.at(branch).tokens));
+  std::iota(positions.begin(), positions.end(),
+            position_ids(prompt_id)[static_cast<size_t>(info.context_tokens - 1)] + 1);
+  return positions;
 }
 
 void Tensors::read_up_values(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {

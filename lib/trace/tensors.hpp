@@ -58,6 +58,17 @@ class Tensors {
   // head_dim].
   virtual void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t q_head,
                                       std::span<float> into) const;
+  // A branch (PromptInfo::branches, numbered from 0): all its rows of one head, [BranchInfo::tokens, head_dim] or
+  // [BranchInfo::tokens, v_head_dim], in the form of read_keys(), read_values() and read_queries(). The rows follow the
+  // prompt's first context_tokens rows.
+  virtual void read_branch_keys(const std::string& prompt, size_t branch, int32_t layer, int32_t kv_head,
+                                std::span<float> into) const;
+  virtual void read_branch_values(const std::string& prompt, size_t branch, int32_t layer, int32_t kv_head,
+                                  std::span<float> into) const;
+  virtual void read_branch_queries(const std::string& prompt, size_t branch, int32_t layer, int32_t q_head,
+                                   std::span<float> into) const;
+  // Positions of a branch's rows, which continue those of the context.
+  std::vector<int32_t> branch_position_ids(const std::string& prompt, size_t branch) const;
   // Token index of each row of the recorded gradient, ascending; empty if none is recorded.
   virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
   // All rows of one sample of one query head, [LayerInfo::gradient_rows, out_dim]. The sample of the recorded tokens

@@ -37,6 +37,9 @@ struct Trace::State {
   const TraceInMemory* memory = nullptr;  // null: all numbers are in the file
 
   const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
+  const Tensor& tensor_at(const std::string& path, const LayerInfo& layer, const std::string& name);
+  // Opens what is a branch's own in its group, and the projections in the prompt's layer.
+  OpenByName of_branch(const std::string& prompt, size_t branch, const LayerInfo& layer);
   void read_queries(const std::string& prompt, const LayerInfo& layer, const HeadRows& rows, std::span<float> into);
   // Reads rows of a tensor that is an array; returns false if it is none. Called without the lock: an array may be
   // fetched from another library, which has locks of its own.
@@ -47,7 +50,10 @@ struct Trace::State {
 };
 
 const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name) {
-  const std::string path = layer_path(prompt, layer.layer);
+  return tensor_at(layer_path(prompt, layer.layer), layer, name);
+}
+
+const Tensor& Trace::State::tensor_at(const std::string& path, const LayerInfo& layer, const std::string& name) {
   if (open_layer != path) open_tensors.clear();
   open_layer = path;
   if (const auto it = open_tensors.find(name); it != open_tensors.end()) return it->second;
@@ -56,6 +62,14 @@ const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& l
                   : has_heads ? open_tensor(root, path + "/" + name, layer.source_dtype)
                               : open_tensor(root, path + "/" + name, layer.source_dtype, 2, "[tokens, width]");
   return open_tensors.emplace(name, std::move(opened)).first->second;
+}
+
+OpenByName Trace::State::of_branch(const std::string& prompt, size_t branch, const LayerInfo& layer) {
+  return [this, prompt, branch, &layer](const char* name) -> const Tensor& {
+    const bool projects = std::string_view(name).starts_with("up_");
+    return projects ? tensor(prompt, layer, name)
+                    : tensor_at(branch_layer_path(prompt, branch, layer.layer), layer, name);
+  };
 }
 
 void Trace::State::read_queries(const std::string& prompt, const LayerInfo& layer, const HeadRows& rows,
@@ -297,6 +311,47 @@ void Trace::read_lookahead_queries(const std::string& prompt, int32_t layer_numb
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.lookahead_rows == 0) return Tensors::read_lookahead_queries(prompt, layer_number, q_head, into);
   reading([&] { state_->read_queries(prompt, info, {"lookahead_q", "row", q_head, 0, info.lookahead_rows}, into); });
+}
+
+void Trace::read_branch_keys(const std::string& prompt_id, size_t branch, int32_t layer_number, int32_t kv_head,
+                             std::span<float> into) const {
+  const LayerInfo& info = layer(prompt_id, layer_number);
+  const std::vector<BranchInfo>& branches = prompt(prompt_id).branches;
+  if (branch >= branches.size()) return Tensors::read_branch_keys(prompt_id, branch, layer_number, kv_head, into);
+  reading([&] {
+    const OpenByName open = state_->of_branch(prompt_id, branch, info);
+    if (info.is_latent()) return read_latent_keys(info, open, branches[branch].tokens, into);
+    read_rows(open("k"), kv_head, 0, branches[branch].tokens, into, "token");
+  });
+}
+
+void Trace::read_branch_values(const std::string& prompt_id, size_t branch, int32_t layer_number, int32_t kv_head,
+                               std::span<float> into) const {
+  const LayerInfo& info = layer(prompt_id, layer_number);
+  const std::vector<BranchInfo>& branches = prompt(prompt_id).branches;
+  if (branch >= branches.size()) return Tensors::read_branch_values(prompt_id, branch, layer_number, kv_head, into);
+  reading([&] {
+    const OpenByName open = state_->of_branch(prompt_id, branch, info);
+    read_rows(open(info.is_latent() ? "latent" : "v"), kv_head, 0, branches[branch].tokens, into, "token");
+  });
+}
+
+void Trace::read_branch_queries(const std::string& prompt_id, size_t branch, int32_t layer_number, int32_t q_head,
+                                std::span<float> into) const {
+  const LayerInfo& info = layer(prompt_id, layer_number);
+  const std::vector<BranchInfo>& branches = prompt(prompt_id).branches;
+  if (branch >= branches.size()) return Tensors::read_branch_queries(prompt_id, branch, layer_number, q_head, into);
+  const HeadRows rows{"q", "query", q_head, 0, branches[branch].tokens};
+  reading([&] {
+    const OpenByName open = state_->of_branch(prompt_id, branch, info);
+    if (info.is_latent()) return read_latent_queries(info, open, rows, into);
+    read_rows(open("q"), q_head, 0, rows.count, into, "query");
+  });
+}
+
+std::vector<int32_t> Trace::branch_token_ids(const std::string& prompt_id, size_t branch) const {
+  if (!prompt(prompt_id).branches.at(branch).has_tokens) return {};
+  return reading([&] { return state_->integers(branch_path(prompt_id, branch) + "/tokens", INT32_MIN, INT32_MAX); });
 }
 
 void Trace::read_output_weights(const std::string& prompt, int32_t layer_number, int32_t q_head,

@@ -81,6 +81,13 @@ class Trace : public Tensors {
   std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const override;
   void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t q_head,
                               std::span<float> into) const override;
+  void read_branch_keys(const std::string& prompt, size_t branch, int32_t layer, int32_t kv_head,
+                        std::span<float> into) const override;
+  void read_branch_values(const std::string& prompt, size_t branch, int32_t layer, int32_t kv_head,
+                          std::span<float> into) const override;
+  void read_branch_queries(const std::string& prompt, size_t branch, int32_t layer, int32_t q_head,
+                           std::span<float> into) const override;
+  std::vector<int32_t> branch_token_ids(const std::string& prompt, size_t branch) const;  // empty if not recorded
   void read_up_values(const std::string& prompt, int32_t layer, int32_t q_head, std::span<float> into) const override;
   void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
                            std::span<float> into) const override;

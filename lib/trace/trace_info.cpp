@@ -28,6 +28,11 @@ int64_t bytes_of(const PromptInfo& prompt) {
   return bytes;
 }
 
+int64_t SegmentsInfo::first_input_end() const {
+  const auto first = std::ranges::find(kind, SegmentKind::output) - kind.begin();
+  return start.empty() ? 0 : start[static_cast<size_t>(first)];
+}
+
 const char* name_of(DType type) {
   return type == DType::float32 ? "float32" : type == DType::float16 ? "float16" : "bfloat16";
 }
@@ -51,6 +56,12 @@ bool TraceScope::holds(int32_t layer) const { return among(layers, layer); }
 
 std::string layer_path(const std::string& prompt, int32_t layer) {
   return fmt::format("prompts/{}/layers/{:03}", prompt, layer);
+}
+std::string branch_path(const std::string& prompt, size_t branch) {
+  return fmt::format("prompts/{}/branches/{:03}", prompt, branch);
+}
+std::string branch_layer_path(const std::string& prompt, size_t branch, int32_t layer) {
+  return fmt::format("{}/layers/{:03}", branch_path(prompt, branch), layer);
 }
 
 }  // namespace kvreplay

@@ -91,11 +91,32 @@ struct LookaheadInfo {
   int64_t budget = 0, window = 0, kernel = 0;  // options of the cut; 0: not recorded
 };
 
+// Parts of a prompt that arrive one after the other: what the model was given, and what it said. Empty if not recorded.
+enum class SegmentKind : uint8_t { context, input, output };
+struct SegmentsInfo {
+  std::vector<int32_t> start;  // [count + 1]: first token of each, and the prompt's tokens at the end
+  std::vector<SegmentKind> kind;
+  std::vector<std::string> names;  // [count], or empty if not recorded
+  size_t count() const { return kind.size(); }
+  // Tokens before the first output: the end of the first run of contexts and inputs.
+  int64_t first_input_end() const;
+};
+
+// A continuation of the prompt's first PromptInfo::context_tokens tokens, with rows of its own. It sees no row of
+// another branch, and none of the prompt's later rows.
+struct BranchInfo {
+  std::string id, name;      // "000", "001", ...; "" if it has no name
+  int64_t tokens = 0;        // rows of q, k and v in each layer
+  int64_t input_tokens = 0;  // the first of them: the question. The others are output rows
+  bool has_tokens = false;   // their ids are recorded
+};
+
 struct PromptInfo {
   std::string id;
   uint32_t rank = 0;     // numbers its random streams: as recorded, or its place among the sorted ids
   int64_t tokens = 0;    // T
-  int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing)
+  int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing); with segments, those before
+                         // the first output
   int64_t n_generated = 0;
   std::optional<int64_t> question_from;  // first token of the question at the end of the prompt
   std::string source;
@@ -103,6 +124,9 @@ struct PromptInfo {
   std::string odd_positions;  // suspicious_facts.hpp; "" if positions are 0, 1, 2, ... or not recorded
   RepeatInfo repeat;
   LookaheadInfo lookahead;
+  SegmentsInfo segments;
+  std::vector<BranchInfo> branches;    // ascending by id; each holds the prompt's layers
+  int64_t context_tokens = 0;          // the tokens that all branches continue; 0: there are no branches
   std::vector<int32_t> layer_numbers;  // all layers in the trace, ascending
   std::vector<LayerInfo> layers;       // layers in scope, ascending
 };
@@ -131,6 +155,8 @@ struct TraceInfo {
   std::string lacks(const std::string& prompt) const;
 };
 
-std::string layer_path(const std::string& prompt, int32_t layer);  // "prompts/<id>/layers/<LLL>"
+std::string layer_path(const std::string& prompt, int32_t layer);   // "prompts/<id>/layers/<LLL>"
+std::string branch_path(const std::string& prompt, size_t branch);  // "prompts/<id>/branches/<b>"
+std::string branch_layer_path(const std::string& prompt, size_t branch, int32_t layer);
 
 }  // namespace kvreplay

@@ -11,6 +11,7 @@
 #include "trace/latent_rows.hpp"
 #include "trace/suspicious_facts.hpp"
 #include "trace/tensor_read.hpp"
+#include "trace/turns.hpp"
 
 namespace kvreplay {
 namespace {
@@ -357,20 +358,17 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   if (prompt.layers.empty()) return prompt;  // out of scope
   prompt.tokens = prompt.layers.front().tokens;
   prompt.n_prompt = h5::integer(node, "n_prompt", 1, prompt.tokens).value_or(prompt.tokens);
+  read_segments(node, prompt);
   prompt.n_generated = h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
   prompt.question_from = h5::integer(node, "question_from", 1, prompt.tokens - 1);
   prompt.source = h5::text(node, "source").value_or("");
-  prompt.has_tokens = h5::has_child(node, "tokens");
-  if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);
-  prompt.has_classes = h5::has_child(node, "token_class");
-  if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
-  if (h5::has_child(node, "position_ids")) {
-    const h5::Array positions = h5::open_array(node, "position_ids");
-    expect_integers(positions, prompt.tokens);
-    prompt.odd_positions = odd_positions(h5::read_integers(positions));
-  }
+  prompt.has_tokens = has_integers(node, "tokens", prompt.tokens);
+  prompt.has_classes = has_integers(node, "token_class", prompt.tokens);
+  if (has_integers(node, "position_ids", prompt.tokens))
+    prompt.odd_positions = odd_positions(h5::read_integers(h5::open_array(node, "position_ids")));
   prompt.repeat = read_repeat(node, prompt);
   prompt.lookahead = read_lookahead(node, prompt);
+  read_branches(node, prompt);
   return prompt;
 }
 

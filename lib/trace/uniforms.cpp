@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/errors.hpp"
@@ -19,9 +20,14 @@ std::string dataset_of(const std::filesystem::path& file, const std::string& gro
                                 fmt::join(names, " or "), group));
 }
 
-// Extents [rounds, positions, slots] of a stored array. Leading extents of 1 may be missing.
-std::array<int64_t, 3> extents(const std::vector<int64_t>& shape, bool has_slots) {
+// Extents [rounds, positions, slots] of a stored array. Leading extents of 1 may be missing, and all rounds may lie in
+// one row.
+std::array<int64_t, 3> extents(const std::vector<int64_t>& shape, const UniformsRequest& request) {
   std::vector<int64_t> all = shape;
+  const bool has_slots = request.slots > 0;
+  const int64_t one_round = request.positions * std::max<int64_t>(1, request.slots);
+  if (shape.size() == 1 && request.rounds > 1 && one_round > 0)
+    return {shape[0] / one_round, request.positions, std::max<int64_t>(1, request.slots)};
   if (!has_slots) all.push_back(1);
   while (all.size() < 3) all.insert(all.begin(), 1);
   return {all[all.size() - 3], all[all.size() - 2], all.back()};
@@ -34,7 +40,7 @@ InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::str
   const std::string name = dataset_of(file, fmt::format("{}/{:03d}/{}/", prompt, layer, kv_head), request.names);
   std::vector<int64_t> shape;
   InjectedUniforms u{read_dataset(file, name, shape), 0, 1};
-  const auto [rounds, positions, slots] = extents(shape, request.slots > 0);
+  const auto [rounds, positions, slots] = extents(shape, request);
   u.positions = positions, u.slots = slots;
   if (rounds < request.rounds || positions < request.positions || slots < request.slots)
     throw ConfigError(

@@ -11,11 +11,12 @@ class BatchCapture:
     row has the id `prompt_id` (without one "0"); rows of a batch have it with their number, "ID-0", or the
     number alone."""
 
-    def __init__(self, recorder, prompt_id, attributes, on_step):
+    def __init__(self, recorder, prompt_id, attributes, on_step, further=()):
         self.recorder = recorder
         self.prompt_id = prompt_id
         self.attributes = attributes
         self.on_step = on_step
+        self.further = further
         self.rows = []
         self.generation = recorder.generation
 
@@ -82,4 +83,5 @@ class BatchCapture:
                     f"prompt {row.prompt_id}: all of its tokens are padding (attention_mask = 0)"
                 )
             row.attributes = dict(self.attributes)
+            row.further = self.further
             row.write()

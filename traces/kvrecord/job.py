@@ -11,15 +11,18 @@ from kvbase.errors import ConfigError, TraceError
 from kvbase.progress import NoProgress, Progress
 from kvbase.selections import layers_in
 
+from .branches import BranchRecording, check_branch_positions
 from .lookahead import check_lookahead_positions
 from .model import shape_of
 from .plan import check_space, dump_bytes, gradient_memory
+from .prompt_parts import boundaries_of, branches_of, segments_of, tokens_of, without_branches
 from .recorder import Recorder, storage_dtype
 from .repeat_rows import Wording, check_positions, context_length, repeat_rows
 from .sinks import all_linked_published, is_directory_target, published
 from .sizes import human_bytes
 from .spool import clear
 from .verify import verify
+from .verify_branches import verify_branches
 from .verify_gradient import verify_gradient
 from .verify_lookahead import verify_lookahead
 from .verify_repeat import verify_repeat
@@ -45,6 +48,8 @@ class Job:
         self.config = subject.config
         needed = options.with_text or options.repeat or any(p.needs_tokenizer for p in prompts)
         self.tokenizer = subject.find_tokenizer(needed)
+        if options.branches_as_prompts:
+            self.prompts = without_branches(prompts, self.tokenizer, options.max_tokens)
         self.shape = shape_of(self.config)
         self.layers = self._planned_layers(options.layers)
         out_layers = self._layers(options.out_layers, "out-layers") if options.out_layers else []
@@ -56,8 +61,11 @@ class Job:
             dtype=storage_dtype(options.dtype, subject.dtype),
             out_layers=tuple(out_layers),
         )
-        self.tokens = [self._tokens(prompt) for prompt in self.prompts]
-        self.rows = [len(ids) + max(options.generate - 1, 0) for ids in self.tokens]
+        self.tokens = [tokens_of(prompt, self.tokenizer, self.options) for prompt in self.prompts]
+        given = list(zip(self.prompts, self.tokens, strict=True))
+        self.rows = [len(ids) + max(self._generated(prompt) - 1, 0) for prompt, ids in given]
+        self.segments = {prompt.id: segments_of(prompt, ids, self.tokenizer) for prompt, ids in given}
+        self.branches = {p.id: branches_of(p, self.tokenizer, self.options) for p in self.prompts}
         self._check_rows()
         self.gradient_rows = self._gradient_rows()
         self.repeated = self._repeated()
@@ -77,26 +85,12 @@ class Job:
     def _layers(self, chosen, option):
         return layers_in(chosen, range(self.shape.n_layers), option)
 
-    def _tokens(self, prompt):
-        """Token ids of a prompt with its `then` and `answer`. ConfigError if other options contradict
-        them."""
-        parts = prompt.parts(self.tokenizer)
-        given = sum(map(len, parts[1:]))
-        if not given:
-            return parts[0][: self.options.max_tokens]
-        if self.options.generate:
-            raise ConfigError(f"{prompt.source}: --generate cannot be combined with `then` and `answer`")
-        if self.options.max_tokens and sum(map(len, parts)) > self.options.max_tokens:
-            raise ConfigError(f"{prompt.source}: --max-tokens would cut `then` or `answer`")
-        return [token for part in parts for token in part]
+    def _generated(self, prompt):
+        """How many tokens the model adds to a prompt at most."""
+        return 0 if prompt.is_answered else self.options.generate
 
     def _boundaries(self, prompt, ids):
-        """Attributes of a prompt with `then` or `answer`: lengths and the start of the answer; else {}."""
-        first, then, answer = map(len, prompt.parts(self.tokenizer))
-        if not then + answer:
-            return {}
-        where = {"answer_from": first + then} if answer else {}
-        return {"n_prompt": first, "n_generated": len(ids) - first, **where}
+        return boundaries_of(prompt, ids, self.segments[prompt.id], self.tokenizer)
 
     def _n_prompt(self, prompt, ids):
         return self._boundaries(prompt, ids).get("n_prompt", len(ids))
@@ -109,8 +103,10 @@ class Job:
         for prompt, ids, rows in self._planned():
             if not ids:
                 raise ConfigError(f"{prompt.source}: no tokens")
-            if max(ids) >= self.config.get_text_config().vocab_size:
-                raise ConfigError(f"{prompt.source}: token {max(ids)} is outside the vocabulary")
+            most = max([*ids, *(t for b in self.branches[prompt.id] for t in b.question + b.answer)])
+            if most >= self.config.get_text_config().vocab_size:
+                raise ConfigError(f"{prompt.source}: token {most} is outside the vocabulary")
+            check_branch_positions(len(ids), self.branches[prompt.id], limit, prompt.source)
             if limit and rows > limit:
                 raise ConfigError(
                     f"{prompt.source}: {rows} tokens, the model has {limit} positions: use --max-tokens"
@@ -161,6 +157,8 @@ class Job:
         extra = {"repeat_rows": repeated} if repeated else {}
         if self.options.lookahead:
             extra["lookahead_rows"] = self.options.lookahead
+        if branch_rows := self._branch_rows():
+            extra["branch_rows"] = branch_rows
         return {
             "model": self.subject.name,
             "prompts": len(self.prompts),
@@ -168,11 +166,21 @@ class Job:
             "layers": self.layers,
             "dtype": self.options.dtype,
             "bytes": dump_bytes(
-                self.shape, self.rows, self.layers, self.options, self.gradient_rows, repeated
+                self.shape,
+                self.rows,
+                self.layers,
+                self.options,
+                self.gradient_rows,
+                repeated,
+                sum(self._branch_rows()),
             ),
             **memory,
             **extra,
         }
+
+    def _branch_rows(self):
+        """Rows of every branch at most."""
+        return [branch.n_rows for branches in self.branches.values() for branch in branches]
 
     def _gradient_memory(self):
         width = self.subject.dtype.itemsize
@@ -192,6 +200,8 @@ class Job:
         )
         if self.repeated:
             self.say(f"repeat: {sum(plan['repeat_rows'])} rows in {self._n_chunks()} chunks")
+        if rows := plan.get("branch_rows"):
+            self.say(f"branches: {sum(rows)} rows in {len(rows)} branches")
         if self.options.lookahead:
             self.say(
                 f"lookahead: {self.options.lookahead} rows after each prompt, cut to "
@@ -214,7 +224,12 @@ class Job:
 
     def settings(self):
         """Everything that determines the rows, for --resume: equal settings give equal traces."""
-        prompts = json.dumps([[p.id, ids] for p, ids in zip(self.prompts, self.tokens, strict=True)])
+        prompts = json.dumps(
+            [
+                [p.id, ids, *([b.question, b.answer] for b in self.branches[p.id])]
+                for p, ids in zip(self.prompts, self.tokens, strict=True)
+            ]
+        )
         return {
             "model": self.subject.name,
             "revision": self.subject.source_revision,
@@ -276,17 +291,24 @@ class Job:
             self.say(f"prompt {prompt.id}: finished before, kept")
             return
         options = self.options
-        forwards = max(options.generate, 1)
+        generated, branches = self._generated(prompt), self.branches[prompt.id]
+        forwards = max(generated, 1) + sum(max(branch.generate, 1) for branch in branches)
         passes = forwards + 1 + bool(options.gradient) + n_chunks + options.lookahead
         steps = len(recorder.layers) * passes
         progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
         attributes |= self._boundaries(prompt, ids)
-        with recorder.prompt(prompt.id, attributes, progress.step) as final, torch.no_grad():
+        questions = BranchRecording(branches, options.ignore_eos)
+        further = [questions] if branches else []
+        if segments := self.segments[prompt.id]:
+            further.append(segments.add_to)
+        with recorder.prompt(prompt.id, attributes, progress.step, further) as final, torch.no_grad():
             model = self.subject.model
             input_ids = torch.tensor([ids], device=model.device)
-            if options.generate:
+            if generated:
                 final.update(self._generate(input_ids))
+            elif branches:
+                questions.run_context(model, input_ids)
             else:
                 model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
         progress.close()
@@ -329,7 +351,7 @@ class Job:
         """Runs and prints all checks of --verify. TraceError if one fails."""
         self.say("verify: runs the model once more, and compares it with the trace")
         model = self.subject.model
-        kinds = (verify, verify_gradient, verify_repeat, verify_lookahead)
+        kinds = (verify, verify_gradient, verify_repeat, verify_lookahead, verify_branches)
         checks = [check for kind in kinds for check in kind(model, path)]
         for check in checks:
             self.say(str(check))
@@ -344,7 +366,7 @@ class Job:
     def next_step(self, path):
         """The command that compares methods on the trace, or looks at a trace that most methods refuse."""
         path = shlex.quote(str(path))
-        if self.options.query_stride > 1:
+        if self.options.query_stride > 1 or self._branch_rows():
             return f"kvreplay inspect {path}"
         scored = all(rows > self._n_prompt(prompt, ids) for prompt, ids, rows in self._planned())
         return f"kvreplay compare {path} --at 20%" + ("" if scored else " --prefill 75%")

@@ -169,6 +169,9 @@ class Options:
     repetition_penalty: float = option(1.0, AMOUNT, "above 1: less repetition (default 1)")
     seed: int = option(0, whole(0), "seed of the sampling (default 0)")
     ignore_eos: bool = option(False, FLAG, "generate all N tokens, even after an end-of-text token")
+    branches_as_prompts: bool = option(
+        False, FLAG, "record each context and question as a prompt of its own, not as a branch"
+    )
     dtype: str = option(
         "source", one_of("source", "f32", "f16", "bf16"), "stored type (default source: the model's)",
         taken_by=BOTH,

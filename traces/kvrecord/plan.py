@@ -73,6 +73,11 @@ def lookahead_bytes(shape, rows, dtype):
     return rows * STORED[dtype][1] * shape.head_dim * shape.n_q_heads
 
 
+def branch_bytes(shape, rows, dtype):
+    """Bytes of `rows` rows of branches in one layer: queries, and what a cache holds of them."""
+    return rows * STORED[dtype][1] * (shape.head_dim * shape.n_q_heads + shape.cached)
+
+
 def gradient_memory(shape, tokens, scored, samples, width):
     """Estimated memory in bytes for the gradient of a prompt, besides the model, at `width` bytes a number.
 
@@ -92,10 +97,10 @@ def gradient_numbers(options, scored):
     return (options.gradient + 1) * math.ceil(scored / options.query_stride) if options.gradient else 0
 
 
-def dump_bytes(shape, prompt_tokens, layers, options, gradient_rows=None, repeated=None):
+def dump_bytes(shape, prompt_tokens, layers, options, gradient_rows=None, repeated=None, branch_rows=0):
     """Estimated bytes of the whole trace. The lists hold, for each prompt, how many rows are recorded, how
-    many get a gradient, and how many repeat its context."""
-    size = 0
+    many get a gradient, and how many repeat its context. branch_rows: rows of all branches."""
+    size = len(layers) * branch_bytes(shape, branch_rows, options.dtype)
     none = [0] * len(prompt_tokens)
     for tokens, scored, rows in zip(prompt_tokens, gradient_rows or none, repeated or none, strict=True):
         gradients = gradient_numbers(options, scored)

@@ -8,6 +8,7 @@ import torch
 from kvbase.errors import TraceError
 from kvtrace.dtypes import is_finite
 
+from .branches import branch_tensors
 from .facts import in_use
 from .forward_calls import ForwardCalls
 from .gradient import Gradients, kept_rows, scored_rows
@@ -60,6 +61,7 @@ class PromptCapture:
         self.of_gradient = {}
         self.gradient_rows = None
         self.groups = {}
+        self.further = ()
         options = recorder.options
         self.out_layers = set(layers) if options.with_output else set(options.out_layers)
         if options.with_output:
@@ -182,7 +184,9 @@ class PromptCapture:
 
     def write_layer(self, layer):
         """Writes a layer's rows, which are then forgotten."""
-        self.recorder.sink.write_layer(self.prompt_id, layer, *self._layer_parts(layer))
+        datasets, attributes, branches = self._layer_parts(layer)
+        more = {"branches": branches} if branches else {}
+        self.recorder.sink.write_layer(self.prompt_id, layer, datasets, attributes, **more)
 
     def _check_complete(self):
         total = len(self.tokens)
@@ -197,6 +201,8 @@ class PromptCapture:
             self.groups["repeat"] = record_repeat(self)
         if self.recorder.options.lookahead:
             self.groups["lookahead"] = record_lookahead(self)
+        for add_to in self.further:
+            add_to(self)
 
     def _warn(self):
         unknown = {layer: self.facts[layer].unknown for layer in self.rows if self.facts[layer].unknown}
@@ -271,7 +277,7 @@ class PromptCapture:
         """A tensor in the trace's shape, from its rows [heads, n, dim] in the spool."""
         if name in NORMS:
             return stored[0, :, 0]
-        if name in ONE_ROW:
+        if name.rpartition(".")[-1] in ONE_ROW:
             return stored[0]
         if name == "g":
             return stored.reshape(self.recorder.options.gradient, -1, *stored.shape[1:])
@@ -293,6 +299,10 @@ class PromptCapture:
                     f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}{remedy}"
                 )
             datasets[name] = (self._shaped(name, stored), dtype)
+        branches = {
+            branch: {tensor: datasets.pop(name) for tensor, name in tensors.items()}
+            for branch, tensors in branch_tensors(list(datasets)).items()
+        }
         if "g" in datasets:
             datasets["g_rows"] = (self.gradient_rows, None)
         stride = self.recorder.options.query_stride
@@ -306,4 +316,4 @@ class PromptCapture:
             heads = datasets["q"][0].shape[0]
             datasets["o_proj"] = (to_stored(o_proj_weights(self.modules[layer], heads), "f32"), "f32")
         root_rope = self.recorder.sink.root["rope_json"]
-        return datasets, self.facts[layer].attributes(root_rope)
+        return datasets, self.facts[layer].attributes(root_rope), branches

@@ -11,17 +11,29 @@ from pathlib import Path
 from kvbase.errors import ConfigError
 from kvbase.files import no_such_file, reason
 
-FORMS = ("text", "prompt", "messages", "tokens")
+from .turns import answered, conversation
+
+FORMS = ("text", "prompt", "messages", "tokens", "context")
+MOST_QUESTIONS = 1000  # branches have names of three digits
 TAKES = "--prompts takes a .txt file (one prompt), a .jsonl file (one per line) or a folder of .txt files"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context, and its answer if it is given."""
+
+    question: str
+    answer: str = ""
 
 
 @dataclass
 class Prompt:
     """One prompt before tokenisation; exactly one of text, messages and tokens is set.
 
-    `text` may contain the tokeniser's special tokens as text. `messages` is formatted by the chat template.
-    `then` and `answer` are texts after the prompt, recorded like tokens that the model generated; probes
-    score the answer.
+    `text` may contain the tokeniser's special tokens as text. `messages` is formatted by the chat template;
+    its messages become segments. `then` and `answer` are texts after the prompt, recorded like tokens that
+    the model generated; probes score the answer. `questions` are branches: each follows the text by itself.
+    question_from: where the question begins that ends the prompt.
     """
 
     id: str
@@ -31,19 +43,23 @@ class Prompt:
     tokens: list = field(default_factory=list)
     then: str = ""
     answer: str = ""
+    questions: list = field(default_factory=list)
+    question_from: int | None = None
 
     @property
     def needs_tokenizer(self):
         """Whether any part of it is text."""
         return not self.tokens or bool(self.then or self.answer)
 
+    @property
+    def is_answered(self):
+        """Whether the model has nothing to add: its answer is given, or questions follow the text."""
+        ends = self.messages is not None and answered(self.messages)
+        return bool(ends or self.questions or (self.question_from is not None and self.answer))
+
     def parts(self, tokenizer):
         """Token ids (lists of int) of the prompt, of `then` and of `answer`."""
-
-        def ids(text):
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
-
-        return self.token_ids(tokenizer), ids(self.then), ids(self.answer)
+        return self.token_ids(tokenizer), *(ids_of(text, tokenizer) for text in (self.then, self.answer))
 
     def token_ids(self, tokenizer):
         """Token ids of the prompt itself (list of int)."""
@@ -51,15 +67,38 @@ class Prompt:
             return list(self.tokens)
         if self.messages is None:
             return _one_bos(list(tokenizer(self.text)["input_ids"]), self.text, tokenizer)
+        return self.conversation(tokenizer)[0]
+
+    def conversation(self, tokenizer):
+        """Token ids of `messages`, and their Segments."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(f"{self.source}: the model has no chat template; give `text`")
-        text = tokenizer.apply_chat_template(self.messages, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return conversation(self.messages, tokenizer, self.source)
+
+    def as_prompts(self, tokenizer, max_tokens=None):
+        """A prompt for each question: the first `max_tokens` of the context, and the question."""
+        context = self.token_ids(tokenizer)[:max_tokens]
+        return [
+            Prompt(
+                f"{self.id}-{number:03d}",
+                self.source,
+                tokens=context + ids_of(question.question, tokenizer),
+                answer=question.answer,
+                question_from=len(context),
+            )
+            for number, question in enumerate(self.questions)
+        ]
 
     def text_sha256(self):
         """Hex digest of the text, or of the JSON of messages or tokens, with `then` and `answer`."""
         given = self.text if self.text is not None else json.dumps(self.messages or self.tokens)
-        return hashlib.sha256((given + self.then + self.answer).encode()).hexdigest()
+        asked = "".join(question.question + question.answer for question in self.questions)
+        return hashlib.sha256((given + self.then + self.answer + asked).encode()).hexdigest()
+
+
+def ids_of(text, tokenizer):
+    """Token ids of a text that follows another."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
 def _one_bos(ids, text, tokenizer):
@@ -90,7 +129,7 @@ def read_prompts(path):
         prompts = [_parse_line(path, number, line, str(i)) for i, (number, line) in enumerate(lines)]
     if not prompts:
         raise ConfigError(f"{path}: no prompt in this file")
-    _check_ids(path, prompts)
+    check_ids(path, prompts)
     return prompts
 
 
@@ -149,7 +188,7 @@ def _read_folder(folder):
     empty = [prompt.source for prompt in prompts if not prompt.text.strip()]
     if empty or not prompts:
         raise ConfigError(f"{folder}: {f'{empty[0]} is empty' if empty else 'no .txt file in this folder'}")
-    _check_ids(folder, prompts)
+    check_ids(folder, prompts)
     return prompts
 
 
@@ -167,7 +206,7 @@ def _parse_line(path, number, line, default_id):
     for name in ("then", "answer"):
         setattr(prompt, name, entry.get(name, ""))
         _expect(where, name, "a string", isinstance(getattr(prompt, name), str))
-    if forms[0] in ("text", "prompt"):
+    if forms[0] in ("text", "prompt", "context"):
         _expect(where, forms[0], "a string", isinstance(given, str))
         prompt.text = given
     elif forms[0] == "messages":
@@ -181,7 +220,33 @@ def _parse_line(path, number, line, default_id):
         ok = isinstance(given, list) and all(map(_is_token, given))
         _expect(where, "tokens", "a list of token ids", ok)
         prompt.tokens = given
+    if forms[0] == "context":
+        prompt.questions = _questions(where, entry)
+    elif "questions" in entry:
+        raise ConfigError(f"{where}: `questions` need `context`, the text that they ask about")
     return prompt
+
+
+def _questions(where, entry):
+    """The questions of a line with `context`."""
+    if entry.get("then") or entry.get("answer"):
+        raise ConfigError(
+            f"{where}: `then` and `answer` do not go with `context`: give each question its own"
+        )
+    given = entry.get("questions")
+    _expect(where, "questions", "a list of questions", isinstance(given, list) and given)
+    if len(given) > MOST_QUESTIONS:
+        raise ConfigError(f"{where}: {len(given)} questions: give at most {MOST_QUESTIONS} in a line")
+    return [_question(where, each) for each in given]
+
+
+def _question(where, given):
+    entry = {"question": given} if isinstance(given, str) else given
+    ok = isinstance(entry, dict) and entry.keys() <= {"question", "answer"}
+    texts = list(entry.values()) if ok else []
+    ok = ok and all(isinstance(text, str) for text in texts) and bool(entry.get("question"))
+    _expect(where, "questions", 'a list of texts, or of {"question": ..., "answer": ...}', ok)
+    return Question(**entry)
 
 
 def _expect(where, key, what, ok):
@@ -189,7 +254,8 @@ def _expect(where, key, what, ok):
         raise ConfigError(f"{where}: `{key}` must be {what}")
 
 
-def _check_ids(path, prompts):
+def check_ids(path, prompts):
+    """ConfigError if an id cannot name a group, or is used twice."""
     seen = set()
     for prompt in prompts:
         # The id names an HDF5 group and, in the directory layout, a folder.

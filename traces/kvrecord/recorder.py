@@ -159,12 +159,13 @@ class Recorder:
                 self.sink.abandon()
 
     @contextmanager
-    def prompt(self, prompt_id, attributes=None, on_step=None):
+    def prompt(self, prompt_id, attributes=None, on_step=None, further=()):
         """Records everything that runs in the block as one prompt, or as one prompt for each row of a batch.
         Yields a dict of attributes of the prompt's group, to which the block may add. `on_step(note)` is
-        called for every captured and written layer."""
+        called for every captured and written layer, and each of `further` with the finished PromptCapture,
+        to which it may add groups and rows."""
         attributes = dict(attributes or {})
-        self._begin_prompt(prompt_id, attributes, on_step)
+        self._begin_prompt(prompt_id, attributes, on_step, further)
         try:
             yield attributes
         except BaseException:
@@ -185,9 +186,9 @@ class Recorder:
         if capture is not None:
             capture.close()
 
-    def _begin_prompt(self, prompt_id, attributes=None, on_step=None):
+    def _begin_prompt(self, prompt_id, attributes=None, on_step=None, further=()):
         on_step = on_step or (lambda note: None)
-        self.capture = BatchCapture(self, prompt_id, attributes or {}, on_step)
+        self.capture = BatchCapture(self, prompt_id, attributes or {}, on_step, further)
 
     def _finish_prompt(self):
         capture, self.capture = self.capture, None

@@ -25,11 +25,17 @@ def _write_prompt(file, prompt_id, datasets, attributes, groups):
         file.set_attributes(where, notes)
 
 
-def _write_layer(file, prompt_id, layer, datasets, attributes):
-    group = layer_group(prompt_id, layer)
-    for name, (array, dtype) in datasets.items():
-        file.add(f"{group}/{name}", array, dtype)
-    file.set_attributes(group, attributes)
+def branch_layer_group(prompt_id, branch, layer):
+    """HDF5 path of a layer's group in a branch."""
+    return f"/prompts/{prompt_id}/branches/{branch}/layers/{layer:03d}"
+
+
+def _write_layer(file, prompt_id, layer, datasets, attributes, branches):
+    groups = {branch_layer_group(prompt_id, branch, layer): of for branch, of in (branches or {}).items()}
+    for group, of_group in {layer_group(prompt_id, layer): datasets, **groups}.items():
+        for name, (array, dtype) in of_group.items():
+            file.add(f"{group}/{name}", array, dtype)
+        file.set_attributes(group, attributes)
 
 
 def _content(dataset):
@@ -112,9 +118,10 @@ class FileSink:
         {name: (datasets, attributes)}."""
         _write_prompt(self.file, prompt_id, datasets, attributes, groups or {})
 
-    def write_layer(self, prompt_id, layer, datasets, attributes):
-        """Datasets {name: (stored array, dtype)} and attributes of a layer's group."""
-        _write_layer(self.file, prompt_id, layer, datasets, attributes)
+    def write_layer(self, prompt_id, layer, datasets, attributes, branches=None):
+        """Datasets {name: (stored array, dtype)} and attributes of a layer's group; `branches`: such datasets
+        of the layer in each branch."""
+        _write_layer(self.file, prompt_id, layer, datasets, attributes, branches)
 
     def publish(self):
         """Renames the file to its final name. Returns its path."""
@@ -157,19 +164,20 @@ class DirectorySink:
         with open_hdf5(self._path(prompt_id, layers[0])) as file:
             group = file[f"prompts/{prompt_id}"]
             own = {name for name, item in group.items() if isinstance(item, h5py.Group)} - {"layers"}
-            groups = {name: _parts(group[name]) for name in own}
+            own |= {f"branches/{branch}" for branch in group.get("branches", ())}
+            groups = {name: _parts(group[name]) for name in sorted(own)}
             datasets, attributes = _parts(group)
         self.write_prompt(prompt_id, datasets, attributes, groups)
         for layer in layers:
             self.link(prompt_id, layer)
 
-    def write_layer(self, prompt_id, layer, datasets, attributes):
+    def write_layer(self, prompt_id, layer, datasets, attributes, branches=None):
         """Writes and publishes one layer's file, then links to it."""
         if self.old_is_there:
             self._remove_old()
         self.layer_file = TraceFile(self._path(prompt_id, layer), self.compress)
         _write_prompt(self.layer_file, prompt_id, *self.prompt)
-        _write_layer(self.layer_file, prompt_id, layer, datasets, attributes)
+        _write_layer(self.layer_file, prompt_id, layer, datasets, attributes, branches)
         self.layer_file.publish(self.root)
         self.layer_file = None
         self.link(prompt_id, layer)
@@ -177,12 +185,16 @@ class DirectorySink:
     def link(self, prompt_id, layer):
         """Links a finished layer's file into the index. ConfigError if it holds other tokens."""
         path = self._path(prompt_id, layer)
-        group = layer_group(prompt_id, layer)
+        groups = [layer_group(prompt_id, layer)]
         with open_hdf5(path) as file:
             if not np.array_equal(file[f"prompts/{prompt_id}/tokens"][...], self.prompt[0]["tokens"]):
                 raise ConfigError(f"{path}: holds other tokens than this run; use --force or another -o")
-            self.digests += [dataset.attrs["sha256"] for dataset in file[group].values()]
-        self.index.link(group, path.relative_to(self.folder))
+            branches = file[f"prompts/{prompt_id}"].get("branches", ())
+            groups += [branch_layer_group(prompt_id, branch, layer) for branch in branches]
+            for group in groups:
+                self.digests += [dataset.attrs["sha256"] for dataset in file[group].values()]
+        for group in groups:
+            self.index.link(group, path.relative_to(self.folder))
 
     def publish(self):
         """Renames the index to its final name. Returns its path."""

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .branch import Branch
+from .write_turns import KINDS
+
 if TYPE_CHECKING:
     from kvbase.engine import _engine
 
@@ -50,6 +53,24 @@ class Prompt:
     def question_from(self) -> int | None:
         """Index of the first token of the question at the end of the prompt; None if not recorded."""
         return self._facts.question_from
+
+    @property
+    def segments(self) -> list[tuple[int, int, str, str]]:
+        """Turns: (first token, end, "context", "input" or "output", name) of each; [] if not recorded."""
+        facts = self._facts.segments
+        names = facts.names or [""] * len(facts.kind)
+        kinds = (KINDS[kind] for kind in facts.kind)
+        return list(zip(facts.start, facts.start[1:], kinds, names, strict=False))
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Branches behind the prompt's first `context_tokens` tokens; [] if there are none."""
+        return [Branch(self, number, facts) for number, facts in enumerate(self._facts.branches)]
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that all branches continue; 0 if there are no branches."""
+        return self._facts.context_tokens
 
     @property
     def source(self) -> str:

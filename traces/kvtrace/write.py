@@ -4,13 +4,12 @@ Each layer is checked, written and let go. Before the file gets its name it is r
 the reader would refuse is never published.
 """
 
-import json
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from kvbase import __version__
@@ -22,19 +21,25 @@ from kvtrace.writer import SCHEMA, TraceFile
 
 from . import rope as rope_json
 from .bits import Stored, stored
+from .given import (
+    MOST_TOKENS,
+    TENSORS,
+    as_a,
+    check_numbers,
+    checked_rope,
+    factor,
+    fail,
+    integers,
+    is_printable,
+    rope_as_text,
+    stored_tensors,
+    whole,
+)
+from .write_turns import write_branches, write_segments
 
-TENSORS = ("q", "k", "v", "out")
-MOST_TOKENS = 2**31 - 1  # token indices are int32
 MOST_LAYERS = 1000  # three digits
-# Factors beyond these bounds overflow or vanish in single precision; no model has them.
-SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
 # What a layer to be written and one of a trace call by the same name.
 FACTS = ("scaling", "sliding_window", "attention_chunk", "softcap", "q_prescaled", "source_dtype")
-
-
-def fail(where: str, what: str) -> NoReturn:
-    """Raise TraceError."""
-    raise TraceError(f"{where}: {what}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,12 @@ class LayerArrays:
 @dataclass(frozen=True)
 class PromptArrays:
     """A prompt to be written: its layers {number: (q, k, v), LayerArrays, a mapping, or a Layer}, and what
-    `Trace.write` says of one prompt."""
+    `Trace.write` says of one prompt.
+
+    segments: turns, each (first token, kind) or (first token, kind, name); kind is "context", "input" or
+    "output". The prompt then ends before the first output. branches: continuations of the first
+    `context_tokens` tokens (default: n_prompt), each a BranchArrays or a mapping.
+    """
 
     layers: Mapping[int, Any]
     n_prompt: int | None = None
@@ -78,6 +88,9 @@ class PromptArrays:
     token_text: Any = None
     position_ids: Any = None
     source: str = ""
+    segments: Sequence[Any] | None = None
+    branches: Sequence[Any] | None = None
+    context_tokens: int | None = None
 
 
 def write_trace(
@@ -102,7 +115,7 @@ def write_trace(
         raise OutputError(f"{path}: cannot write: {reason(error)}") from error
     try:
         for prompt, given in prompts.items():
-            writing.prompt(prompt, _as(PromptArrays, given, f"{path}: prompt {prompt}"))
+            writing.prompt(prompt, as_a(PromptArrays, given, f"{path}: prompt {prompt}"))
         writing.publish()
     except BaseException as error:
         writing.drop()
@@ -122,7 +135,7 @@ class _Writing:
 
     def prompt(self, prompt: str, given: PromptArrays) -> None:
         where = f"{self.path}: prompt {prompt}"
-        if not prompt or "/" in prompt or prompt in (".", "..") or not _is_printable(prompt):
+        if not prompt or "/" in prompt or prompt in (".", "..") or not is_printable(prompt):
             fail(where, "an id is a name without slashes and control characters, e.g. p0")
         if not given.layers:
             fail(where, "has no layers")
@@ -134,13 +147,21 @@ class _Writing:
             ("token_class", given.token_classes, 0, 2),
         ):
             if values is not None:
-                numbers = _integers(values, n_tokens, low, high, f"{where}: {name}")
+                numbers = integers(values, n_tokens, low, high, f"{where}: {name}")
                 self.file.add(
                     f"{group}/{name}", numbers.astype(np.uint8 if name == "token_class" else np.int32)
                 )
         if given.token_text is not None:
             self._texts(group, given.token_text, n_tokens, where)
-        self.file.set_attributes(group, self._lengths(given, n_tokens, where))
+        lengths = self._lengths(given, n_tokens, where)
+        if given.segments:
+            lengths |= write_segments(self.file, group, given.segments, n_tokens, where)
+        self.file.set_attributes(group, lengths)
+        if given.branches:
+            context = lengths["n_prompt"] if given.context_tokens is None else given.context_tokens
+            context = whole(context, 1, n_tokens, where, "context_tokens")
+            first = context if given.position_ids is None else int(given.position_ids[context - 1]) + 1
+            write_branches(self.file, group, given.branches, (context, first), where)
 
     def _texts(self, group: str, texts: Any, n_tokens: int, where: str) -> None:
         texts = list(texts)
@@ -150,11 +171,11 @@ class _Writing:
 
     def _lengths(self, given: PromptArrays, n_tokens: int, where: str) -> dict[str, Any]:
         n_prompt = n_tokens if given.n_prompt is None else given.n_prompt
-        n_prompt = _whole(n_prompt, 1, n_tokens, where, "n_prompt")
+        n_prompt = whole(n_prompt, 1, n_tokens, where, "n_prompt")
         n_generated = n_tokens - n_prompt if given.n_generated is None else given.n_generated
         return {
             "n_prompt": n_prompt,
-            "n_generated": _whole(n_generated, 0, MOST_TOKENS, where, "n_generated"),
+            "n_generated": whole(n_generated, 0, MOST_TOKENS, where, "n_generated"),
             "source": given.source or None,
         }
 
@@ -164,7 +185,7 @@ class _Writing:
         """Writes all layers of a prompt; their number of tokens."""
         tokens: dict[int, int] = {}
         for number in layers:
-            _whole(number, 0, MOST_LAYERS - 1, where, "the number of a layer")
+            whole(number, 0, MOST_LAYERS - 1, where, "the number of a layer")
         for number in sorted(layers):
             here = f"{where}, layer {number}"
             shapes = self._layer(prompt, int(number), as_layer_arrays(layers[number], here), here)
@@ -175,13 +196,13 @@ class _Writing:
         return tokens[first]
 
     def _layer(self, prompt: str, number: int, given: LayerArrays, where: str) -> "_engine.LayerFacts":
-        tensors = _tensors(given, where)
+        tensors = stored_tensors(given, where)
         shapes = _engine.layer_shapes(where, *(tensors[name].shape for name in "qkv"))
         out_shape = (shapes.q_heads, shapes.query_rows, shapes.v_head_dim)
         if "out" in tensors and tensors["out"].shape != out_shape:
             fail(f"{where}: out", f"has shape {list(tensors['out'].shape)}, it must be {list(out_shape)}")
         for name, tensor in tensors.items():
-            _check_numbers(tensor, name, where)
+            check_numbers(tensor, name, where)
         extras = {"q_pos": _q_pos(given, shapes, where), "sinks": _sinks(given, shapes, where)}
         attributes = self._attributes(given, shapes, where)
         attributes["source_dtype"] = given.source_dtype or tensors["k"].type.name
@@ -198,21 +219,21 @@ class _Writing:
         """Attributes of a layer's group, None ones to be left out."""
         scaling = 1 / math.sqrt(shapes.head_dim) if given.scaling is None else given.scaling
         softcap = given.softcap or 0.0
-        window = _whole(given.sliding_window or 0, 0, MOST_TOKENS, where, "sliding_window")
-        chunk = _whole(given.attention_chunk or 0, 0, MOST_TOKENS, where, "attention_chunk")
+        window = whole(given.sliding_window or 0, 0, MOST_TOKENS, where, "sliding_window")
+        chunk = whole(given.attention_chunk or 0, 0, MOST_TOKENS, where, "attention_chunk")
         if window and chunk:
             raise TraceError(
                 f"{where}: sliding_window {window} and attention_chunk {chunk} exclude each other"
             )
         own = given.rope
-        kind = _rope_text(own, shapes.head_dim, where)
-        everywhere = _rope_text(self.everywhere, shapes.head_dim, f"{self.path}")
+        kind = checked_rope(own, shapes.head_dim, where)
+        everywhere = checked_rope(self.everywhere, shapes.head_dim, f"{self.path}")
         none = kind == rope_json.NONE or (own is None and everywhere == rope_json.NONE)
         return {
-            "scaling": _factor(scaling, where, "scaling"),
+            "scaling": factor(scaling, where, "scaling"),
             "sliding_window": window,
             "attention_chunk": chunk or None,
-            "softcap": _factor(softcap, where, "softcap") if softcap else 0.0,
+            "softcap": factor(softcap, where, "softcap") if softcap else 0.0,
             "q_prescaled": 1 if given.q_prescaled else None,
             "rope": rope_json.NONE if none else None,
             "rope_json": kind if own is not None and not none and kind != everywhere else None,
@@ -222,7 +243,7 @@ class _Writing:
 
     def publish(self) -> None:
         """Read it as any trace is read, name it by its content, and make it visible."""
-        everywhere = _rope_json(self.everywhere)
+        everywhere = rope_as_text(self.everywhere)
         root = self.model | {
             "rope_json": everywhere if everywhere != rope_json.NONE else None,
             "created_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -243,15 +264,6 @@ class _Writing:
 # ---- what was given
 
 
-def _is_printable(text: str) -> bool:
-    """Whether a name may end on a terminal: UTF-8 without control characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return all(ord(character) >= 0x20 and character != "\x7f" for character in text)
-
-
 def as_layer_arrays(given: Any, where: str) -> LayerArrays:
     """(q, k, v), a mapping, LayerArrays, or a Layer of a trace."""
     if hasattr(given, "raw"):
@@ -260,7 +272,7 @@ def as_layer_arrays(given: Any, where: str) -> LayerArrays:
         if len(given) != 3:
             fail(where, f"is a tuple of {len(given)}, it must be (q, k, v)")
         return LayerArrays(*given)
-    return _as(LayerArrays, given, where)
+    return as_a(LayerArrays, given, where)
 
 
 def _of_trace(layer: Any) -> LayerArrays:
@@ -278,83 +290,6 @@ def _of_trace(layer: Any) -> LayerArrays:
     )
 
 
-def _as(kind: type, given: Any, where: str) -> Any:
-    """A dataclass, or a mapping with its names."""
-    if isinstance(given, kind):
-        return given
-    if not isinstance(given, Mapping):
-        fail(where, f"is a {type(given).__name__}, it must be a {kind.__name__} or a mapping")
-    names = [field.name for field in fields(kind)]
-    unknown = [str(name) for name in given if name not in names]
-    if unknown:
-        fail(where, f"{', '.join(unknown)} means nothing here. Known are {', '.join(names)}")
-    missing = [name for name in ("q", "k", "v", "layers") if name in names and name not in given]
-    if missing:
-        fail(where, f"{', '.join(missing)} missing")
-    return kind(**given)
-
-
-def _tensors(given: LayerArrays, where: str) -> dict[str, Stored]:
-    """{name: stored numbers}; TraceError where one is no array of floats."""
-    tensors = {}
-    for name in TENSORS:
-        array = getattr(given, name)
-        if array is None and name == "out":
-            continue
-        try:
-            tensors[name] = stored(array, name)
-        except (TypeError, ValueError, AttributeError) as error:
-            fail(where, str(error))
-    return tensors
-
-
-def _check_numbers(tensor: Stored, name: str, where: str) -> None:
-    wrong = tensor.first_unusable()
-    if wrong is not None:
-        row = "query" if name in ("q", "out") else "token"
-        head, token, coordinate = wrong
-        fail(
-            f"{where}: {name}",
-            f"{tensor.name_at(wrong)} at head {head}, {row} {token}, coordinate {coordinate}. Numbers must "
-            "be finite and below 2^40",
-        )
-
-
-def _whole(value: Any, low: int, high: int, where: str, name: str) -> int:
-    """A whole number from `low` to `high`, of Python or numpy; TraceError on anything else."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
-        fail(where, f"{name} is {value!r}, it must be a whole number from {low} to {high}")
-    return int(value)
-
-
-def _factor(value: Any, where: str, name: str) -> float:
-    """A number that single precision can hold; TraceError on anything else."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        fail(where, f"{name} is {value!r}, it must be a number")
-    if not SMALLEST_FACTOR <= number <= LARGEST_FACTOR:
-        fail(where, f"{name} is {number:g}, it must be from {SMALLEST_FACTOR:g} to {LARGEST_FACTOR:g}")
-    return number
-
-
-def _integers(values: Any, length: int, low: int, high: int, where: str) -> np.ndarray:
-    """int64 [length] of anything that numpy reads as integers."""
-    try:
-        numbers = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
-    except (TypeError, ValueError) as error:
-        fail(where, f"is no array ({error})")
-    if numbers.shape != (length,) or numbers.dtype.kind not in "iu":
-        fail(
-            where,
-            f"has shape {list(numbers.shape)} and type {numbers.dtype}, it must be {length} integers",
-        )
-    wrong = np.flatnonzero((numbers < low) | (numbers > high))
-    if wrong.size:
-        fail(where, f"holds {numbers[wrong[0]]} at {wrong[0]}, it must be from {low} to {high}")
-    return numbers.astype(np.int64)
-
-
 def _q_pos(given: LayerArrays, shapes: "_engine.LayerFacts", where: str) -> np.ndarray | None:
     if given.q_pos is None:
         if shapes.query_rows != shapes.tokens:
@@ -364,7 +299,7 @@ def _q_pos(given: LayerArrays, shapes: "_engine.LayerFacts", where: str) -> np.n
                 "they are of",
             )
         return None
-    positions = _integers(given.q_pos, shapes.query_rows, 0, shapes.tokens - 1, f"{where}: q_pos")
+    positions = integers(given.q_pos, shapes.query_rows, 0, shapes.tokens - 1, f"{where}: q_pos")
     falls = np.flatnonzero(np.diff(positions) <= 0)
     if falls.size:
         at = int(falls[0])
@@ -382,31 +317,3 @@ def _sinks(given: LayerArrays, shapes: "_engine.LayerFacts", where: str) -> np.n
     if logits.shape != (shapes.q_heads,) or not np.isfinite(logits).all():
         fail(f"{where}: sinks", f"must be {shapes.q_heads} finite numbers, one for each query head")
     return logits
-
-
-def _rope_json(given: Mapping[str, Any] | str | None) -> str | None:
-    """As the file says it: a JSON object, "none", or None for nothing."""
-    if given is None or given == rope_json.NONE:
-        return given
-    return json.dumps(dict(given), sort_keys=True, separators=(",", ":"), default=_plain)
-
-
-def _rope_text(given: Any, head_dim: int, where: str) -> str | None:
-    """The same, checked; "none" also where the object says so."""
-    if given is not None and given != rope_json.NONE and not isinstance(given, Mapping):
-        fail(where, f'rope is {given!r}, it must be a mapping such as {{"theta": 10000}}, or "none"')
-    try:
-        text = _rope_json(given)
-    except TypeError as error:
-        fail(where, f"rope holds what JSON does not know ({error})")
-    if text is None or text == rope_json.NONE:
-        return text
-    found = rope_json.rope_facts(text, head_dim, f"{where}: rope")
-    return text if found is not None else rope_json.NONE
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy as JSON has them."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__}")

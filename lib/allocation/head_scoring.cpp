@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "allocation/lu_kv.hpp"
+#include "allocation/zigzag.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "caches/cell_setup.hpp"
@@ -67,6 +68,7 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
     all[i].layer = at.layer, all[i].kv_head = at.kv_head;
     if (by_curves(scorings[i]->cell))
       add_lu_kv_slopes(scorings[i]->cell.options().lu_kv, stream, prompt.future_sums(), all[i]);
+    if (by_masses(scorings[i]->cell)) add_mass_tokens(scorings[i]->cell.options().zigzag, all[i]);
     if (scorings[i]->over == SharedOver::model && !scorings[i]->by_scores()) all[i].scores = {};
   }
   return all;
@@ -142,6 +144,8 @@ bool by_reach(const Cell& cell) {
 
 bool by_curves(const Cell& cell) { return cell.options().allocator == Allocator::lu_kv; }
 
+bool by_masses(const Cell& cell) { return cell.options().allocator == Allocator::zigzag; }
+
 int32_t window_of(const Cell& cell, int32_t budget) {
   if (!cell.method().scores_prompt) return 0;
   MethodContext context = cell.context();
@@ -188,8 +192,10 @@ template void score_prompt(const std::vector<Scoring*>&, const std::vector<Place
                            const HeadSource<double>&, const std::function<void(Scoring&)>&);
 
 void CommonCutsOfPrompt::add(Cell& cell) {
-  const std::string name = scoring_name(cell, cell.budget.tokens);
-  all_.try_emplace(name, Together{{{SharedOver::model, cell}}}).first->second.cells.push_back(&cell);
+  const SharedOver over = shared_over(cell);
+  const std::string where = std::to_string(over == SharedOver::layer ? cell.place.layer : -1);
+  const std::string name = where + " " + scoring_name(cell, cell.budget.tokens);
+  all_.try_emplace(name, Together{{{over, cell}}}).first->second.cells.push_back(&cell);
 }
 
 std::vector<std::vector<int32_t>> CommonCutsOfPrompt::Together::ask() const {

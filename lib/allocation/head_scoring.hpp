@@ -45,6 +45,9 @@ bool by_reach(const Cell& cell);
 // Whether heads are compared by what each further token gains.
 bool by_curves(const Cell& cell);
 
+// Whether layers are compared by the number of tokens that hold most of their scores.
+bool by_masses(const Cell& cell);
+
 // Number of last prompt tokens that a method protects with this budget: an observation window, or its recent tokens.
 int32_t window_of(const Cell& cell, int32_t budget);
 

@@ -101,13 +101,6 @@ std::string name_of_rule(const Cell& cell) {
   return std::string(cell.method().info.name) + ": allocator " + word(cell.options().allocator);
 }
 
-// Prompt tokens that all heads together hold beyond one budget per head.
-double excess(const std::vector<int32_t>& tokens, const Cell& like) {
-  double sum = 0;
-  for (const int32_t t : tokens) sum += std::min(t, like.extent.prompt_tokens) - like.budget.tokens;
-  return sum;
-}
-
 }  // namespace
 
 void share_with_streaming(const Cell& like, Protect ends, const std::vector<bool>& streams,
@@ -119,7 +112,8 @@ void share_with_streaming(const Cell& like, Protect ends, const std::vector<bool
                       std::to_string(ends.recent) + " tokens each, which leaves the others nothing of a budget of " +
                       std::to_string(like.budget.tokens) + " a head: make sinks, recent or stream_frac smaller");
   for (const Receiver& one : to) {
-    one.cell->allocator_says = {{"streams", streams[one.head] ? 1.0 : 0.0}, {"allocated_excess", excess(tokens, like)}};
+    one.cell->allocator_says = {{"streams", streams[one.head] ? 1.0 : 0.0},
+                                {"allocated_excess", excess_tokens(tokens, like)}};
     if (streams[one.head]) stream_ends(*one.cell, ends);
     else give(*one.cell, tokens[one.head]);
   }
@@ -148,7 +142,7 @@ std::vector<int32_t> headkv(const Cell& like, const std::vector<double>& importa
 }
 
 void give_headkv(Cell& cell, const std::vector<int32_t>& tokens, size_t head) {
-  cell.allocator_says = {{"allocated_excess", excess(tokens, cell)}};
+  cell.allocator_says = {{"allocated_excess", excess_tokens(tokens, cell)}};
   give(cell, std::min(tokens[head], cell.extent.prompt_tokens));
 }
 

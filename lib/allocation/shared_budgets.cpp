@@ -8,6 +8,7 @@
 #include "allocation/head_scoring.hpp"
 #include "allocation/learned_budgets.hpp"
 #include "allocation/lu_kv.hpp"
+#include "allocation/zigzag.hpp"
 #include "base/errors.hpp"
 
 namespace kvreplay {
@@ -35,6 +36,12 @@ void give(Cell& cell, int32_t tokens) {
   if (from == nullptr) return;
   if (from->is_offline()) cell.allocator_says["offline"] = 1;
   else if (by_curves(cell)) cell.allocator_says["sees_future"] = 1;
+}
+
+double excess_tokens(const std::vector<int32_t>& tokens, const Cell& like) {
+  double sum = 0;
+  for (const int32_t t : tokens) sum += std::min(t, like.extent.prompt_tokens) - like.budget.tokens;
+  return sum;
 }
 
 void stream_ends(Cell& cell, Protect ends) {
@@ -106,10 +113,15 @@ struct SharedBudget : SharedScoring {
     const int32_t budget = cells.front()->budget.tokens;
     std::vector<int32_t> tokens;
     if (by_curves(cell)) tokens = lu_kv_tokens(heads, budget);
+    else if (by_masses(cell)) tokens = zigzag_tokens(heads, budget, cells.front()->extent.prompt_tokens);
     else if (by_reach(*cells.front())) return share_by_reach(*cells.front(), method, heads, receivers());
     else if (rule != nullptr) tokens = rule(method.policy(), method.context(), heads);
     else tokens = ada_tokens(heads, budget, kAdaFloor);
-    for (const Receiver& one : receivers()) give(*one.cell, tokens[one.head]);
+    const bool exact = rule == nullptr || cell.method().info.exact_budget;
+    for (const Receiver& one : receivers()) {
+      if (!exact) one.cell->allocator_says["allocated_excess"] = excess_tokens(tokens, *one.cell);
+      give(*one.cell, tokens[one.head]);
+    }
   }
   std::vector<Receiver> receivers() const {
     std::vector<Receiver> all;

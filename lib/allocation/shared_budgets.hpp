@@ -27,6 +27,9 @@ size_t place_of(const Cell& cell, const std::vector<Place>& heads);
 // Sets a cell's share of a budget. Throws ConfigError if its method cannot work with it.
 void give(Cell& cell, int32_t tokens);
 
+// Prompt tokens that all heads together hold beyond one budget per head.
+double excess_tokens(const std::vector<int32_t>& tokens, const Cell& like);
+
 // The head holds the first and the newest tokens at every step, whichever method cuts the other heads. It is replayed
 // as StreamingLLM; results show the cell's configured method.
 void stream_ends(Cell& cell, Protect ends);

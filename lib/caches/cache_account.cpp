@@ -1,6 +1,11 @@
 #include "caches/cache_account.hpp"
 
 #include <algorithm>
+#include <cmath>
+
+#include "formats/registry.hpp"
+
+#include "caches/key_channels.hpp"
 
 namespace kvreplay {
 
@@ -8,24 +13,55 @@ template <class Real>
 CacheAccount<Real>::CacheAccount(CacheState<Real>& state) : state_(state), keeper_(state.stream.stored_bytes) {
   if (state_.setup.method.traits().chooses) lists_.attended.resize(size_t(state_.heads()));
   lists_.reading = reading_of(state_.setup.method, state_.setup.options);
+  const Pages& pages = state_.setup.options.serving.pages;
+  if (!pages.any()) return;
+  pages_ = PageTable(pages, state_.stream.tokens, pages.share_a_table());
+  const HeadShape& shape = state_.setup.method.context().shape;
+  row_bytes_ =
+      kvreplay::row_bytes(state_.setup.options.row_format, shape.dim, shape.stored_v_dim(), state_.stream.stored_bytes);
+  keeper_.ledger.page_bytes = pages.size * row_bytes_;
+}
+
+// With pages, all rows of the pages that are resident are charged.
+template <class Real>
+Payload CacheAccount<Real>::payload() {
+  Payload all = state_.formatter.payload(state_.cache);
+  if (!pages_.any()) return all;
+  const double spare = double(pages_.resident() * pages_.size() - state_.cache.size());
+  all.bytes += int64_t(std::llround(spare * row_bytes_)) * state_.cache.shape().blocks;
+  return all;
+}
+
+template <class Real>
+void CacheAccount<Real>::follow_pages(int32_t t) {
+  if (!pages_.any()) return;
+  const int32_t evictions = state_.cache.evictions(), fresh = evictions - paged_evictions_;
+  const auto gone =
+      fresh > 0 ? state_.cache.evicted_since(paged_evictions_).first(size_t(fresh)) : std::span<const int32_t>{};
+  pages_.follow(t, gone, state_.cache.tokens());
+  paged_evictions_ = evictions;
 }
 
 template <class Real>
 void CacheAccount<Real>::open_step(int32_t t) {
   if (t < state_.stream.prompt) return;  // rows of the prompt stay exact while it is read
-  Formatter<Real>& formatter = state_.formatter;
-  formatter.code_own(state_.cache);
-  keeper_.attended(state_.cache.size(), formatter.payload(state_.cache), !state_.setup.method.traits().chooses);
+  state_.formatter.code_own(state_.cache);
+  follow_pages(t);
+  keeper_.attended(state_.cache.size(), payload(), !state_.setup.method.traits().chooses);
 }
 
 template <class Real>
 void CacheAccount<Real>::close_step(int32_t t) {
   state_.check();
+  if (const Think& think = state_.setup.options.think; !think.is_none() && t == state_.stream.prompt - 1)
+    state_.formatter.lack(drop_channels(think, state_.stream, state_.setup.first_head, state_.cache));
   const BasicCache<Real>& cache = state_.cache;
   if (cache.written() > 0) lists_.reading.partial = true;
   state_.formatter.code_new(state_.cache);
   if (!state_.formatter.failure().empty()) throw ReplayError(state_.formatter.failure());
   const bool after_prompt = t >= state_.stream.prompt - 1;
+  follow_pages(t);
+  if (after_prompt && pages_.any()) pages_.close(t);
   if (after_prompt) charge(t);
   if (state_.watch.ages) note_ages(t);
   state_.memory.poison_evicted();
@@ -44,7 +80,7 @@ template <class Real>
 void CacheAccount<Real>::open_step_by_rule(int32_t t) {
   const int32_t size = state_.cache.size();
   if (t < state_.stream.prompt) return;
-  if (size == charged_open_) keeper_.attended_again();
+  if (size == charged_open_ && !pages_.any()) keeper_.attended_again();
   else open_step(t);
   charged_open_ = size;
 }
@@ -52,7 +88,7 @@ void CacheAccount<Real>::open_step_by_rule(int32_t t) {
 template <class Real>
 void CacheAccount<Real>::close_step_by_rule(int32_t t) {
   const int32_t size = state_.cache.size();
-  if (size != charged_close_ || t < state_.stream.prompt) {
+  if (size != charged_close_ || pages_.any() || t < state_.stream.prompt) {
     close_step(t);
   } else {
     state_.check();
@@ -83,6 +119,7 @@ ExtraBytes CacheAccount<Real>::extra_bytes() const {
   if (state_.wrapped.steps())  // in addition to the one score per row that is charged anyway
     extra.mark_bytes += 8 * int64_t(state_.wrapped.scores.size() / size_t(state_.stream.tokens)) * cache.size();
   state_.merging.charge(cache, state_.rules.streaming, extra);
+  extra.aux_bytes += mask_bytes(state_.setup.options.think, cache.shape());
   return extra;
 }
 
@@ -90,7 +127,7 @@ template <class Real>
 void CacheAccount<Real>::charge(int32_t t) {
   const BasicCache<Real>& cache = state_.cache;
   Formatter<Real>& formatter = state_.formatter;
-  keeper_.kept({cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), formatter.payload(cache),
+  keeper_.kept({cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), payload(),
                 formatter.sketch_bytes(cache), !state_.setup.method.traits().implied_layout, state_.observes(),
                 state_.reweighted, t == state_.stream.prompt - 1},
                extra_bytes());
@@ -114,6 +151,8 @@ void CacheAccount<Real>::take_report() {
   if (const auto hook = m.template of<Real>().report; hook != nullptr)
     hook(state_.setup.method.policy(), extras, state_.cache);
   state_.merging.report(extras);
+  keeper_.ledger.pages = pages_.ledger();
+  if (state_.setup.options.serving.pages.compact) extras["moved_rows"] = double(pages_.ledger().moved_rows);
   const CodedNumbers& coded = state_.formatter.numbers();
   if (coded.all == 0) return;
   extras["row_clipped"] = double(coded.clipped) / double(coded.all);

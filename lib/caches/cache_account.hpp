@@ -28,17 +28,24 @@ class CacheAccount {
   void take_report();  // the policy's extras in its current state
   bool has_lists() const { return state_.watch.kept; }
   ResidentLists& lists() { return lists_; }
+  Ledger& ledger() { return keeper_.ledger; }
   const Ledger& ledger() const { return keeper_.ledger; }
+  const PageTable& page_table() const { return pages_; }
 
  private:
   void note_ages(int32_t t);
   void charge(int32_t t);
   void list_kept();
   ExtraBytes extra_bytes() const;
+  Payload payload();
+  void follow_pages(int32_t t);
 
   CacheState<Real>& state_;
   LedgerKeeper keeper_;
   ResidentLists lists_;
+  PageTable pages_;
+  double row_bytes_ = 0;                            // of a plain row
+  int32_t paged_evictions_ = 0;                     // evictions that the table of pages knows
   int32_t charged_open_ = -1, charged_close_ = -1;  // sizes in the last step by a rule
 };
 

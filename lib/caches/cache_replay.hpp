@@ -33,12 +33,16 @@ class CacheReplay {
   int32_t heads() const { return state_.heads(); }
   bool heads_differ() const { return method().heads_differ(options()); }
   bool observes() const { return state_.observes(); }
+  bool hands_over() const { return state_.later.has_value(); }  // to another method, at the end of the prompt
+  bool observes_later() const {                                 // from the end of the prompt on, by another method
+    return state_.later && state_.later->traits().observes;
+  }
   bool streams_prompt() const { return state_.prompt_streams; }
   bool moves_positions() const { return state_.moves_positions(); }
-  // Apart from the row format: merged rows, or tokens held several times.
+  // Apart from the row format: merged rows, keys without some channels, or tokens held several times.
   bool method_writes_rows() const {
     const Layout own = method().layout();
-    return own.own_rows > 0 || own.extra_rows > 0 || !options().merge.is_none();
+    return own.own_rows > 0 || own.extra_rows > 0 || !options().merge.is_none() || !options().think.is_none();
   }
   bool has_injected_numbers() const { return state_.setup.rng.has_injected(); }
   CodedTokens<Real>* coded_tokens() const { return state_.coded.get(); }  // null if the cache codes its rows itself

@@ -10,7 +10,12 @@ namespace kvreplay {
 template <class Real>
 CacheState<Real>::CacheState(CacheSetup given, const HeadStream<Real>& s, const CacheWatch& watched,
                              std::shared_ptr<CodedTokens<Real>> tokens)
-    : setup(std::move(given)), stream(s), watch(watched), coded(std::move(tokens)) {
+    : setup(std::move(given)),
+      stream(s),
+      watch(watched),
+      coded(std::move(tokens)),
+      reading(stream, setup.method, setup.first_head, setup.options.gqa_aggregate),
+      tied(setup.heads, stream, setup.options.gqa_aggregate) {
   const CommonOptions& options = setup.options;
   BoundMethod& method = setup.method;
   if (host().bind_given != nullptr) host().bind_given(method.self(), setup.given);
@@ -18,8 +23,9 @@ CacheState<Real>::CacheState(CacheSetup given, const HeadStream<Real>& s, const 
   if (host().open_session != nullptr)
     session = host().open_session(method.self(), method.context(), setup.first_head, watch.audit);
   rules = {options.phase == Phase::stream, options.order == Order::evict_then_attend, stream.window,
-           options.gqa_aggregate};
+           options.gqa_aggregate, options.serving.prefill_chunk > 0 ? stream.prompt : 0};
   most_kept = method.max_rows(options);
+  if (setup.later != nullptr) open_later();
   formatter = Formatter<Real>(setup.coding, stream.stored_bytes, method.layout().split, coded.get());
   layout = full_layout();
   prompt_streams = setup.prompt_streams || method.traits().streams_prompt;
@@ -28,15 +34,27 @@ CacheState<Real>::CacheState(CacheSetup given, const HeadStream<Real>& s, const 
   merging = Merging(options.merge, setup.rng, stream.tokens);
 }
 
+template <class Real>
+void CacheState<Real>::open_later() {
+  later.emplace(setup.later->method_for(setup.method.context()));
+  later_state.assign(size_t(later->layout().state_doubles), 0.0);
+  const HostHooks& hooks = later->method().host;
+  if (hooks.bind_rng != nullptr) hooks.bind_rng(later->self(), setup.rng);
+  if (hooks.bind_state != nullptr) hooks.bind_state(later->self(), later_state);
+}
+
 // The method's layout, extended by what the options need.
 template <class Real>
 Layout CacheState<Real>::full_layout() const {
   Layout all = setup.method.layout();
+  if (tied.any()) all.state_doubles = tied.state_doubles();
+  if (later) all.scores = all.scores || later->layout().scores;
   all.weights = all.weights || setup.options.reweight != Reweight::none;
   if (const Merge& merge = setup.options.merge; !merge.is_none()) {
     all.weights = all.weights || merge.mass == Merge::Mass::keep;
     all.own_rows += most_merged_rows();
   }
+  if (!setup.options.think.is_none()) all.own_rows += stream.prompt;
   if (!formatter.writes()) return all;
   all.coded = true;
   if (coded != nullptr) return all;
@@ -63,8 +81,9 @@ int32_t CacheState<Real>::most_merged_rows() const {
 template <class Real>
 int32_t CacheState<Real>::most_rows() const {
   if (setup.method.method().hooks.has(Hook::append) || most_kept < 0) return stream.tokens;
-  const bool streams = rules.streaming && prompt_streams;
-  const int64_t most = std::max<int64_t>(streams ? 0 : stream.prompt, most_kept);
+  const bool streams = prompt_streams;
+  int64_t most = std::max<int64_t>(streams ? 0 : stream.prompt, most_kept);
+  if (later) most = stream.tokens;
   return int32_t(std::min<int64_t>(stream.tokens, most + 1));
 }
 
@@ -87,10 +106,24 @@ void CacheState<Real>::open_wrapper() {
 template <class Real>
 void CacheState<Real>::open_memory() {
   if (memory.allocated()) return;
-  memory.allocate(stream, setup.method.context().shape, layout, most_rows(), watch.audit, coded.get());
+  memory.allocate(stream, setup.method.context().shape, layout, most_rows(), watch.audit, coded.get(),
+                  stream.shape.block_of(setup.first_head), std::max(1, tied.count()));
   cache = BasicCache<Real>(memory.storage());
   cache.clear(SerialTeam{});
-  if (host().bind_state != nullptr) host().bind_state(setup.method.self(), memory.state());
+  if (tied.any()) tied.bind(memory.state(), setup.rng);
+  else if (host().bind_state != nullptr) host().bind_state(setup.method.self(), memory.state());
+}
+
+template <class Real>
+void CacheState<Real>::hand_over(const Prompt<Real>& prompt) {
+  setup.method = std::move(*later);
+  setup.options = setup.later->options_of(setup.options);
+  later.reset(), setup.later = nullptr;
+  BoundMethod& method = setup.method;
+  rules.streaming = handed_over = true;
+  most_kept = std::max<int64_t>(cache.size(), method.max_rows(setup.options)) + 1;
+  reading.follow(method);
+  step_calls().read_prompt(SerialTeam{}, prompt, cache);
 }
 
 template <class Real>

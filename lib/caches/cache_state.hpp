@@ -2,11 +2,14 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "caches/cut_reading.hpp"
 #include "caches/merging.hpp"
 #include "calibration/known_queries.hpp"
 #include "catalog/bound_method.hpp"
+#include "catalog/cell.hpp"
 #include "core/cache.hpp"
 #include "core/replay_error.hpp"
 #include "core/step.hpp"
@@ -20,8 +23,10 @@ namespace kvreplay {
 // the stream; null if not requested.
 struct PromptSums {
   const double *columns = nullptr, *future = nullptr;  // [heads, prompt], [heads, tokens]
-  const double* received = nullptr;     // like columns, over the rows whose attention the merge rule uses
-  const KnownQueries* known = nullptr;  // over all heads
+  const double* received = nullptr;       // like columns, over the rows whose attention the merge rule uses
+  const KnownQueries* known = nullptr;    // over all heads
+  const double* later_columns = nullptr;  // like columns, for the method that decides after the prompt
+  PromptSums later() const { return {.columns = later_columns, .known = known}; }
 };
 
 // The part of the sums that belongs to some query heads, as a policy sees it.
@@ -37,12 +42,12 @@ typename Prompt<Real>::View sums_view(const HeadStream<Real>& s, const PromptSum
   return view;
 }
 
-// Everything that the policy of a cache may read of the prompt. held: the cache's memory, whose keys and values it
-// reads.
+// Everything that the policy of a cache may read of the prompt, except sums. held: the cache's memory, whose keys and
+// values it reads.
 template <class Real>
-Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head, Aggregate how,
-                         const CacheStorage<Real>& held, bool queries) {
-  typename Prompt<Real>::View view = sums_view(s, sums, first_head, held.shape.heads, how);
+typename Prompt<Real>::View view_of(const HeadStream<Real>& s, int32_t first_head, Aggregate how,
+                                    const CacheStorage<Real>& held, bool queries,
+                                    typename Prompt<Real>::View view = {}) {
   view.keys = held.keys, view.values = held.values;
   view.key_block = held.key_block, view.value_block = held.value_block;
   view.tokens = s.tokens, view.size = s.prompt, view.shape = held.shape;
@@ -66,9 +71,17 @@ Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int3
   }
   if (!s.classes.empty()) view.classes = s.classes.data();
   if (!s.output_norms_l2.empty()) view.output_norms = s.output_norms_l2.data() + int64_t(first_head) * s.prompt;
+  if (!s.output_norms_l1.empty()) view.output_sums = s.output_norms_l1.data() + int64_t(first_head) * s.prompt;
   view.positions = s.positions.data();
   view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
-  return Prompt<Real>(view);
+  return view;
+}
+
+template <class Real>
+Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head, Aggregate how,
+                         const CacheStorage<Real>& held, bool queries) {
+  return Prompt<Real>(
+      view_of(s, first_head, how, held, queries, sums_view(s, sums, first_head, held.shape.heads, how)));
 }
 
 // The memory of one cache, allocated before the first token. With `audit` the cache works on a private copy of the
@@ -79,15 +92,15 @@ class CacheMemory {
  public:
   // rows: number of tokens held at a time. coded: tokens as a row format decodes them, or null.
   void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, int32_t rows, bool audit,
-                const CodedTokens<Real>* coded = nullptr) {
-    stream_ = &stream;
+                const CodedTokens<Real>* coded = nullptr, int32_t first_block = 0, int32_t score_sets = 1) {
+    stream_ = &stream, first_block_ = first_block;
     const size_t n = size_t(stream.tokens);
     const int32_t capacity = rows + layout.own_rows + int32_t(layout.extra_rows);
     token_.resize(size_t(capacity));
     mark_.resize(size_t(capacity));
     copies_.assign(n, 0);
     evicted_.resize(n);
-    if (layout.scores) score_.resize(size_t(capacity));
+    if (layout.scores) score_.resize(size_t(capacity) * size_t(score_sets));
     if (layout.weights) num_.resize(size_t(capacity)), den_.resize(size_t(capacity));
     if (layout.coded) coding_.resize(size_t(capacity));
     if (layout.own_rows > 0) {
@@ -101,10 +114,12 @@ class CacheMemory {
       keys_.assign(stream.keys.size(), nan());
       values_.assign(stream.values.size(), nan());
     }
-    storage_ = {audit ? keys_.data() : stream.keys.data(),
-                audit ? values_.data() : stream.values.data(),
-                coded != nullptr ? coded->keys() : nullptr,
-                coded != nullptr ? coded->values() : nullptr,
+    const int64_t first_key = int64_t(first_block) * stream.tokens * shape.dim;
+    const int64_t first_value = int64_t(first_block) * stream.tokens * shape.v_dim;
+    storage_ = {(audit ? keys_.data() : stream.keys.data()) + first_key,
+                (audit ? values_.data() : stream.values.data()) + first_value,
+                coded != nullptr ? coded->keys() + first_key : nullptr,
+                coded != nullptr ? coded->values() + first_value : nullptr,
                 token_.data(),
                 pointer(score_),
                 pointer(num_),
@@ -122,7 +137,11 @@ class CacheMemory {
                 layout.own_rows,
                 int64_t(stream.tokens) * shape.dim,
                 int64_t(stream.tokens) * shape.v_dim,
-                shape};
+                shape,
+                {},
+                score_sets,
+                0,
+                shape.blocks};
   }
   // For rows that refer to the trace: reduces the room to `rows`, for the rows held now and those to come. Forgets
   // evicted tokens.
@@ -132,6 +151,7 @@ class CacheMemory {
       v.resize(rows);
       v.shrink_to_fit();
     };
+    if (storage_.score_sets > 1) score_ = {};  // nothing is decided any more
     cut(token_), cut(mark_), cut(num_), cut(den_), cut(score_);
     storage_.token = token_.data(), storage_.mark = mark_.data();
     storage_.num = pointer(num_), storage_.den = pointer(den_), storage_.score = pointer(score_);
@@ -150,7 +170,7 @@ class CacheMemory {
   void reveal(int32_t first, int32_t last) {
     if (!audited()) return;
     for (int32_t b = 0; b < storage_.shape.blocks; ++b) {
-      const int32_t offset = b * stream_->tokens;
+      const int32_t offset = (first_block_ + b) * stream_->tokens;
       copy(stream_->keys, keys_, offset + first, offset + last, storage_.shape.dim);
       copy(stream_->values, values_, offset + first, offset + last, storage_.shape.v_dim);
     }
@@ -161,8 +181,8 @@ class CacheMemory {
     for (size_t i = 0; i < copies_.size(); ++i)
       if (copies_[i] == kEvicted) {
         for (size_t b = 0; b < size_t(storage_.shape.blocks); ++b) {
-          fill(keys_, b * copies_.size() + i, storage_.shape.dim);
-          fill(values_, b * copies_.size() + i, storage_.shape.v_dim);
+          fill(keys_, (size_t(first_block_) + b) * copies_.size() + i, storage_.shape.dim);
+          fill(values_, (size_t(first_block_) + b) * copies_.size() + i, storage_.shape.v_dim);
         }
       }
   }
@@ -181,6 +201,7 @@ class CacheMemory {
     std::fill_n(rows.begin() + int64_t(row) * width, width, nan());
   }
   const HeadStream<Real>* stream_ = nullptr;
+  int32_t first_block_ = 0;  // of the stream
   std::vector<int32_t> token_, slot_, free_, copies_, evicted_;
   std::vector<double> score_, state_;
   std::vector<Real> num_, den_, own_keys_, own_values_, keys_, values_;
@@ -195,6 +216,9 @@ struct CacheSetup {
   BoundMethod method;  // its context has the stream's shape and window
   CommonOptions options;
   Rng rng;
+  // page_heads tied, where whole pages leave: the method for each kv head of the layer; else empty.
+  std::vector<BoundMethod> heads = {};
+  std::shared_ptr<const LaterMethod> later = {};  // option `then`
   GivenLists given = {};
   std::shared_ptr<const RowCoding> coding = {};  // null: rows as the trace has them
   int32_t first_head = 0;                        // first of its query heads in the stream
@@ -214,6 +238,9 @@ struct CacheState {
   CacheState(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch,
              std::shared_ptr<CodedTokens<Real>> coded);
 
+  // Hands the cache over to the method that decides after the prompt (option `then`).
+  void hand_over(const Prompt<Real>& prompt);
+
   const HostHooks& host() const { return setup.method.method().host; }
   int32_t heads() const { return setup.method.context().shape.heads; }
   bool observes() const { return setup.method.observes(setup.options) || (rules.streaming && merging.observes()); }
@@ -225,7 +252,7 @@ struct CacheState {
             setup.method.traits().chooses};
   }
   MergedCalls<Real> step_calls() {
-    return {{calls(), setup.options.wrapper.is_none() ? nullptr : &wrapped},
+    return {{{calls(), &reading, &memory.storage(), &tied}, setup.options.wrapper.is_none() ? nullptr : &wrapped},
             setup.options.merge.is_none() ? nullptr : &merging};
   }
   // Called as late as possible: a cache that is cut needs the whole prompt only for a moment.
@@ -244,6 +271,7 @@ struct CacheState {
   StepRules rules;
   Layout layout;
   bool prompt_streams = false, reweighted = false;
+  bool handed_over = false;                // another method has cut the prompt
   int64_t most_kept = Traits::kUnbounded;  // most rows after a step
   std::shared_ptr<CodedTokens<Real>> coded;
   CacheMemory<Real> memory;
@@ -251,9 +279,14 @@ struct CacheState {
   Formatter<Real> formatter;
   WrappedScores wrapped;  // with the option `wrapper`
   Merging merging;        // with the option `merge`
+  CutReading<Real> reading;
+  TiedHeads<Real> tied;                             // with page_heads tied, where whole pages leave
+  std::optional<BoundMethod> later = std::nullopt;  // decides after the prompt
+  std::vector<double> later_state = {};
 
  private:
   void open_wrapper();
+  void open_later();
   Layout full_layout() const;
   int32_t most_merged_rows() const;
   int32_t most_rows() const;

@@ -27,11 +27,15 @@ FastPath CacheSteps<Real>::fast_path() const {
   const bool own_way = method.method().hooks.has(Hook::append) || method.traits().changes_logits ||
                        method.traits().chooses || state_.wrapped.steps();
   if (own_way || !as_recorded || state_.watch.audit || state_.stream.window.any()) return {};
-  if (!rules.streaming) return {state_.prompt_streams ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
-  if (layout.weights) return {};
+  if (!state_.prompt_streams && !rules.streaming) return {FastPath::Kind::fixed, {}};
+  if (state_.tied.any() && state_.observes()) return {};
+  if (layout.weights || (!rules.streaming && rules.chunked == 0)) return {};
   if (!state_.observes()) return {FastPath::Kind::sliding, {}};
   const Aggregate how = rules.aggregate;
   std::optional<ScoreRule> rule = method.score_rule();
+  if (!rules.streaming) rule.reset();
+  // A rule counts recent tokens back from the newest. Those that another method left may lie further back.
+  if (rule && state_.handed_over && rule->protect.recent > 1) rule.reset();
   const bool sums = how == Aggregate::sum || how == Aggregate::mean || state_.heads() == 1;
   if (!rule || rules.evict_first || !sums || rule->protect.sinks + rule->protect.recent >= rule->budget) return {};
   rule->share = how == Aggregate::mean ? 1.0 / state_.heads() : 1.0;
@@ -91,7 +95,7 @@ const Residency& CacheSteps<Real>::follow(std::span<const int32_t> until) {
 // evicted: by token.
 template <class Real>
 const Residency& CacheSteps<Real>::listed(const std::vector<Residency::Eviction>& evicted) {
-  if (state_.rules.streaming) residency_.list(held_, evicted, state_.stream.prompt);
+  if (fast_path().kind != FastPath::Kind::fixed) residency_.list(held_, evicted, state_.stream.prompt);
   return residency_;
 }
 
@@ -131,13 +135,23 @@ void CacheSteps<Real>::arrive(int32_t t) {
 
 template <class Real>
 void CacheSteps<Real>::leave(int32_t t, std::span<const int32_t> evicted) {
-  state_.drop_scores();  // the caller keeps the scores from here on
+  if (state_.setup.method.cut_plan().is_plain()) state_.drop_scores();  // the caller keeps the scores from here on
   BasicCache<Real>& cache = state_.cache;
   for (const int32_t token : evicted) {
     const auto tokens = cache.tokens();  // ascending, in order of arrival
     cache.drop(SerialTeam{}, int32_t(std::lower_bound(tokens.begin(), tokens.end(), token) - tokens.begin()));
   }
   account_.close_step_by_rule(t);
+}
+
+template <class Real>
+std::span<const int32_t> CacheSteps<Real>::cut(int32_t t, std::span<const double> scores) {
+  BasicCache<Real>& cache = state_.cache;
+  const int32_t before = cache.evictions();
+  for (int32_t i = 0; i < cache.size(); ++i) cache.score(i) = scores[size_t(cache.token(i))];
+  state_.step_calls().evict(SerialTeam{}, cache);
+  account_.close_step_by_rule(t);
+  return cache.evicted_since(before).first(size_t(cache.evictions() - before));
 }
 
 template <class Real>

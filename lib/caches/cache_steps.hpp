@@ -46,6 +46,9 @@ class CacheSteps {
   // For caches that follow a score rule: token t arrives, then others are evicted.
   void arrive(int32_t t);
   void leave(int32_t t, std::span<const int32_t> evicted);
+  // In place of leave(): the policy cuts by these scores [tokens]. Returns the evicted tokens, valid until the next
+  // call.
+  std::span<const int32_t> cut(int32_t t, std::span<const double> scores);
   // For caches that follow a score rule, decided elsewhere: all tokens arrive and leave. until: [tokens] the first row
   // that does not see a token, or Residency::kStays. Valid until the next call.
   const Residency& follow(std::span<const int32_t> until);

@@ -10,6 +10,16 @@
 namespace kvreplay {
 
 bool has_cache_for_each_query_head(const Cell& cell) { return cell.options().gqa_level == GqaLevel::query; }
+bool has_cache_for_each_kv_head(const Cell& cell) { return cell.options().serving.pages.share_a_table(); }
+
+namespace {
+
+HeadShape one_block(HeadShape layer) {
+  layer.heads /= layer.blocks, layer.blocks = 1;
+  return layer;
+}
+
+}  // namespace
 
 template <class Real>
 CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
@@ -20,12 +30,19 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   context.shape = stream.shape;
   context.window = stream.window;
   if (has_cache_for_each_query_head(cell)) context.shape.heads = 1;
+  const HeadShape layer = context.shape;
+  if (has_cache_for_each_kv_head(cell)) context.shape = one_block(layer);
   const OracleNeeds asks = cell.variant->values.oracle_needs();
   if (asks.median_key_distance) context.median_key_distance = median_key_distance(stream, rng);
   if (asks.largest_query_norm) context.largest_query_norm = largest_query_norm(stream);
   CacheSetup setup{BoundMethod(cell.variant->values, context), cell.options(), rng};
   setup.options.row_format = row_format_at(setup.method, cell.options());
   setup.prompt_streams = cell.variant->prompt_streams;
+  setup.later = cell.variant->later;
+  const Pages& pages = setup.options.serving.pages;
+  if (!pages.whole() || setup.options.gqa_level == GqaLevel::layer || layer.blocks == 1) return setup;
+  context.shape = one_block(layer);
+  for (int32_t b = 0; b < layer.blocks; ++b) setup.heads.emplace_back(cell.variant->values, context);
   return setup;
 }
 
@@ -64,6 +81,15 @@ constexpr Charged kBesides[] = {
 };
 
 double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / double(count) : 0.0; }
+
+void measure_pages(const Ledger& ledger, Measured& to) {
+  const PageLedger& pages = ledger.pages;
+  if (pages.points == 0) return;
+  to["resident_pages"] = ratio(pages.resident_sum, pages.points);
+  to["resident_pages_peak"] = double(pages.resident_peak);
+  to["reclaimed_bytes"] = ratio(pages.freed_sum, pages.points) * ledger.page_bytes;
+  to["fragmentation"] = pages.fragmentation_sum / double(pages.points);
+}
 
 }  // namespace
 
@@ -112,6 +138,7 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
   to["equivalent_tokens"] = floats / sizes.row_floats;
   to["n_evictions"] = double(evictions), to["n_quantised"] = double(quantised);
   if (read_steps > 0) to["read_bytes_per_step"] = read;
+  measure_pages(*ledgers.front(), to);
   if (!ages.empty()) to["median_evicted_age_tokens"] = quantile(ages, 0.5);
   if (const auto bound = to.extras.find("bound_log10_tokens"); bound != to.extras.end())
     to["bound_log10_tokens"] = bound->second;

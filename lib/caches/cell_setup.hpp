@@ -12,6 +12,9 @@ namespace kvreplay {
 // all of them.
 bool has_cache_for_each_query_head(const Cell& cell);
 
+// True where the kv heads of a layer decide alone but share a table of pages: the layer is replayed together.
+bool has_cache_for_each_kv_head(const Cell& cell);
+
 // Sets up the first cache of a cell: resolves its method for the properties of the stream.
 template <class Real>
 CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream);

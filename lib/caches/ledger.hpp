@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "caches/page_table.hpp"
 #include "catalog/bound_method.hpp"
 #include "catalog/token_lists.hpp"
 #include "core/cache.hpp"
@@ -51,6 +52,8 @@ struct Ledger {
   int64_t attended_sum = 0, attended_rows = 0;  // summed over scored rows and heads
   double select_s = 0, attend_s = 0;
   std::map<std::string, double> extras;  // the policy's own numbers
+  PageLedger pages;                      // with the option `page`
+  double page_bytes = 0;                 // bytes of one page's rows
 };
 
 // Keeps a cache's ledger: rows and bytes at C_t and at S_t. A cache that spans a layer charges the share of one kv

@@ -14,6 +14,8 @@ namespace {
 
 constexpr SerialTeam kTeam;
 
+constexpr double kLeastNorm = 1e-6;  // used by value_blend
+
 double cosine(double product, double norm_a, double norm_b) {
   return norm_a > 0 && norm_b > 0 ? product / (norm_a * norm_b) : 0;
 }
@@ -62,6 +64,21 @@ class Merger {
       for (size_t i = 0; i < evicted_.size(); ++i)
         if (targets[i] == target && joins_at(cosines[i])) joins.push_back(i);
       if (!joins.empty()) join(target, joins, cosines);
+      state_.merged += int64_t(joins.size());
+    }
+  }
+
+  // Keys stay. The numbers of a row before the cut decide its weights.
+  void value_blend() {
+    if (kept_ == 0) return;
+    std::vector<double> cosines;
+    const std::vector<int32_t> targets = nearest(cosines);
+    const double least = least_blended(cosines);
+    for (int32_t target = 0; target < kept_; ++target) {
+      std::vector<size_t> joins;
+      for (size_t i = 0; i < evicted_.size(); ++i)
+        if (targets[i] == target && cosines[i] >= least) joins.push_back(i);
+      if (!joins.empty()) blend(target, joins, cosines);
       state_.merged += int64_t(joins.size());
     }
   }
@@ -115,11 +132,12 @@ class Merger {
 
   // For each evicted row, the kept row with the largest cosine; ties: the lower token.
   std::vector<int32_t> nearest(std::vector<double>& cosines) const {
+    const double least = merge_.rule == Merge::Rule::value_blend ? kLeastNorm : 0;
     std::vector<double> norms;
-    for (int32_t row = 0; row < kept_; ++row) norms.push_back(norm(cache_.key(row)));
+    for (int32_t row = 0; row < kept_; ++row) norms.push_back(std::max(least, norm(cache_.key(row))));
     std::vector<int32_t> targets;
     for (const EvictedRow& row : evicted_) {
-      const double own = norm(std::span(row.key));
+      const double own = std::max(least, norm(std::span(row.key)));
       const Scored best = kTeam.largest(
           kept_, [&](int32_t i) { return cosine(wide_dot(cache_.key(i), std::span(row.key)), own, norms[size_t(i)]); });
       targets.push_back(best.index), cosines.push_back(best.score);
@@ -159,6 +177,40 @@ class Merger {
     cache_.rewrite(
         kTeam, target, [&](int32_t, int32_t c) { return mixed(key, &EvictedRow::key, c); },
         [&](int32_t, int32_t c) { return keeps_mass() ? mean(c) : mixed(value, &EvictedRow::value, c); });
+    if (!keeps_mass()) return;
+    for (const size_t i : joins) weigh(target, evicted_[i].num, evicted_[i].den);
+  }
+  // The cosine from which on a row is blended: the threshold, or the quantile 1 - fraction of this cut's cosines, with
+  // linear interpolation and those below the threshold as -infinity.
+  double least_blended(std::vector<double> cosines) const {
+    if (merge_.fraction == 1) return merge_.threshold;
+    for (double& x : cosines)
+      if (x < merge_.threshold) x = -INFINITY;
+    std::sort(cosines.begin(), cosines.end());
+    const double at = (1 - merge_.fraction) * double(cosines.size() - 1);
+    const auto below = size_t(at);
+    const double low = cosines[below], part = at - double(below);
+    const double quantile = part == 0 || std::isinf(low) ? low : low + part * (cosines[below + 1] - low);
+    return std::max(merge_.threshold, quantile);
+  }
+  void blend(int32_t target, const std::vector<size_t>& joins, const std::vector<double>& cosines) {
+    const auto key = cache_.key(target), value = cache_.value(target);
+    const double own = norm(value);
+    std::vector<double> weights;
+    for (const size_t i : joins) {
+      const double other = norm(std::span(evicted_[i].value));
+      weights.push_back(std::max(cosines[i], 0.0) * other / (other + own + kLeastNorm));
+    }
+    const double total = 1 + std::accumulate(weights.begin(), weights.end(), 0.0);
+    const auto blended = [&](int32_t c) {
+      double sum = double(value[size_t(c)]);
+      for (size_t i = 0; i < joins.size(); ++i) sum += weights[i] * evicted_[joins[i]].value[size_t(c)];
+      return Real(sum / total);
+    };
+    const double num = double(cache_.num(target));
+    cache_.rewrite(
+        kTeam, target, [&](int32_t, int32_t c) { return key[size_t(c)]; },
+        [&](int32_t, int32_t c) { return keeps_mass() ? by_mass(value, num, joins, c) : blended(c); });
     if (!keeps_mass()) return;
     for (const size_t i : joins) weigh(target, evicted_[i].num, evicted_[i].den);
   }
@@ -234,6 +286,9 @@ void merge_evicted(const std::vector<EvictedRow>& evicted, Merging& state, Basic
       break;
     case Merge::Rule::gaussian:
       merger.gaussian();
+      break;
+    case Merge::Rule::value_blend:
+      merger.value_blend();
       break;
   }
   state.lost += int64_t(evicted.size()) - (state.merged - before);

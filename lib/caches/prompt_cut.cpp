@@ -33,9 +33,15 @@ Prompt<Real> PromptCut<Real>::view(const PromptSums& sums) const {
 template <class Real>
 void PromptCut<Real>::observe(int32_t t, const HeadProbabilities& p) {
   const SelectionClock<Real> clock(account_);
-  if (state_.host().observe_prompt == nullptr) return;
   const double* own = p.values + int64_t(state_.setup.first_head) * p.rows;
-  state_.host().observe_prompt(state_.setup.method.self(), t, {own, state_.heads(), p.rows, state_.rules.aggregate});
+  const HeadProbabilities seen{own, state_.heads(), p.rows, state_.rules.aggregate};
+  const auto show = [&](BoundMethod& method) {
+    const int32_t from = method.needs().rows_from;
+    const auto hook = method.method().host.observe_prompt;
+    if (hook != nullptr && from >= 0 && t >= from) hook(method.self(), t, seen);
+  };
+  show(state_.setup.method);
+  if (state_.later) show(*state_.later);
 }
 
 // Passes the attention that the prompt's tokens got to the merge rule.
@@ -63,13 +69,19 @@ void PromptCut<Real>::read(const PromptSums& sums, const PromptCut* larger) {
   state_.reweighted = replay_prompt(SerialTeam{}, state_.step_calls(), state_.cache, view(sums), state_.rules,
                                     state_.setup.options.reweight != Reweight::none);
   if (bind != nullptr) bind(method.self(), nullptr);
+  if (state_.later) {
+    state_.stream.hold_queries(0, state_.stream.prompt - 1);
+    const bool queries = later_needs().queries;
+    state_.hand_over(prompt_view(state_.stream, sums.later(), state_.setup.first_head, state_.rules.aggregate,
+                                 state_.memory.storage(), queries));
+  }
   close();
 }
 
 template <class Real>
 void PromptCut<Real>::forget_selection() {
   const HostHooks& host = state_.host();
-  if (host.bind_larger == nullptr) return;
+  if (host.bind_larger == nullptr || state_.setup.method.reads_at_cuts()) return;  // later cuts select too
   if (host.bind_state != nullptr) host.bind_state(state_.setup.method.self(), {});
   state_.memory.drop_state();
 }
@@ -114,6 +126,7 @@ void PromptCut<Real>::close() {
   account_.close_step(state_.stream.prompt - 1);
   account_.take_report();
   steps_.take_cut();
+  state_.reading.skip_prompt();
 }
 
 template class PromptCut<float>;

@@ -11,6 +11,8 @@ class PromptCut {
       : state_(state), account_(account), steps_(steps) {}
 
   PromptNeeds needs() const { return state_.setup.method.needs(); }
+  // Likewise of the method that decides after the prompt (option `then`).
+  PromptNeeds later_needs() const { return state_.later ? state_.later->needs() : PromptNeeds{}; }
   // The first row whose attention the merge rule uses; PromptNeeds::kNoRows if it uses none.
   int32_t merge_rows_from() const { return state_.merging.rows_from(state_.stream.prompt); }
   // Shows row t, from needs().rows_from on; p: probabilities of all heads of the stream.

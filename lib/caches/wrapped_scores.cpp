@@ -38,7 +38,7 @@ void add_changes(const BasicCache<Real>& cache, bool fast, std::vector<double>& 
 template <class Real>
 void WrappedCalls<Real>::read_prompt(const SerialTeam& team, const Prompt<Real>& prompt,
                                      BasicCache<Real>& cache) const {
-  TableCalls<Real>::read_prompt(team, prompt, cache);
+  CutCalls<Real>::read_prompt(team, prompt, cache);
   if (wrapped == nullptr || (cache.size() <= wrapped->budget && !wrapped->steps())) return;
   if (wrapped->wrapper.kind == Wrapper::Kind::critical) by_output(prompt, cache);
   else by_removal(prompt, cache);
@@ -66,7 +66,7 @@ template <class Real>
 void WrappedCalls<Real>::by_removal(const Prompt<Real>& prompt, BasicCache<Real>& cache) const {
   std::vector<double> change(size_t(cache.size()), 0);
   for (int32_t h = 0; h < (by_head() ? prompt.shape().heads : 1); ++h) {
-    if (by_head()) TableCalls<Real>::read_prompt(SerialTeam{}, prompt.head(h), cache);
+    if (by_head()) CutCalls<Real>::read_prompt(SerialTeam{}, prompt.head(h), cache);
     add_changes(cache, wrapped->wrapper.fast, change);
     for (int32_t i = 0; i < cache.size() && wrapped->steps(); ++i)
       wrapped->scores[size_t(h) * size_t(wrapped->tokens) + size_t(cache.token(i))] = cache.score(i);
@@ -76,7 +76,7 @@ void WrappedCalls<Real>::by_removal(const Prompt<Real>& prompt, BasicCache<Real>
 
 template <class Real>
 void WrappedCalls<Real>::observe(const SerialTeam& team, BasicCache<Real>& cache, const HeadProbabilities& p) const {
-  if (!wraps_steps()) return TableCalls<Real>::observe(team, cache, p);
+  if (!wraps_steps()) return CutCalls<Real>::observe(team, cache, p);
   std::vector<double> change(size_t(cache.size()), 0);
   for (int32_t h = 0; h < (by_head() ? p.heads : 1); ++h) {
     for (int32_t i = 0; i < cache.size(); ++i) {

@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "catalog/policy_table.hpp"
+#include "caches/cut_calls.hpp"
 #include "core/common_options.hpp"
 
 namespace kvreplay {
@@ -24,12 +24,12 @@ struct WrappedScores {
 // The step hooks of a policy whose scores a wrapper replaces before the cut: a policy that cuts by scores then cuts by
 // the wrapper's scores.
 template <class Real>
-struct WrappedCalls : TableCalls<Real> {
+struct WrappedCalls : CutCalls<Real> {
   WrappedScores* wrapped;  // null: no wrapper
 
-  bool observes_heads() const { return wraps_steps() || TableCalls<Real>::observes_heads(); }
+  bool observes_heads() const { return wraps_steps() || CutCalls<Real>::observes_heads(); }
   void read_prompt(const SerialTeam& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) const;
-  using TableCalls<Real>::observe;
+  using CutCalls<Real>::observe;
   void observe(const SerialTeam& team, BasicCache<Real>& cache, const HeadProbabilities& p) const;
 
  private:

@@ -37,6 +37,12 @@ struct Channels {
 };
 Channels channels_of(const RopeView& rope) { return {size_t(rope.pairs), rope.interleaved}; }
 
+// The attention factor by channel; channels without rotary embedding have none.
+struct AttentionFactor {
+  const RopeView& rope;
+  double operator()(size_t channel) const { return channel < 2 * size_t(rope.pairs) ? rope.attention_factor : 1; }
+};
+
 // Files hold queries without the attention factor; recorded keys and queries include it.
 KnownQueries from_file(const CalibrationLayer& file, const LayerInfo& layer, int32_t first, int32_t count) {
   const RopeView rope = view_of(layer);
@@ -58,6 +64,12 @@ KnownQueries from_file(const CalibrationLayer& file, const LayerInfo& layer, int
       if (!all.empty())
         to.insert(to.end(), all.begin() + int64_t(which * dim), all.begin() + int64_t((which + 1) * dim));
     };
+    const AttentionFactor factor{rope};
+    for (size_t a = 0; a < (file.q_cov.empty() ? 0 : dim); ++a) {
+      known.full_means.push_back(factor(a) * file.q_mean_full[h * dim + a]);
+      for (size_t b = 0; b < dim; ++b)
+        known.covariances.push_back(factor(a) * factor(b) * file.q_cov[(h * dim + a) * dim + b]);
+    }
     row(known.directions, file.q_dir, h / size_t(layer.group()));
     row(known.channels, file.channel_rank, h);
   }
@@ -79,6 +91,12 @@ CalibrationLayer to_file(const KnownQueries& known, const LayerInfo& layer) {
       file.q_abs_mean.push_back(known.sizes[h * at.pairs + f] / rope.attention_factor);
     }
     for (size_t c = 2 * at.pairs; c < dim; ++c) file.q_rest_mean.push_back(mean[c]);
+    const AttentionFactor factor{rope};
+    for (size_t a = 0; a < dim; ++a) {
+      file.q_mean_full.push_back(known.full_means[h * dim + a] / factor(a));
+      for (size_t b = 0; b < dim; ++b)
+        file.q_cov.push_back(known.covariances[(h * dim + a) * dim + b] / factor(a) / factor(b));
+    }
     for (size_t c = 0; c < dim; ++c) file.q_dir[h / group * dim + c] += known.directions[h * dim + c] / double(group);
   }
   return file;
@@ -179,9 +197,9 @@ Refusal calibration_obstacle(const TraceInfo& trace, const PromptInfo& prompt, c
   return prompt_calibration_obstacle(trace, prompt, layer, calibration, words);
 }
 
-void write_calibration(const Tensors& trace, const std::vector<std::string>& prompts,
-                       const std::filesystem::path& file) {
-  CalibrationOrigin origin{trace.info().trace_id, prompts};
+void write_calibration(const Tensors& trace, const std::vector<std::string>& prompts, const std::filesystem::path& file,
+                       int32_t sinks) {
+  CalibrationOrigin origin{trace.info().trace_id, prompts, 0, sinks};
   std::vector<std::pair<LayerInfo, CalibrationLayer>> layers;
   for (const LayerInfo& layer : trace.prompt(prompts.front()).layers) {
     std::vector<QueryRows> rows;
@@ -194,7 +212,7 @@ void write_calibration(const Tensors& trace, const std::vector<std::string>& pro
       rows.push_back(rows_of(trace, id, layer.layer, 0));
     }
     const KnownQueries known = learn(rows, {layer.q_heads, layer.head_dim, view_of(layer)},
-                                     {.means = true, .directions = true, .channels = true});
+                                     {.means = true, .directions = true, .channels = true, .moments_after = sinks});
     origin.count = std::max(origin.count, known.rows);
     layers.emplace_back(layer, to_file(known, layer));
   }

@@ -26,9 +26,10 @@ KnownQueries known_queries(const Tensors& trace, const Place& place, const Calib
 Refusal calibration_obstacle(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
                              const Calibration& calibration, StatisticsNeeds needs, const Wording& words);
 
-// Writes the statistics of these prompts' queries for all layers of the trace. Throws ConfigError, TraceError,
-// OutputError.
-void write_calibration(const Tensors& trace, const std::vector<std::string>& prompts,
-                       const std::filesystem::path& file);
+// Writes the statistics of these prompts' queries for all layers of the trace; mean and covariance leave out the first
+// `sinks` rows of each prompt. Throws ConfigError, TraceError, OutputError.
+constexpr int32_t kCalibrationSinks = 4;
+void write_calibration(const Tensors& trace, const std::vector<std::string>& prompts, const std::filesystem::path& file,
+                       int32_t sinks = kCalibrationSinks);
 
 }  // namespace kvreplay

@@ -16,6 +16,7 @@ struct KnownQueries {
   int64_t rows = 0;                                             // query rows used, over all prompts
   std::vector<double> means = {}, sizes = {}, directions = {};  // as QueryStatistics; empty unless requested
   std::vector<int32_t> channels = {};
+  std::vector<double> full_means = {}, covariances = {};
   // The statistics of the query heads from `first` on.
   QueryStatistics from(int32_t first) const;
 };

@@ -27,6 +27,7 @@ std::string value_json(const ParameterSpec& spec, const MethodValues& values, co
 JsonObject parameters_object(const MethodValues& values, const FileDigests& files) {
   JsonObject all;
   for (const ParameterSpec& spec : values.method().parameters) all.add_json(spec.name, value_json(spec, values, files));
+  if (values.protects_ends()) all.add("protect_ends", values.protected_ends());
   return all;
 }
 std::string changed_json(const ParameterSpec& spec, const MethodValues& values, const FileDigests& files) {
@@ -39,7 +40,25 @@ JsonObject given_object(const MethodValues& values, const FileDigests& files = {
   JsonObject given;
   for (const ParameterSpec& spec : values.method().parameters)
     if (const std::string json = changed_json(spec, values, files); !json.empty()) given.add_json(spec.name, json);
+  if (values.protects_ends()) given.add("protect_ends", values.protected_ends());
   return given;
+}
+
+// The options of serving that are set.
+void add_serving(const Serving& s, JsonObject& all) {
+  if (s.cut_every > 0) all.add("cut_every", s.cut_every);
+  if (s.cut_in_budget) all.add("cut_in_budget", true);
+  if (s.keep_prompt) all.add("keep_prompt", true);
+  if (s.prefill_chunk > 0) all.add("prefill_chunk", s.prefill_chunk);
+  if (!s.pages.any()) return;
+  all.add("page", s.pages.size).add("evict", s.pages.whole() ? "page" : "token");
+  if (s.pages.whole())
+    all.add("page_score", s.pages.score == Pages::Score::mean  ? "mean"
+                          : s.pages.score == Pages::Score::sum ? "sum"
+                                                               : "max");
+  all.add("page_heads", s.pages.tied() ? "tied" : "own");
+  if (s.pages.compact) all.add("compact", true);
+  if (s.pages.in_budget) all.add("page_in_budget", true);
 }
 
 JsonObject options_object(const CommonOptions& o) {
@@ -50,7 +69,9 @@ JsonObject options_object(const CommonOptions& o) {
   all.add_json("row_format", row_format_json(o.row_format));
   if (!o.wrapper.is_none()) all.add_json("wrapper", wrapper_json(o.wrapper));
   if (!o.merge.is_none()) all.add_json("merge", merge_json(o.merge));
+  if (!o.think.is_none()) all.add_json("think", think_json(o.think));
   if (o.prompt != PromptMode::as_run) all.add("prompt", word(o.prompt));
+  add_serving(o.serving, all);
   return all;
 }
 
@@ -82,7 +103,7 @@ bool MethodValues::heads_differ(const CommonOptions& options) const {
   return options.gqa_level == GqaLevel::query || traits_.heads_differ;
 }
 bool MethodValues::observes(const CommonOptions& options) const {
-  return options.phase == Phase::stream && traits_.observes;
+  return (options.phase == Phase::stream || options.serving.prefill_chunk > 0) && traits_.observes;
 }
 OracleNeeds MethodValues::oracle_needs() const {
   return host().oracle_needs != nullptr ? host().oracle_needs(policy()) : OracleNeeds{};
@@ -103,18 +124,43 @@ std::string MethodValues::given_json() const { return given_object(*this).text()
 
 BoundMethod::BoundMethod(const MethodValues& values, const MethodContext& context)
     : MethodValues(values), context_(context) {
+  if (protects_ends())
+    for (const char* end : {"sinks", "recent"})
+      assign_parameter(*method().parameter(end), std::to_string(int32_t(ends_ * context.budget.tokens + 1e-9)),
+                       policy_.data());
   host().resolve(policy_.data(), context);
   take_traits();
 }
-Layout BoundMethod::layout() const { return host().layout != nullptr ? host().layout(policy(), context_) : Layout{}; }
-PromptNeeds BoundMethod::needs() const {
-  return host().needs != nullptr ? host().needs(policy(), context_) : PromptNeeds{};
+Layout BoundMethod::layout() const {
+  MethodContext context = context_;
+  if (reads_at_cuts() && context.phase == Phase::stream) context.prompt_tokens = context.tokens;  // a later cut
+  return host().layout != nullptr ? host().layout(policy(), context) : Layout{};
+}
+PromptNeeds BoundMethod::needs() const { return needs_at(context_.prompt_tokens); }
+PromptNeeds BoundMethod::needs_at(int32_t seen) const {
+  MethodContext context = context_;
+  context.prompt_tokens = seen;
+  return host().needs != nullptr ? host().needs(policy(), context) : PromptNeeds{};
+}
+bool BoundMethod::reads_at_cuts() const {
+  const Serving& serving = context_.serving;
+  if (!method_->hooks.has(Hook::read_prompt) || traits_.observes) return false;
+  if (!method_->info.streams) return serving.prefill_chunk > 0 || context_.phase == Phase::stream;
+  return serving.prefill_chunk > 0 && needs().known.any();
+}
+CutPlan BoundMethod::cut_plan() const {
+  CutPlan plan{context_.serving, context_.budget.growth, context_.budget.tokens, context_.prompt_tokens};
+  if (plan.options.cut_every > 0) plan.every = plan.options.cut_every;
+  return plan;
 }
 Protect BoundMethod::protection() const {
   return host().protection != nullptr ? host().protection(policy()) : Protect{};
 }
 int64_t BoundMethod::max_rows(const CommonOptions& options) const {
+  const bool chunked = context_.serving.prefill_chunk > 0;
   if (!method_->info.takes_budget || traits_.holds_all || options.phase != Phase::stream) return Traits::kUnbounded;
+  if (const CutPlan plan = cut_plan(); method_->info.selects && (chunked || !plan.is_plain()))
+    return std::max(plan.most_rows(context_.tokens), traits_.max_rows);
   return traits_.max_rows != Traits::kUnbounded ? traits_.max_rows : context_.budget.tokens;
 }
 std::vector<RngArray> BoundMethod::rng_arrays() const {
@@ -140,18 +186,23 @@ bool draws(const BoundMethod& method, const CommonOptions& options) {
 
 std::string options_json(const CommonOptions& options) { return options_object(options).text(); }
 
-std::string given_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files) {
+std::string given_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files,
+                       const std::string& later) {
   JsonObject given = given_object(values, files);
   CommonOptions named = options;
   if (!files.allocator.empty()) named.allocator_file = files.allocator;
+  if (!later.empty()) given.add_json("then", later);
   return given.add_all(options_object(named).without(options_object(values.default_options()))).text();
 }
 
-std::string params_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files) {
+std::string params_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files,
+                        const Growth& growth, const std::string& later) {
   JsonObject all = parameters_object(values, files);
   CommonOptions named = options;
   if (!files.allocator.empty()) named.allocator_file = files.allocator;
   if (!files.uniforms.empty()) all.add("uniforms", files.uniforms);
+  if (growth.any()) all.add("ratio_of_seen", growth.ratio).add("floor", growth.floor);
+  if (!later.empty()) all.add_json("then", later);
   return all.add_all(options_object(named)).text();
 }
 

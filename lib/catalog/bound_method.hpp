@@ -19,6 +19,10 @@ class MethodValues {
   const std::string& file() const { return file_; }  // path of the method's own file; "" if it has none
   // The text whose queries the method may use, if it has such a parameter; a file is its path.
   const Calibration& calibration() const { return calibration_; }
+  // Sinks and recent become this share of the budget, each rounded down (option protect_ends).
+  void protect_ends(double share) { ends_ = share; }
+  bool protects_ends() const { return ends_ != kUnset; }
+  double protected_ends() const { return ends_; }
   // Passes the scores of all heads to the method (hook hear). Its parameters do not change.
   void hear(const std::vector<HeadScores>& heads);
 
@@ -43,6 +47,7 @@ class MethodValues {
   Traits traits_;
   std::string file_;
   Calibration calibration_;
+  double ends_ = kUnset;  // protect_ends
 };
 
 // A method's values resolved for one context: a policy that the engine can run.
@@ -54,6 +59,11 @@ class BoundMethod : public MethodValues {
   const MethodContext& context() const { return context_; }
   Layout layout() const;
   PromptNeeds needs() const;
+  PromptNeeds needs_at(int32_t seen) const;  // of a cut when `seen` tokens are known
+  // Whether every cut reads the text so far as a prompt: one-shot scorers that cut again and again, and methods whose
+  // statistics grow from chunk to chunk.
+  bool reads_at_cuts() const;
+  CutPlan cut_plan() const;    // as core/cut.hpp makes it for a method without a rule of its own
   Protect protection() const;  // prompt tokens that no selection may evict
   // Most rows after a step that the method guarantees; Traits::kUnbounded if it guarantees none.
   int64_t max_rows(const CommonOptions& options) const;
@@ -80,8 +90,11 @@ struct FileDigests {
   std::string given, allocator, uniforms, calibration;
 };
 // JSON of the values and options that differ from the method's defaults. It identifies an instance.
-std::string given_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files = {});
-// JSON of all values and options in one object, with `uniforms` if the instance has them.
-std::string params_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files = {});
+std::string given_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files = {},
+                       const std::string& later = "");
+// JSON of all values and options in one object, with `uniforms` if the instance has them, how its budget grows, and the
+// JSON of the method that decides after the prompt.
+std::string params_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files = {},
+                        const Growth& growth = {}, const std::string& later = "");
 
 }  // namespace kvreplay

@@ -1,24 +1,66 @@
 #include "catalog/cell.hpp"
 
+#include "base/json_text.hpp"
+
 namespace kvreplay {
 
 MethodContext Cell::context() const {
   MethodContext context;
   static_cast<Extent&>(context) = extent;
-  context.budget = {budget.share.value_or(budget.tokens), budget.requested_tokens, std::nullopt};
+  context.budget = {budget.share.value_or(budget.tokens), budget.requested_tokens, std::nullopt, budget.growth};
   context.shape = variant->shape;
   context.layer = place.layer, context.n_layers = variant->trace->n_layers;
   context.phase = variant->options.phase;
+  context.serving = variant->options.serving;
   context.scale = variant->scale;
   context.aggregate = variant->options.gqa_aggregate;
   return context;
+}
+
+BoundMethod LaterMethod::method_for(MethodContext context) const {
+  context.phase = Phase::stream;
+  const Pages pages = context.serving.pages;
+  context.serving = options.serving;
+  context.serving.pages = pages;
+  if (!budget.none() || budget.growth.any()) context.budget = budget;
+  if (budget.growth.any())
+    context.budget.tokens = CutPlan{{}, budget.growth}.target(context.tokens),
+    context.budget.requested_tokens = context.budget.tokens;
+  return {values, context};
+}
+
+CommonOptions LaterMethod::options_of(const CommonOptions& first) const {
+  CommonOptions all = first;
+  const Pages pages = first.serving.pages;
+  all.phase = Phase::stream;
+  all.serving = options.serving;
+  all.serving.pages = pages;
+  return all;
+}
+
+std::string Cell::method_name() const {
+  const std::string first = method().info.name;
+  return variant->later == nullptr ? first : first + "+" + variant->later->values.method().info.name;
+}
+
+std::string later_json(const LaterMethod& later, const MethodContext* first) {
+  JsonObject all;
+  all.add("name", later.values.method().info.name);
+  all.add_json("params", first == nullptr ? given_json(later.values, later.options)
+                                          : params_json(later.method_for(*first), later.options));
+  if (later.budget.growth.any())
+    all.add("ratio_of_seen", later.budget.growth.ratio).add("floor", later.budget.growth.floor);
+  else if (!later.budget.none()) all.add("tokens", later.budget.tokens);
+  return all.text();
 }
 
 std::string shown_params(const BoundMethod& method, const Variant& variant) {
   // Lists are named by their file, because each head of it has lists of its own.
   const std::string given = method.method().lists_in.empty() ? variant.digests.given : "";
   return params_json(method, variant.options,
-                     {given, variant.digests.allocator, variant.digests.uniforms, variant.digests.calibration});
+                     {given, variant.digests.allocator, variant.digests.uniforms, variant.digests.calibration},
+                     method.context().budget.growth,
+                     variant.later == nullptr ? "" : later_json(*variant.later, &method.context()));
 }
 
 namespace {
@@ -33,6 +75,7 @@ SharedOver over_by(Allocator rule) {
     case Allocator::lu_kv:
     case Allocator::duo:
     case Allocator::headkv:
+    case Allocator::zigzag:
       return SharedOver::model;
     case Allocator::pyramid:
     case Allocator::windows:

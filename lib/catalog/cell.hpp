@@ -26,12 +26,28 @@ struct CalibrationPrompt {
   Extent extent;
 };
 
+// The method that decides after the prompt, where it is another one than cuts the prompt (option `then`).
+struct LaterMethod {
+  MethodValues values;
+  CommonOptions options;
+  Budget budget;  // none: that of the method before it
+  // Resolved for the context of the method before it.
+  BoundMethod method_for(MethodContext context) const;
+  // The options of the cache from then on; first: those of the method before it.
+  CommonOptions options_of(const CommonOptions& first) const;
+};
+
+// JSON of the method, its values that differ from the defaults and its budget. first: the context of the method before
+// it, for all values as they are resolved, or null.
+std::string later_json(const LaterMethod& later, const MethodContext* first);
+
 // The common part of the cells of one method instance, layer and budget.
 struct Variant {
   std::shared_ptr<const TraceNames> trace;
   size_t instance = 0;  // index in the configuration's methods
   MethodValues values;  // as configured; to be resolved for a budget
   CommonOptions options;
+  std::shared_ptr<const LaterMethod> later = {};
   std::string params;    // canonical JSON of all resolved parameters and options, as shown in results; a file of
                          // lists is its name
   std::string given;     // JSON of those that differ from the defaults
@@ -68,6 +84,7 @@ struct Cell {
   std::shared_ptr<const Cell> named = nullptr;
 
   const Method& method() const { return variant->values.method(); }
+  std::string method_name() const;  // "snapkv+tova" where two methods decide
   const CommonOptions& options() const { return variant->options; }
   // The context for which the method is resolved.
   MethodContext context() const;

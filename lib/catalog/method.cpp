@@ -55,7 +55,12 @@ std::string merge_json(const Merge& merge) {
     all.add("next", merge.next).add("attention", merge.attention == Merge::Attention::step ? "step" : "accumulated");
   if (merge.rule == Merge::Rule::d2o) all.add("release", merge.release);
   if (merge.rule == Merge::Rule::gaussian) all.add("threshold", merge.threshold);
+  if (merge.rule == Merge::Rule::value_blend) all.add("threshold", merge.threshold).add("fraction", merge.fraction);
   return all.text();
+}
+std::string think_json(const Think& think) {
+  if (think.is_none()) return json_of("none");
+  return JsonObject().add("ratio", think.ratio).add("window", think.window).text();
 }
 namespace {
 
@@ -63,6 +68,12 @@ JsonObject lu_kv_object(const LuKv& rule) {
   JsonObject all;
   all.add("name", "lu_kv").add("calibration", word(rule.calibration));
   all.add("weight", rule.weight == LuKv::Weight::contrib ? "contrib" : "mass");
+  return all.add_json("lo", rule.lo == 0 ? json_of("protected") : json_of(rule.lo));
+}
+
+JsonObject zigzag_object(const ZigZag& rule) {
+  JsonObject all;
+  all.add("name", "zigzag").add("mass", rule.mass);
   return all.add_json("lo", rule.lo == 0 ? json_of("protected") : json_of(rule.lo));
 }
 
@@ -84,6 +95,7 @@ std::string allocator_json(const CommonOptions& o) {
   if (o.allocator == Allocator::file) return json_of("file:" + o.allocator_file);
   if (o.allocator == Allocator::windows) return JsonObject().add("name", "windows").add("share", o.window_share).text();
   if (o.allocator == Allocator::lu_kv) return lu_kv_object(o.lu_kv).text();
+  if (o.allocator == Allocator::zigzag) return zigzag_object(o.zigzag).text();
   if (o.allocator != Allocator::duo && o.allocator != Allocator::headkv) return json_of(word(o.allocator));
   JsonObject all = o.allocator == Allocator::headkv ? headkv_object(o) : duo_object(o);
   for (const auto& [name, json] : o.looking) all.add_json(name, json);
@@ -91,11 +103,12 @@ std::string allocator_json(const CommonOptions& o) {
 }
 const char* word(Reweight reweight) { return reweight == Reweight::none ? "none" : "uniform"; }
 const char* word(Allocator allocator) {
-  constexpr const char* words[] = {"uniform", "pyramid", "windows", "ada", "cake", "lu_kv", "duo", "headkv", "file"};
+  constexpr const char* words[] = {"uniform", "pyramid", "windows", "ada",    "cake",
+                                   "lu_kv",   "duo",     "headkv",  "zigzag", "file"};
   return words[int(allocator)];
 }
 const char* word(Merge::Rule rule) {
-  constexpr const char* words[] = {"none", "cam", "d2o", "pivot", "weighted_v", "gaussian"};
+  constexpr const char* words[] = {"none", "cam", "d2o", "pivot", "weighted_v", "gaussian", "value_blend"};
   return words[int(rule)];
 }
 const char* word(PromptMode mode) {

@@ -18,6 +18,7 @@ const char* word(Positions positions);
 const char* word(Order order);
 std::string wrapper_json(const Wrapper& wrapper);
 std::string merge_json(const Merge& merge);
+std::string think_json(const Think& think);
 std::string allocator_json(const CommonOptions& options);
 const char* word(PromptMode mode);
 const char* word(Reweight reweight);

@@ -35,6 +35,7 @@ class Reader {
     else if (*word == "lu_kv") lu_kv();
     else if (*word == "duo") duo();
     else if (*word == "headkv") headkv();
+    else if (*word == "zigzag") zigzag();
     else if (is_map) return wrong(*name);
     return problems_.errors() == before ? std::optional(value_) : std::nullopt;
   }
@@ -42,10 +43,10 @@ class Reader {
  private:
   std::optional<OptionValue> wrong(const Node& node) {
     must_be(problems_, node, "allocator",
-            fmt::format("a word (uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, file:PATH), or {} of those "
-                        "that have parameters: {}",
-                        problems_.words().map(),
-                        problems_.words().literal(R"({"name": "lu_kv", "calibration": "others"})")));
+            fmt::format(
+                "a word (uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, zigzag, file:PATH), or {} of those "
+                "that have parameters: {}",
+                problems_.words().map(), problems_.words().literal(R"({"name": "lu_kv", "calibration": "others"})")));
     return std::nullopt;
   }
 
@@ -85,8 +86,7 @@ class Reader {
     if (const Node* weight = all.find("weight"))
       if (const auto word = read_word(problems_, *weight, "weight", {"mass", "contrib"}))
         rule.weight = *word == "contrib" ? LuKv::Weight::contrib : LuKv::Weight::mass;
-    if (const Node* lo = all.find("lo"); lo != nullptr && lo->text != "protected")
-      if (const auto tokens = read_integer(problems_, *lo, "lo", {1, kManyTokens})) rule.lo = int32_t(*tokens);
+    if (const Node* lo = all.find("lo")) rule.lo = read_lo(*lo);
   }
 
   void read_calibration_source(const Node& node) {
@@ -124,6 +124,21 @@ class Reader {
     if (const auto file = file_in(*importance, "of importance, a JSON object {\"LAYER-HEAD\": score}"))
       value_.heads_file = file->string();
     leave_out(all, {"sinks", "recent"}, "importance mass: leave it out with a file");
+  }
+
+  void zigzag() {
+    const Section all = section({"mass", "lo"});
+    ZigZag& rule = value_.zigzag;
+    if (const Node* mass = all.find("mass"))
+      if (const auto given = read_real(problems_, *mass, "mass", {1e-6, 1})) rule.mass = *given;
+    if (const Node* lo = all.find("lo")) rule.lo = read_lo(*lo);
+  }
+
+  // Tokens that every head starts with; 0: those that its method protects.
+  int32_t read_lo(const Node& lo) {
+    if (lo.text == "protected") return 0;
+    const auto tokens = read_integer(problems_, lo, "lo", {1, kManyTokens});
+    return tokens ? int32_t(*tokens) : 0;
   }
 
   void leave_out(const Section& all, std::initializer_list<const char*> names, const char* whose) {

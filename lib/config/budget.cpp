@@ -71,6 +71,8 @@ std::optional<double> read_one(BudgetList::Kind kind, const Node& node, Problems
       return read_fraction(node, problems);
     case BudgetList::Kind::bytes:
       return read_integer(problems, node, "budget.bytes", {1, kMaxBytes});
+    case BudgetList::Kind::ratio_of_seen:
+      return read_real(problems, node, "ratio_of_seen", {1e-12, 1});
   }
   return std::nullopt;
 }
@@ -111,15 +113,25 @@ void read_shares(RunConfig& config, const Node& node, const Section& section, Pr
         BudgetList::Of(std::find(kSizesOfShares.begin(), kSizesOfShares.end(), *word) - kSizesOfShares.begin());
 }
 
+// Reads the least budget of one that grows.
+void read_floor(RunConfig& config, const Section& section, const Mark& mark, Problems& problems) {
+  const Node* floor = section.find("floor");
+  if (floor == nullptr) return;
+  if (config.budget.kind != BudgetList::Kind::ratio_of_seen)
+    return problems.error(mark, problems.words().key("budget.floor") + " belongs to ratio_of_seen: leave it out");
+  if (const auto tokens = read_integer(problems, *floor, "budget.floor", {1, kManyTokens}))
+    config.budget.floor = int32_t(*tokens);
+}
+
 }  // namespace
 
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems) {
-  static const std::vector<std::string> kinds = {"tokens", "fraction_kept",
-                                                 "bytes"};  // in the order of BudgetList::Kind
+  static const std::vector<std::string> kinds = {"tokens", "fraction_kept", "bytes",
+                                                 "ratio_of_seen"};  // in the order of BudgetList::Kind
   const std::string examples = problems.words().literal(
-      R"({"tokens": [64, 128]}, {"fraction_kept": [0.05, 0.1]}, {"share_of_cache": [0.1]} or {"bytes": [...]})");
+      R"({"tokens": [64, 128]}, {"fraction_kept": [0.05, 0.1]}, {"share_of_cache": [0.1]}, {"bytes": [...]} or {"ratio_of_seen": 0.2})");
   std::vector<std::string> keys = kinds;
-  keys.insert(keys.end(), {"share_of_cache", "of"});
+  keys.insert(keys.end(), {"share_of_cache", "of", "floor"});
   if (node == nullptr) return;
   config.marks["budget"] = key;
   if (node->kind != Node::Kind::map)
@@ -132,8 +144,9 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
     const Node* values = section.find(kinds[i]);
     if (values == nullptr) continue;
     if (only != nullptr)
-      return problems.error(node->key_mark(kinds[i]),
-                            problems.words().key("budget") + " takes one of tokens, fraction_kept and bytes, not two");
+      return problems.error(
+          node->key_mark(kinds[i]),
+          problems.words().key("budget") + " takes one of tokens, fraction_kept, bytes and ratio_of_seen, not two");
     only = values;
     config.budget.kind = BudgetList::Kind(i);
   }
@@ -141,6 +154,7 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
   if (only == nullptr && section.find("share_of_cache") == nullptr)
     return problems.error(key, fmt::format("{} is empty: write {}", problems.words().key("budget"), examples));
   read_shares(config, *node, section, problems);
+  read_floor(config, section, node->key_mark("floor"), problems);
   if (only == nullptr) return;
   const auto read = [&](const Node& item) { return read_one(config.budget.kind, item, problems); };
   read_values(*only, read, config.budget.values, config.budget.marks, problems);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "catalog/cell.hpp"
+#include "config/serving.hpp"
 #include "config/values.hpp"
 
 namespace kvreplay {
@@ -102,6 +103,11 @@ std::string invalid_share(const MethodInstance& m, const Wording& words) {
         "allocator {} looks at scores of prompt tokens, and {} <gives|give> none: use pyramid, windows, cake or "
         "file:PATH",
         rule, name);
+  if (options.allocator == Allocator::zigzag && m.method().host.voters == nullptr)
+    return fmt::format(
+        "allocator zigzag counts the tokens that hold most of the attention, and {} <scores|score> by something else "
+        "(ranks, norms, cosines or the scores of another method): use lu_kv, pyramid or file:PATH",
+        name);
   if (options.allocator == Allocator::lu_kv && options.lu_kv.calibration.is_offline() &&
       m.values.calibration().uses_other_prompts())
     return fmt::format(
@@ -130,16 +136,21 @@ const std::map<std::string, std::vector<std::string>>& option_words() {
       {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query, GqaLevel::layer})},
       {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
       {"reweight", words_of({Reweight::none, Reweight::uniform})},
-      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::windows, Allocator::ada,
-                              Allocator::cake, Allocator::lu_kv, Allocator::duo, Allocator::headkv})}};
+      {"allocator",
+       words_of({Allocator::uniform, Allocator::pyramid, Allocator::windows, Allocator::ada, Allocator::cake,
+                 Allocator::lu_kv, Allocator::duo, Allocator::headkv, Allocator::zigzag})}};
   return all;
 }
 
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value) {
   const std::string& word = value.word;
+  const auto& serving = serving_keys();
+  if (std::find(serving.begin(), serving.end(), name) != serving.end())
+    return set_serving(options, name, value.serving);
   if (name == kRowFormat) options.row_format = value.row_format;
   if (name == kWrapper) options.wrapper = value.wrapper;
   if (name == kMerge) options.merge = value.merge;
+  if (name == kThink) options.think = value.think;
   if (name == "phase") take_word(options.phase, word, {Phase::stream, Phase::oneshot});
   if (name == "positions") take_word(options.positions, word, {Positions::original, Positions::cache});
   if (name == "order") take_word(options.order, word, {Order::attend_then_evict, Order::evict_then_attend});
@@ -154,9 +165,9 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
   } else if (name == "allocator") {
     take_word(options.allocator, word,
               {Allocator::uniform, Allocator::pyramid, Allocator::windows, Allocator::ada, Allocator::cake,
-               Allocator::lu_kv, Allocator::duo, Allocator::headkv});
+               Allocator::lu_kv, Allocator::duo, Allocator::headkv, Allocator::zigzag});
     options.window_share = value.window_share, options.lu_kv = value.lu_kv, options.headkv = value.headkv,
-    options.looking = value.looking;
+    options.zigzag = value.zigzag, options.looking = value.looking;
     options.allocator_file = value.heads_file;
   }
 }
@@ -164,7 +175,8 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
 std::string combination_problem(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
   const std::string name = Refusal::kMethods;
-  if (options.gqa_level == GqaLevel::layer && !(m.method().looks_at_queries && m.method().info.layer_level))
+  if (options.gqa_level == GqaLevel::layer &&
+      !((m.method().looks_at_queries || m.method().info.joins_heads) && m.method().info.layer_level))
     return fmt::format("{} <decides|decide> by keys and values, which a layer's kv heads do not share: leave out {}",
                        name, words.option("gqa.level", "layer"));
   if (options.reweight != Reweight::none && (!m.method().scores_prompt || options.phase != Phase::oneshot))
@@ -173,6 +185,9 @@ std::string combination_problem(const MethodInstance& m, const Wording& words) {
                        m.method().scores_prompt ? ", or add " + words.option("phase", "oneshot") : "");
   if (const std::string why = wrapper_problem(m, words); !why.empty()) return why;
   if (const std::string why = merge_problem(m, words); !why.empty()) return why;
+  if (const std::string why = think_problem(m, words); !why.empty()) return why;
+  if (const std::string why = first_problem(m); !why.empty()) return why;
+  if (const std::string why = serving_problem(m, words); !why.empty()) return why;
   if (!options.row_format.is_source() && m.method().info.own_row_format)
     return fmt::format("{} <stores its|store their> rows in a format of <its|their> own: leave out row_format", name);
   return invalid_share(m, words);
@@ -237,8 +252,9 @@ std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item) {
 
 namespace {
 
-const std::vector<Merge::Rule> kRules = {Merge::Rule::none,  Merge::Rule::cam,        Merge::Rule::d2o,
-                                         Merge::Rule::pivot, Merge::Rule::weighted_v, Merge::Rule::gaussian};
+const std::vector<Merge::Rule> kRules = {Merge::Rule::none,       Merge::Rule::cam,        Merge::Rule::d2o,
+                                         Merge::Rule::pivot,      Merge::Rule::weighted_v, Merge::Rule::gaussian,
+                                         Merge::Rule::value_blend};
 
 std::vector<std::string> keys_of(const Merge& merge) {
   std::vector<std::string> keys = {"name"};
@@ -246,6 +262,7 @@ std::vector<std::string> keys_of(const Merge& merge) {
   if (merge.rule == Merge::Rule::cam) keys.insert(keys.end(), {"next", "attention"});
   if (merge.rule == Merge::Rule::d2o) keys.emplace_back("release");
   if (merge.rule == Merge::Rule::gaussian) keys.emplace_back("threshold");
+  if (merge.rule == Merge::Rule::value_blend) keys.insert(keys.end(), {"threshold", "fraction"});
   return keys;
 }
 
@@ -262,6 +279,8 @@ void read_parameters(const Section& section, Problems& problems, Merge& merge) {
     if (const auto yes = read_boolean(problems, *release, "release")) merge.release = *yes;
   if (const Node* threshold = section.find("threshold"))
     if (const auto cosine = read_real(problems, *threshold, "threshold", {-1, 1})) merge.threshold = *cosine;
+  if (const Node* fraction = section.find("fraction"))
+    if (const auto share = read_real(problems, *fraction, "fraction", {0, 1})) merge.fraction = *share;
 }
 
 // The method's layout for a long prompt; that of plain tokens if its parameters are wrong, which is reported where
@@ -285,12 +304,18 @@ bool holds_plain_tokens(const MethodInstance& m) {
 
 }  // namespace
 
-bool writes_rows(const MethodInstance& m) { return !m.options.merge.is_none() || layout_of(m).own_rows > 0; }
+bool makes_rows(const MethodInstance& m) {
+  const Layout layout = layout_of(m);
+  return layout.own_rows > 0 || layout.extra_rows > 0 || layout.split;
+}
+bool writes_rows(const MethodInstance& m) {
+  return !m.options.merge.is_none() || !m.options.think.is_none() || layout_of(m).own_rows > 0;
+}
 
 std::optional<Merge> read_merge(Problems& problems, const Node& item) {
   const size_t before = problems.errors();
-  const Node* name = name_in(problems, item, "merge", "none, cam, d2o, pivot, weighted_v or gaussian, or", "",
-                             R"({"name": "cam", "next": 32})");
+  const Node* name = name_in(problems, item, "merge", "none, cam, d2o, pivot, weighted_v, gaussian or value_blend, or",
+                             "", R"({"name": "cam", "next": 32})");
   if (name == nullptr) return std::nullopt;
   std::vector<std::string> words;
   for (const Merge::Rule rule : kRules) words.emplace_back(word(rule));
@@ -298,6 +323,7 @@ std::optional<Merge> read_merge(Problems& problems, const Node& item) {
   if (!given) return std::nullopt;
   Merge merge;
   merge.rule = kRules[size_t(std::find(words.begin(), words.end(), *given) - words.begin())];
+  if (merge.rule == Merge::Rule::value_blend) merge.threshold = 0;
   if (item.kind == Node::Kind::map) read_parameters(Section(&item, "merge", keys_of(merge), problems), problems, merge);
   return problems.errors() == before ? std::optional(merge) : std::nullopt;
 }
@@ -324,8 +350,8 @@ std::string merge_problem(const MethodInstance& m, const Wording& words) {
         words.option("phase", "oneshot"));
   if (merge.changes_keys() && m.options.positions == Positions::cache)
     return fmt::format(
-        "merge {} makes keys that combine several positions and cannot be moved to another one: add {}, or take cam or "
-        "weighted_v, which leave keys alone",
+        "merge {} makes keys that combine several positions and cannot be moved to another one: add {}, or take cam, "
+        "weighted_v or value_blend, which leave keys alone",
         word(merge.rule), words.option("positions", "original"));
   if (m.options.reweight != Reweight::none)
     return "merge and reweight both make kept tokens stand for the others: leave out one of them";

@@ -197,6 +197,17 @@ Refusal cut_of_stream(const MethodInstance& m, const std::string& streams, const
 void check_prompt_streams(const RunConfig& config, Problems& problems) {
   for (const MethodInstance& m : config.methods) {
     if (!config.replay.streams_prompt(m.options)) continue;
+    if (m.options.serving.prefill_chunk > 0) {
+      if (config.replay.prompt_streams)
+        problems.error(m.mark,
+                       Refusal{.methods = {m.named()},
+                               .verb = "take",
+                               .rule = fmt::format("the prompt in chunks (prefill_chunk), but {} feeds it token "
+                                                   "by token",
+                                                   problems.words().mention("replay.prompt", R"("stream")")),
+                               .remedy = "leave out one of them"});
+      continue;
+    }
     const std::string streams = streaming_text(m, problems.words());
     const Allocator rule = m.options.allocator;
     if (compares_heads(rule))
@@ -210,7 +221,8 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
                                                  "when it has ended",
                                                  streams, m.method().info.name),
                              .remedy = "leave it out"});
-    if (m.options.phase != Phase::stream) problems.error(m.mark, cut_of_stream(m, streams, problems.words()));
+    if (m.options.phase != Phase::stream && m.options.serving.prefill_chunk == 0)
+      problems.error(m.mark, cut_of_stream(m, streams, problems.words()));
   }
 }
 

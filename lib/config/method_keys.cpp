@@ -6,6 +6,7 @@
 
 #include "config/common_options.hpp"
 #include "config/row_format.hpp"
+#include "config/serving.hpp"
 
 namespace kvreplay {
 namespace {
@@ -13,10 +14,14 @@ namespace {
 const std::string kGqa = "gqa";
 
 bool is_option(const std::string& key) {
-  return key == kRowFormat || key == kWrapper || key == kMerge || option_words().count(key) > 0;
+  const std::vector<std::string>& serving = serving_keys();
+  const bool is_axis = key == kRowFormat || key == kWrapper || key == kMerge || key == kThink;
+  return is_axis || option_words().count(key) > 0 || std::find(serving.begin(), serving.end(), key) != serving.end();
 }
 
-bool takes(const Method& method, const std::string& key) { return is_option(key) || method.parameter(key) != nullptr; }
+bool takes(const Method& method, const std::string& key) {
+  return is_option(key) || method.parameter(key) != nullptr || (key == kEnds && has_ends(method));
+}
 
 // A key with its value; `gqa: {level: layer}` is gqa.level.
 struct Given {
@@ -34,6 +39,8 @@ std::vector<std::string> values_for(const Given& given, const Method& method) {
   std::vector<std::string> values = {given.value};
   if (given.key == kRowFormat) values.emplace_back("int4");
   if (given.key == kMerge) values.emplace_back("pivot");
+  if (given.key == kThink) values.emplace_back("{ratio: 0.5}");
+  if (given.key == kEnds) values.emplace_back("0.1");
   if (given.key == kWrapper) values.emplace_back("caote");
   if (const auto words = option_words().find(given.key); words != option_words().end())
     values.insert(values.end(), words->second.rbegin(), words->second.rend());

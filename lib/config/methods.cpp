@@ -6,9 +6,11 @@
 
 #include "base/json_text.hpp"
 #include "config/allocator.hpp"
+#include "config/budget.hpp"
 #include "config/common_options.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
+#include "config/serving.hpp"
 
 // Reads the list of methods: names, parameters, and the axes that every method can be combined with. A list where one
 // value is expected is a sweep axis; an entry becomes one instance for every combination.
@@ -19,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxInstances = 10'000;
+constexpr const char* kThen = "then";  // the method that decides after the prompt
 
 // Value of a parameter, as JSON, or of a common option.
 struct AxisValue {
@@ -39,6 +42,7 @@ struct Entry {
   size_t index = 0;  // in the list of methods
   std::vector<SweepAxis> sweep;
   fs::path uniforms;
+  std::shared_ptr<const LaterMethod> later = {};
   bool sound = true;  // no key was refused
 };
 
@@ -55,9 +59,15 @@ std::vector<std::string> keys_of(const Method& method) {
   std::vector<std::string> keys;
   for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
   for (const auto& [name, words] : option_words()) keys.push_back(name);
-  keys.insert(keys.end(), {kRowFormat, kWrapper, kMerge});
-  keys.insert(keys.end(), {"name", "uniforms", "gqa"});
+  keys.insert(keys.end(), {kRowFormat, kWrapper, kMerge, kThink});
+  if (has_ends(method)) keys.emplace_back(kEnds);
+  keys.insert(keys.end(), serving_keys().begin(), serving_keys().end());
+  keys.insert(keys.end(), {"name", "uniforms", "gqa", kThen});
   return keys;
+}
+
+bool is_serving(const std::string& key) {
+  return std::find(serving_keys().begin(), serving_keys().end(), key) != serving_keys().end();
 }
 
 // The methods that have the parameter: "snapkv and pyramidkv".
@@ -70,8 +80,9 @@ std::string owners(const Registry& methods, const std::string& parameter) {
 
 class MethodsReader {
  public:
-  MethodsReader(RunConfig& config, const Source& source, Problems& problems)
-      : config_(config), source_(source), problems_(problems) {}
+  // later: reads the method of an option `then`.
+  MethodsReader(RunConfig& config, const Source& source, Problems& problems, bool later = false)
+      : config_(config), source_(source), problems_(problems), later_(later) {}
 
   void read(const Node& node, size_t index) {
     const Method* method = method_of(node);
@@ -80,6 +91,7 @@ class MethodsReader {
     const size_t before = problems_.errors();
     if (node.kind == Node::Kind::map)
       for (size_t i = 0; i < node.keys.size(); ++i) read_key(entry, node.keys[i], node.items[i]);
+    check_ends(entry);
     entry.sound = problems_.errors() == before;
     if (has_its_files(entry, node)) expand(entry);
   }
@@ -113,11 +125,57 @@ class MethodsReader {
     if (key.text == "uniforms") return read_uniforms(entry, value);
     if (key.text == "gqa") return read_gqa(entry, value);
     if (const ParameterSpec* spec = entry.method->parameter(key.text)) return read_parameters(entry, key, value, *spec);
-    for (const char* axis : {kRowFormat, kWrapper, kMerge})
+    if (key.text == kEnds && has_ends(*entry.method)) return read_words(entry, key, value, kEnds);
+    for (const char* axis : {kRowFormat, kWrapper, kMerge, kThink})
       if (key.text == axis) return read_words(entry, key, value, axis);
+    if (is_serving(key.text)) return read_words(entry, key, value, key.text);
+    if (key.text == kThen) return read_later(entry, key, value);
     const auto axis = option_words().find(key.text);
     if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
     problems_.error(key.mark, unknown_key(*entry.method, key.text));
+  }
+
+  // The method that decides after the prompt, an entry inside the entry.
+  void read_later(Entry& entry, const Key& key, const Node& value) {
+    const size_t before = problems_.errors();
+    RunConfig own;
+    own.file = config_.file;
+    const Node method = without_key(value, "budget");
+    MethodsReader(own, source_, problems_, true).read(method, entry.index);
+    const Budget budget = read_later_budget(value);
+    if (problems_.errors() > before) return;
+    if (own.methods.size() != 1)
+      return problems_.error(key.mark,
+                             "then takes one method, with one value for each parameter: write an entry of "
+                             "`methods:` for every combination");
+    MethodInstance& m = own.methods.front();
+    m.options.phase = Phase::stream;
+    if (const std::string why = later_problem(m, words()); !why.empty())
+      return problems_.error(key.mark, Refusal{.methods = {m.named()}, .rule = why});
+    entry.later = std::make_shared<LaterMethod>(LaterMethod{m.values, m.options, budget});
+  }
+
+  Budget read_later_budget(const Node& value) {
+    Budget read;
+    const Node* node = value.kind == Node::Kind::map ? value.find("budget") : nullptr;
+    if (node == nullptr) return read;
+    RunConfig own;
+    read_budget(own, node, value.key_mark("budget"), problems_);
+    const BudgetList& list = own.budget;
+    const bool one = list.values.size() == 1 && !list.has_shares();
+    if (one && list.kind == BudgetList::Kind::ratio_of_seen) read.growth = {list.values[0], list.floor};
+    else if (one && list.kind == BudgetList::Kind::tokens)
+      read.tokens = int32_t(list.values[0]), read.requested_tokens = list.values[0];
+    else if (!list.values.empty() || list.has_shares())
+      must_be(problems_, *node, "then.budget", "one number of tokens, or one ratio_of_seen");
+    return read;
+  }
+  static Node without_key(const Node& node, const std::string& key) {
+    Node left = node;
+    for (size_t i = 0; i < left.keys.size(); ++i)
+      if (left.keys[i].text == key)
+        left.keys.erase(left.keys.begin() + int64_t(i)), left.items.erase(left.items.begin() + int64_t(i--));
+    return left;
   }
 
   std::string unknown_key(const Method& method, const std::string& key) const {
@@ -216,6 +274,17 @@ class MethodsReader {
     read_axis(entry, key, value, read, is_one);
   }
 
+  // protect_ends sets both sinks and recent.
+  void check_ends(const Entry& entry) {
+    const auto given = [&](const char* name) {
+      return std::any_of(entry.sweep.begin(), entry.sweep.end(), [&](const SweepAxis& a) { return a.name == name; });
+    };
+    for (const char* end : {"sinks", "recent"})
+      if (given(kEnds) && given(end))
+        problems_.error(entry.mark, fmt::format("{} sets sinks and recent of {}, and {} is given too: remove one",
+                                                kEnds, entry.method->info.name, end));
+  }
+
   void read_words(Entry& entry, const Key& key, const Node& value, const std::string& axis) {
     read_axis(entry, key, value, [&](const Node& item) -> std::optional<AxisValue> {
       const auto option = read_option(entry, item, axis);
@@ -235,6 +304,18 @@ class MethodsReader {
     if (axis == kMerge) {
       const auto merge = read_merge(problems_, item);
       return merge ? std::optional(OptionValue{.word = "", .merge = *merge}) : std::nullopt;
+    }
+    if (is_serving(axis)) {
+      const auto serving = read_serving(problems_, item, axis);
+      return serving ? std::optional(OptionValue{.word = "", .serving = *serving}) : std::nullopt;
+    }
+    if (axis == kThink) {
+      const auto think = read_think(problems_, item);
+      return think ? std::optional(OptionValue{.word = "", .think = *think}) : std::nullopt;
+    }
+    if (axis == kEnds) {
+      const auto share = read_real(problems_, item, kEnds, {0, 0.5});
+      return share ? std::optional(OptionValue{.word = "", .ends = *share}) : std::nullopt;
     }
     if (axis == "allocator") return read_allocator(problems_, item, source_);
     const auto text = read_word(problems_, item, axis, option_words().at(axis));
@@ -284,7 +365,7 @@ class MethodsReader {
   }
 
   void add(const Entry& entry, size_t combination) {
-    MethodInstance instance{MethodValues(*entry.method), {}, entry.uniforms, entry.mark, entry.index};
+    MethodInstance instance{MethodValues(*entry.method), {}, entry.uniforms, entry.mark, entry.index, entry.later};
     const std::string place = fmt::format("methods[{}]", config_.methods.size());
     std::vector<std::pair<const std::string*, const OptionValue*>> options;
     for (size_t a = entry.sweep.size(); a-- > 0;) {
@@ -297,6 +378,11 @@ class MethodsReader {
     }
     instance.options = instance.values.default_options();
     for (const auto& [name, value] : options) set_option(instance.options, *name, *value);
+    for (const auto& [name, value] : options)
+      if (*name == kEnds) instance.values.protect_ends(value->ends);
+    imply_phase(instance, options);
+    if (later_) instance.options.phase = Phase::stream;
+    else if (instance.later != nullptr) instance.options.phase = Phase::oneshot;
     if (const std::string why = combination_problem(instance, words()); !why.empty())
       return problems_.error(entry.mark, Refusal{.methods = {instance.named()}, .rule = why});
     check_file_names(instance);
@@ -306,6 +392,13 @@ class MethodsReader {
     }
     config_.marks[place] = instance.mark;
     config_.methods.push_back(std::move(instance));
+  }
+
+  // A method that cuts again and again streams.
+  static void imply_phase(MethodInstance& m,
+                          const std::vector<std::pair<const std::string*, const OptionValue*>>& options) {
+    const bool given = std::any_of(options.begin(), options.end(), [](const auto& o) { return *o.first == "phase"; });
+    if (m.options.serving.cut_every > 0 && !given) m.options.phase = Phase::stream;
   }
 
   // Results name a file without its folder, so two files must not have the same name.
@@ -322,7 +415,7 @@ class MethodsReader {
 
   static std::string identity(const MethodInstance& m) {
     return m.method().info.name + m.values.file() + m.values.calibration().name + params_json(m.values, m.options) +
-           m.uniforms.string();
+           m.uniforms.string() + (m.later == nullptr ? "" : later_json(*m.later, nullptr));
   }
 
   void report_repetition(const MethodInstance& instance, const Mark& first) {
@@ -336,6 +429,7 @@ class MethodsReader {
   RunConfig& config_;
   const Source& source_;
   Problems& problems_;
+  bool later_;
   std::map<std::string, Mark> seen_;
   std::map<std::string, std::string> files_;  // file name -> path
 };

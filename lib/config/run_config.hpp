@@ -9,6 +9,7 @@
 
 #include "base/refusal.hpp"
 #include "catalog/bound_method.hpp"
+#include "catalog/cell.hpp"
 #include "catalog/token_lists.hpp"
 #include "trace/tensors.hpp"
 
@@ -27,14 +28,16 @@ struct MethodInstance {
   std::filesystem::path uniforms;  // file of random numbers; empty: counter-based
   Mark mark;
   size_t entry = 0;  // in the list of methods; a sweep makes several instances of one entry
+  std::shared_ptr<const LaterMethod> later = {};  // option `then`
   const Method& method() const { return values.method(); }
   NamedMethod named() const { return {method().info.name, entry}; }
 };
 
 struct BudgetList {
-  enum class Kind { tokens, fraction_kept, bytes } kind = Kind::tokens;
+  enum class Kind { tokens, fraction_kept, bytes, ratio_of_seen } kind = Kind::tokens;
   std::vector<double> values;
   std::vector<Mark> marks;
+  int32_t floor = 1;           // ratio_of_seen: the least budget, tokens
   std::vector<double> shares;  // shares of the full cache's bytes, in addition to the values
   // Which bytes the shares bound: the peak, the mean over steps, or the prompt's after its cut. Where the configuration
   // leaves it open, select() decides by the traces.
@@ -61,6 +64,7 @@ struct RunConfig {
     bool prompt_streams = false;             // convention C5
     // Whether a method takes the prompt token by token: its own option overrides the run's.
     bool streams_prompt(const CommonOptions& options) const {
+      if (options.serving.prefill_chunk > 0) return true;
       return options.prompt == PromptMode::as_run ? prompt_streams : options.prompt == PromptMode::stream;
     }
     enum class Queries { all, last, stride } queries = Queries::all;

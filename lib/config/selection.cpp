@@ -12,6 +12,7 @@
 #include "config/list_checks.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
+#include "config/serving.hpp"
 #include "config/trace_checks.hpp"
 #include "formats/row_coding.hpp"
 #include "trace/uniforms.hpp"
@@ -123,11 +124,25 @@ class Selection {
     if (config_.budget.has_shares() && config_.budget.values.empty()) return;
     const RowFormat format = at_layer(instance.options.row_format, layer.layer, trace.n_layers);
     const BudgetList budgets = budgets_for(instance, config_.budget);
+    if (budgets.kind == BudgetList::Kind::ratio_of_seen) return add_growing(m, budgets, context, prompt, selected);
     for (const double value : budgets.values) {
       const double asked = real_budget(budgets.kind, value, context.prompt_tokens, layer, format);
       context.budget = {int32_t(asked), asked};
       if (context.budget.none()) report_empty_budget(value, layer, format);
       else add_variant(m, context, prompt, selected);
+    }
+  }
+
+  void add_growing(size_t m, const BudgetList& budgets, MethodContext context, const PromptInfo& prompt,
+                   SelectedLayer& selected) {
+    const MethodInstance& instance = config_.methods[m];
+    if (const std::string why = growth_problem(instance); !why.empty())
+      return problems_.error(instance.mark, Refusal{.methods = {instance.named()}, .rule = why});
+    for (const double ratio : budgets.values) {
+      CutPlan plan{{}, {ratio, budgets.floor}};
+      const int32_t last = plan.target(context.tokens);
+      context.budget = {last, double(last), std::nullopt, plan.growth};
+      add_variant(m, context, prompt, selected);
     }
   }
 
@@ -166,6 +181,7 @@ class Selection {
     const MethodInstance& instance = config_.methods[m];
     try {
       BoundMethod method(instance.values, context);
+      if (instance.later != nullptr) (void)instance.later->method_for(context);
       if (!instance.uniforms.empty()) check_uniforms(instance, method, prompt, selected);
       if (!instance.method().lists_in.empty()) lists_.check(m, prompt, context);
       selected.variants.push_back({m, std::move(method), context.budget});
@@ -221,6 +237,7 @@ class Selection {
                             .counts = {{row, row}}});
   }
   void check_budgets(const TraceInfo& trace, const PromptInfo& prompt, const Extent& extent) {
+    if (config_.budget.kind == BudgetList::Kind::ratio_of_seen) return;
     std::map<std::string, RowFormat> formats;  // a budget in bytes is a different number of tokens in each
     for (const MethodInstance& m : config_.methods)
       if (m.values.traits().takes_budget) formats.emplace(row_format_json(m.options.row_format), m.options.row_format);

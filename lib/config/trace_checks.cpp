@@ -138,7 +138,9 @@ void TraceChecks::check_logits(const MethodInstance& instance, const TraceInfo& 
 void TraceChecks::check_queries(const MethodInstance& instance, const PromptNeeds& needs, const TraceInfo& trace,
                                 const PromptInfo& prompt, const LayerInfo& layer) {
   const bool sees_queries = instance.method().hooks.has(Hook::observe_queries);
-  if ((needs.whole || (needs.queries && !sees_queries)) && config_.replay.streams_prompt(instance.options))
+  const bool in_chunks = instance.options.serving.prefill_chunk > 0;
+  if (!in_chunks && (needs.whole || (needs.queries && !sees_queries)) &&
+      config_.replay.streams_prompt(instance.options))
     problems_.error(instance.mark, Refusal{.methods = {instance.named()},
                                            .verb = "decide",
                                            .rule = fmt::format("by the whole prompt, which {} feeds token by token",
@@ -147,7 +149,8 @@ void TraceChecks::check_queries(const MethodInstance& instance, const PromptNeed
                                            .option = {"prompt", "cut"}});
   const bool learns = needs.known.any() && !instance.values.calibration().is_offline();
   const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() || learns ||
-                               sees_queries || instance.options.merge.uses_attention();
+                               sees_queries || (instance.options.serving.cut_every > 0 && needs.reads_queries()) ||
+                               instance.options.merge.uses_attention() || !instance.options.think.is_none();
   if (!decides_by_rows || layer.query_rows >= layer.tokens) return;
   problems_.error(instance.mark, Refusal{.methods = {instance.named()},
                                          .verb = "need",

@@ -45,6 +45,13 @@ constexpr int32_t kEvicted = -1;
 // How a query-time method uses a row. A weighed row counts in the denominator, but its value is not read.
 constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2;
 
+// Sums of the scores of pages over the kv heads of a layer, which evict together.
+struct PageBoard {
+  double* sums = nullptr;  // [pages] by number; null: the cache decides alone
+  bool complete = false;   // every head has added its scores: evict by the sums
+  bool shown() const { return sums != nullptr && complete; }
+};
+
 template <class Real>
 struct CacheStorage {
   const Real *keys = nullptr, *values = nullptr;  // the trace's; policies never get them
@@ -65,6 +72,21 @@ struct CacheStorage {
   int32_t capacity = 0, own_rows = 0;
   int64_t key_block = 0, value_block = 0;  // elements from one kv head of the trace to the next
   HeadShape shape{};
+  PageBoard board = {};
+  int32_t score_sets = 1;                 // scores of a row: one for each policy that decides, `capacity` apart
+  int32_t own_block = 0, own_blocks = 1;  // of the rows stored here: the first that this cache reads, and all
+
+  // One kv head of a cache that spans a layer: its keys, values and scores, and the rows of all.
+  CacheStorage block(int32_t b) const {
+    const auto at = [b](auto* base, int64_t offset) { return base == nullptr ? nullptr : base + b * offset; };
+    CacheStorage one = *this;
+    one.keys = at(keys, key_block), one.values = at(values, value_block);
+    one.coded_keys = at(coded_keys, key_block), one.coded_values = at(coded_values, value_block);
+    one.score = score_sets > 1 ? at(score, capacity) : score;
+    one.own_block = b;
+    one.shape.heads /= shape.blocks, one.shape.blocks = 1;
+    return one;
+  }
 };
 
 struct Count {
@@ -109,6 +131,13 @@ class BasicCache {
   std::span<const int32_t> evicted_since(int32_t since) const {
     return {s_.evicted + since, size_t(evictions() - since)};
   }
+  PageBoard page_board() const { return s_.board; }
+  BasicCache block(int32_t b) const { return BasicCache(s_.block(b)); }
+  BasicCache with_board(PageBoard board) const {
+    BasicCache shown = *this;
+    shown.s_.board = board;
+    return shown;
+  }
   int32_t returned_tokens() const { return s_.counts[Count::returned]; }
   std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
   // Weights of the rows; empty: all 1.
@@ -118,12 +147,12 @@ class BasicCache {
   std::span<const Real> key(int32_t row, int32_t block = 0) const {
     const Real* const shared = has_shared_codes() && !coding(row).key_exact() ? s_.coded_keys : s_.keys;
     return refers(row) ? at(shared + block * s_.key_block, s_.token[row], s_.shape.dim)
-                       : at(s_.own_keys, s_.slot[row] * s_.shape.blocks + block, s_.shape.dim);
+                       : at(s_.own_keys, own_row(row, block), s_.shape.dim);
   }
   std::span<const Real> value(int32_t row, int32_t block = 0) const {
     const Real* const shared = has_shared_codes() && !coding(row).value_exact() ? s_.coded_values : s_.values;
     return refers(row) ? at(shared + block * s_.value_block, s_.token[row], s_.shape.v_dim)
-                       : at(s_.own_values, s_.slot[row] * s_.shape.blocks + block, s_.shape.v_dim);
+                       : at(s_.own_values, own_row(row, block), s_.shape.v_dim);
   }
 
   // Appends a token; its score starts at 0.
@@ -184,7 +213,7 @@ class BasicCache {
     const int32_t n = size();
     release(row), s_.counts[Count::rows] = n - 1;
     team.close_gap(s_.token, row, n);
-    if (s_.score != nullptr) team.close_gap(s_.score, row, n);
+    for (int32_t k = 0; k < s_.score_sets && s_.score != nullptr; ++k) team.close_gap(scores(k), row, n);
     if (s_.num != nullptr) {
       team.close_gap(s_.num, row, n);
       team.close_gap(s_.den, row, n);
@@ -198,6 +227,7 @@ class BasicCache {
     const int32_t n = size();
     for (int32_t i = 0; i < n; ++i)
       if (!stays(i)) release(i);
+    compact_more_scores(n, stays);
     const int32_t left = team.compact(
         n, stays, [&](int32_t from) { return row_at(from); },
         [&](int32_t to, const Row& row) {
@@ -232,6 +262,21 @@ class BasicCache {
   }
 
  private:
+  // Scores of the k-th policy.
+  double* scores(int32_t k) const {
+    return s_.score + (s_.score_sets > 1 ? int64_t(k - s_.own_block) * s_.capacity : 0);
+  }
+  int32_t own_row(int32_t row, int32_t block) const { return s_.slot[row] * s_.own_blocks + s_.own_block + block; }
+  // The scores of all policies but this cache's own; call before rows are moved.
+  template <class F>
+  void compact_more_scores(int32_t n, F stays) {
+    for (int32_t k = 0; k < s_.score_sets && s_.score != nullptr && s_.score_sets > 1; ++k) {
+      if (k == s_.own_block) continue;
+      int32_t to = 0;
+      for (int32_t i = 0; i < n; ++i)
+        if (stays(i)) scores(k)[to++] = scores(k)[i];
+    }
+  }
   static std::span<const Real> at(const Real* base, int32_t i, int32_t width) {
     return {base + int64_t(i) * width, size_t(width)};
   }
@@ -249,7 +294,7 @@ class BasicCache {
   void count_written() { s_.counts[Count::written] += 1; }
   void place(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
     s_.token[row] = token;
-    if (s_.score != nullptr) s_.score[row] = 0;
+    for (int32_t k = 0; k < s_.score_sets && s_.score != nullptr; ++k) scores(k)[row] = 0;
     if (s_.num != nullptr) s_.num[row] = num, s_.den[row] = den;
     if (s_.slot != nullptr) s_.slot[row] = slot;
     if (s_.coding != nullptr) s_.coding[row] = {};
@@ -303,7 +348,9 @@ class BasicCache {
             s_.mark[i]};
   }
   void put_row(int32_t to, const Row& row) {
-    place(to, row.token, row.num, row.den, row.slot);
+    s_.token[to] = row.token;
+    if (s_.num != nullptr) s_.num[to] = row.num, s_.den[to] = row.den;
+    if (s_.slot != nullptr) s_.slot[to] = row.slot;
     if (s_.score != nullptr) s_.score[to] = row.score;
     if (s_.coding != nullptr) s_.coding[to] = row.coding;
     s_.mark[to] = row.mark;

@@ -2,6 +2,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "core/platform.hpp"
 
@@ -52,24 +53,37 @@ struct StatisticsNeeds {
   bool means = false;       // mean query before rotation, and mean modulus of each pair of channels
   bool directions = false;  // the main direction of the rotated queries
   bool channels = false;    // which channels contribute most to the products with keys
-  bool any() const { return means || directions || channels; }
+  // Mean and covariance of queries of other text, over all rows but the first `moments_after` of each prompt.
+  static constexpr int32_t kNoMoments = -1;
+  int32_t moments_after = kNoMoments;
+  bool moments() const { return moments_after >= 0; }
+  bool any() const { return means || directions || channels || moments(); }
+  // Without the statistics that a method computes itself from the prompt it reads.
+  StatisticsNeeds of_prompt() const { return {means, directions, channels}; }
+  // At most one of them, or both alike, may ask for moments.
   StatisticsNeeds operator|(const StatisticsNeeds& o) const {
-    return {means || o.means, directions || o.directions, channels || o.channels};
+    return {means || o.means, directions || o.directions, channels || o.channels,
+            moments() ? moments_after : o.moments_after};
   }
 };
+// Identifies statistics of other text: the text, and StatisticsNeeds::moments_after.
+using StatisticsKey = std::pair<Calibration, int32_t>;
 
 // These statistics for some query heads.
 struct QueryStatistics {
-  const double* means = nullptr;       // [heads, dim]; includes an attention factor
-  const double* sizes = nullptr;       // [heads, pairs], likewise
-  const double* directions = nullptr;  // [heads, dim]
-  const int32_t* channels = nullptr;   // [heads, dim], the most important channel first
+  const double* means = nullptr;        // [heads, dim]; includes an attention factor
+  const double* sizes = nullptr;        // [heads, pairs], likewise
+  const double* directions = nullptr;   // [heads, dim]
+  const int32_t* channels = nullptr;    // [heads, dim], the most important channel first
+  const double* full_means = nullptr;   // [heads, dim] mean before rotation without first rows; as `means`
+  const double* covariances = nullptr;  // [heads, dim, dim], likewise
   // The statistics of the heads from `first` on.
   QueryStatistics from(int64_t first, int32_t dim, int32_t pairs) const {
     const auto moved = [&](auto* numbers, int32_t width) {
       return numbers == nullptr ? nullptr : numbers + first * width;
     };
-    return {moved(means, dim), moved(sizes, pairs), moved(directions, dim), moved(channels, dim)};
+    return {moved(means, dim),    moved(sizes, pairs),    moved(directions, dim),
+            moved(channels, dim), moved(full_means, dim), moved(covariances, dim * dim)};
   }
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/row_format.hpp"
+#include "core/serving.hpp"
 #include "core/share.hpp"
 #include "core/token.hpp"
 
@@ -38,7 +39,9 @@ struct Merge {
   // - weighted_v: arXiv 2503.01330. The next kept value becomes the mean of both values, weighted by average attention.
   // - gaussian: KVMerger, Wang et al. 2024. Each run of evicted neighbours with S > `threshold` becomes one row, by
   //   Gaussian weights around the key with the largest A. These rows are kept beyond the budget.
-  enum class Rule { none, cam, d2o, pivot, weighted_v, gaussian };
+  // - value_blend: kvpress, merging_press.py. If the largest S reaches `threshold` and is among the share `fraction` of
+  //   the cut's largest, the value joins that row by weights max(S, 0) |v| / (|v| + |v of the row| + 1e-6) against 1.
+  enum class Rule { none, cam, d2o, pivot, weighted_v, gaussian, value_blend };
   // keep: a row counts for as many tokens as it took in (num, den); none: for one.
   enum class Mass { none, keep };
   enum class Attention { accumulated, step };  // cam: attention from all rows so far, or from the last one
@@ -47,12 +50,22 @@ struct Merge {
   Attention attention = Attention::accumulated;
   int32_t next = 32;
   bool release = false;
-  double threshold = 0.75;
+  double threshold = 0.75;  // used by gaussian and value_blend, which has 0
+  double fraction = 1;      // value_blend
 
   bool is_none() const { return rule == Rule::none; }
   bool uses_attention() const { return rule == Rule::cam || rule == Rule::weighted_v || rule == Rule::gaussian; }
   bool changes_keys() const { return rule == Rule::d2o || rule == Rule::pivot || rule == Rule::gaussian; }
   bool random() const { return rule == Rule::cam; }
+};
+
+// Channels that the kept keys of the prompt lack (option `think`). ThinK, Xu et al. 2024, and kvpress, think_press.py.
+struct Think {
+  double ratio = 0;     // share of the channels of a key that is dropped; 0: none
+  int32_t window = 32;  // last queries of the prompt that decide
+
+  bool is_none() const { return ratio == 0; }
+  int32_t dropped(int32_t dim) const { return int32_t(ratio * dim + 1e-9); }
 };
 
 enum class Phase { stream, oneshot };                       // convention C6
@@ -63,13 +76,21 @@ enum class Order { attend_then_evict, evict_then_attend };  // convention C4
 
 enum class Reweight { none, uniform };  // uniform: kept unprotected prompt tokens represent the evicted ones
 // How a budget is shared over heads and layers.
-enum class Allocator { uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, file };
+enum class Allocator { uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, zigzag, file };
 
 // HeadKV, arXiv 2410.19258 (allocator headkv): an equal part for every head, and a pool that is shared by importance.
 struct HeadKv {
   double beta = 1.2;  // 1/beta of the budget forms the pool
   double temp = 1;    // exponent of the importance
   bool operator==(const HeadKv&) const = default;
+};
+
+// ZigZagKV, arXiv 2412.09036 (allocator zigzag): a layer gets tokens in proportion to the number of tokens that hold
+// most of its scores.
+struct ZigZag {
+  double mass = 0.9;  // share of the scores that these tokens hold
+  int32_t lo = 0;     // tokens that every head starts with; 0: as many as its method protects
+  bool operator==(const ZigZag&) const = default;
 };
 
 // Options that combine with every method, as in `methods:` of a configuration.
@@ -86,12 +107,18 @@ struct CommonOptions {
   double window_share = 0.5;   // for windows: share of the budget that a layer with a sliding window gets
   LuKv lu_kv;                  // for lu_kv
   HeadKv headkv;               // for headkv
+  ZigZag zigzag;               // for zigzag
   // For duo, and for headkv without a file: parameters of the method duo_attention, which measures how far heads look;
   // by name, as canonical JSON.
   std::map<std::string, std::string> looking = {};
   RowFormat row_format;
   Wrapper wrapper;
   Merge merge;
+  Think think;
+  Serving serving;
+
+  // Whether the kv heads of a layer are replayed together.
+  bool spans_layer() const { return gqa_level == GqaLevel::layer || serving.pages.tied(); }
 };
 
 }  // namespace kvreplay

@@ -21,6 +21,7 @@ struct Budget {
   double requested_tokens = 0;  // in tokens, before rounding down
   // This head's share, where an allocator shares the budget over heads.
   std::optional<int32_t> share = std::nullopt;
+  Growth growth = {};  // `tokens` is then the budget at the end of the text
   constexpr bool none() const { return tokens == 0; }
 };
 
@@ -37,6 +38,7 @@ struct MethodContext : Extent {
   // is planned.
   double median_key_distance = 0, largest_query_norm = 0;
   bool compares_heads = false;  // scores of several kv heads will be ranked together
+  Serving serving = {};
 };
 
 // Numbers of the trace that no causal method can know. A method that asks for them must document it.

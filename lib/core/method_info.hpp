@@ -29,6 +29,10 @@ struct MethodInfo {
   Positions default_positions = Positions::original;
   bool any_positions = true;  // `positions: cache` is possible
   bool layer_level = true;    // gqa.level layer is possible: more than the keys of one kv head decides
+  // A cut keeps the protected tokens and the best others by one score: the options of serving (core/serving.hpp) apply.
+  bool selects = false;
+  bool joins_heads = false;         // decides for all kv heads of a layer by their keys and values (gqa.level layer)
+  bool needs_whole_prompt = false;  // scores mean something for the whole prompt only: it cannot arrive in chunks
   bool takes_budget = true;
   bool exact_budget = true;          // false: the realised size only approximates B, in whole chunks for example
   bool implied_layout = false;       // the step determines which tokens are held, so no positions are stored

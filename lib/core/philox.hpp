@@ -59,6 +59,8 @@ enum class RngStream : uint32_t {
   row_rotation = 15,
   row_sketch = 16,
   merge_draws = 17,
+  random_cuts = 18,
+  weighted_cuts = 19,
 };
 
 // An array that tests inject in place of counter-based numbers. Draw (round, position, slot) of its stream reads

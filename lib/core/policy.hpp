@@ -68,6 +68,7 @@ struct HeadProbabilities {
   int32_t heads, rows;
   Aggregate how = Aggregate::sum;
   const double* log_sums = nullptr;  // [heads] logarithms of the denominators, where a step observes
+  int32_t seen = -1;                 // rows that are held, where `values` also has evicted ones (as 0); -1: all are
   double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
   // The exponent of a probability above 0. It includes soft cap, position, temperature and the logarithm of the row's
   // weight.

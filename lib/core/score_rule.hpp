@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/cut_plan.hpp"
 #include "core/philox.hpp"
 #include "core/select.hpp"
 
@@ -73,7 +74,8 @@ struct ScoreRule {
   double share = 1;  // factor of a query head's probability; the engine sets it from gqa.agg
   Protect protect = {};
   int32_t budget = 0;
-  int32_t drop = 1;  // tokens evicted at a time, once more than `budget` are held: those of lowest score
+  CutPlan plan = {};  // when to cut; if it is not plain, `protect` and `budget` are those of a fixed budget
+  int32_t drop = 1;   // tokens evicted at a time, once more than `budget` are held: those of lowest score
   int32_t first_voter = 0;
   MarkRings marks = {};  // by token
   NoisyVote noisy = {};

@@ -129,14 +129,18 @@ void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
   else cache.retain(team, [&](int32_t i) { return i < held || i >= held + excess; });
 }
 
-// Cuts to the budget by cache.score(row): the protected rows and the best of the others stay. If an observation window
-// does not fit into the budget, the sinks and the last of the other rows stay.
-template <Team T, Cache C>
-void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
+// Cuts to the budget: the protected rows and the best of the others by score(row) stay. If an observation window does
+// not fit into the budget, the sinks and the last of the other rows stay.
+template <Team T, Cache C, class F>
+void keep_scored(const T& team, C& cache, Protect protect, int32_t budget, F score) {
   if (cache.size() <= budget) return;
   const int32_t count = budget - held_sinks(cache, protect.sinks) - protect.recent;
   if (count <= 0) keep_ends(team, cache, protect.sinks, budget);
-  else keep_best(team, cache, protect, count, [&](int32_t i) { return cache.score(i); });
+  else keep_best(team, cache, protect, count, score);
+}
+template <Team T, Cache C>
+void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
+  keep_scored(team, cache, protect, budget, [&](int32_t i) { return cache.score(i); });
 }
 
 }  // namespace kvreplay

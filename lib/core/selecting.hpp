@@ -1,15 +1,18 @@
 #pragma once
+#include "core/cut.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
 
 // The form of most methods: the first `sinks` and the last `recent` tokens are protected (convention C16), and the
 // tokens with the best scores fill the rest of the budget. A method derives from it, sets cache.score(row) in
-// read_prompt() (and observe()), and calls protect() in declare().
+// read_prompt() (and observe()), and calls protect() in declare(). With the options of serving (core/serving.hpp) the
+// plan says when it cuts, and to how many tokens.
 template <int32_t kSinks = 0, int32_t kRecent = 0>
 struct Selecting {
   int32_t sinks = kSinks, recent = kRecent;
   int32_t budget = 0;
+  CutPlan plan;
 
   template <class M>
   static void protect(auto& d, const char* recent_default = "") {
@@ -17,15 +20,23 @@ struct Selecting {
     d.integer("recent", static_cast<int32_t M::*>(&M::recent), {0, kManyTokens},
               "last tokens that always stay, the newest included", recent_default);
   }
-  void resolve(const MethodContext& context) {
+  void resolve(const MethodContext& context) { resolve(context, {.sinks = sinks, .recent = recent}); }
+  // least: rows that every cut protects.
+  void resolve(const MethodContext& context, Protect least) {
     budget = context.budget.tokens;
-    if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
+    const int32_t counted = context.serving.keep_prompt ? recent : sinks + recent;
+    if (counted > budget) throw protection_error(sinks, recent, budget);
+    plan = cut_plan(context, least);
   }
   Layout layout(const MethodContext&) const { return {.scores = true}; }
   Protect protection() const { return {.sinks = sinks, .recent = recent}; }
 
-  void evict(const Team auto& team, Cache auto& cache) {
-    keep_scored(team, cache, {.sinks = sinks, .recent = recent}, budget);
+  void evict(const Team auto& team, Cache auto& cache) { cut_by_scores(team, cache, protection()); }
+
+ protected:
+  void cut_by_scores(const Team auto& team, Cache auto& cache, Protect safe) const {
+    cut(
+        team, cache, plan, [&](int32_t) { return safe; }, [&](int32_t i) { return cache.score(i); });
   }
 };
 

@@ -138,6 +138,40 @@ inline std::vector<int32_t> largest_remainder(const std::vector<double>& shares,
   return tokens;
 }
 
+// The least number of unprotected tokens whose scores hold `mass` of their sum; rounding errors do not count.
+inline int32_t tokens_of_mass(std::vector<double> scores, double mass) {
+  constexpr double kRounding = 1e-9;
+  std::erase(scores, double(INFINITY));
+  std::sort(scores.begin(), scores.end(), std::greater<>());
+  const double enough = (1 - kRounding) * mass * std::accumulate(scores.begin(), scores.end(), 0.0);
+  double held = 0;
+  int32_t tokens = 0;
+  while (tokens < int32_t(scores.size()) && held < enough) held += scores[size_t(tokens++)];
+  return tokens;
+}
+
+// Whole numbers that sum to `total` and are proportional to `weights`, none above `most`: what exceeds it is shared
+// again by the others. Equal weights if all are 0.
+inline std::vector<int32_t> proportional_tokens(std::vector<double> weights, int64_t total, int32_t most) {
+  if (std::all_of(weights.begin(), weights.end(), [](double w) { return w <= 0; }))
+    std::fill_n(weights.begin(), weights.size(), 1.0);
+  std::vector<double> shares(weights.size(), most);
+  std::vector<size_t> open(weights.size());
+  std::iota(open.begin(), open.end(), size_t{0});
+  double rest = double(total);
+  for (bool any = true; any && !open.empty();) {
+    double sum = 0;
+    for (const size_t i : open) sum += weights[i];
+    for (const size_t i : open) shares[i] = sum > 0 ? rest * weights[i] / sum : 0;
+    any = std::erase_if(open, [&](size_t i) {
+            if (shares[i] < most) return false;
+            shares[i] = most, rest -= most;
+            return true;
+          }) > 0;
+  }
+  return largest_remainder(shares, total, most);
+}
+
 // DuoAttention, arXiv 2410.10819, as an allocator: streaming heads hold `ends` tokens, the others share the rest of
 // budget * heads equally. Empty if that leaves one of them nothing.
 inline std::vector<int32_t> duo_tokens(const std::vector<bool>& streams, int32_t budget, int32_t ends, int32_t most) {

@@ -13,6 +13,9 @@ struct StepRules {
   bool evict_first = false;  // order: evict_then_attend
   LayerWindow window;        // tokens outside it are evicted for every method
   Aggregate aggregate = Aggregate::sum;
+  int32_t chunked = 0;  // tokens of a prompt that arrives in chunks: its rows decide too, whatever the phase
+  // Whether the policy decides in the step of token t.
+  bool decides(int32_t t) const { return streaming || t < chunked; }
 };
 
 // Scratch memory of one step, shared by all caches that one team replays. Extents in elements.
@@ -69,7 +72,8 @@ void attend_heads(const T& team, const Calls& calls, C& cache, const StepRules& 
   const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
   const bool chooses = calls.chooses(), by_head = calls.observes_heads();
   if (chooses) choose_rows(team, calls, static_cast<const C&>(cache), rules.aggregate, heads, scratch);
-  const bool observed = calls.observes() && rules.streaming;  // after a one-shot cut no decision depends on scores
+  // After a one-shot cut no decision depends on scores.
+  const bool observed = calls.observes() && rules.decides(cache.token(rows - 1));
   for (int32_t h = 0; h < n_heads; ++h) {
     auto view = heads.view(h);
     view.rule.factor = Real(calls.logit_factor(rows, view.token));
@@ -137,15 +141,16 @@ bool replay_prompt(const T& team, const Calls& calls, C& cache, const Prompt<Rea
 template <class Calls, Team T, Cache C, class Heads, class Real = typename C::real>
 void replay_step(const T& team, const Calls& calls, C& cache, const Token<Real>& token, const StepRules& rules,
                  Heads& heads, const StepScratch<Real>& scratch, bool attends) {
+  const bool decides = rules.decides(token.index);
   calls.append(team, token, cache);
   evict_outside_window(team, cache, rules.window, token.index);
   if constexpr (requires { heads.queries_of_step(); })
-    if (rules.streaming && calls.observes_queries()) calls.observe_queries(team, heads.queries_of_step());
-  if (rules.streaming && rules.evict_first) calls.evict(team, cache);
+    if (decides && calls.observes_queries()) calls.observe_queries(team, heads.queries_of_step());
+  if (decides && rules.evict_first) calls.evict(team, cache);
   heads.opens(cache);
   if constexpr (requires { heads.view(0); })  // false if no row can attend
     if (attends) attend_heads(team, calls, cache, rules, heads, scratch);
-  if (rules.streaming && !rules.evict_first) calls.evict(team, cache);
+  if (decides && !rules.evict_first) calls.evict(team, cache);
 }
 
 }  // namespace kvreplay

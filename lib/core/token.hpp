@@ -129,6 +129,7 @@ class Prompt {
     const Real* lookahead = nullptr;  // [heads, lookahead_rows, dim]
     int64_t lookahead_rows = 0;
     const double* output_norms = nullptr;  // [heads, size]
+    const double* output_sums = nullptr;   // [heads, size]
     QueryStatistics known;
   };
   explicit Prompt(const View& view) : view_(view) {}
@@ -205,6 +206,11 @@ class Prompt {
     assert(view_.output_norms != nullptr && i >= 0 && i < view_.size);
     return view_.output_norms[int64_t(head) * view_.size + i];
   }
+  // ||v W||_1, likewise.
+  double output_sum(int32_t head, int32_t i) const {
+    assert(view_.output_sums != nullptr && i >= 0 && i < view_.size);
+    return view_.output_sums[int64_t(head) * view_.size + i];
+  }
   // Statistics of queries that have not been seen yet; the parameter `calibration` selects the prompts they come from.
   // For one query head: the mean before rotation (an attention factor is left in), the mean modulus of each pair of
   // channels, the main direction of the rotated queries, and the channels in descending order of their part in the
@@ -213,6 +219,13 @@ class Prompt {
   std::span<const double> query_sizes(int32_t head) const { return known(view_.known.sizes, head, view_.rope.pairs); }
   std::span<const double> query_direction(int32_t head) const { return known(view_.known.directions, head, dim()); }
   std::span<const int32_t> ranked_channels(int32_t head) const { return known(view_.known.channels, head, dim()); }
+  // Mean and covariance [dim, dim] before rotation, without the first rows of each prompt; an attention factor is left
+  // in. Known of other text only.
+  bool knows_moments() const { return view_.known.covariances != nullptr; }
+  std::span<const double> full_mean_query(int32_t head) const { return known(view_.known.full_means, head, dim()); }
+  std::span<const double> query_covariance(int32_t head) const {
+    return known(view_.known.covariances, head, dim() * dim());
+  }
   TokenClass token_class(int32_t i) const {
     assert(view_.classes != nullptr);
     return TokenClass(view_.classes[i]);
@@ -256,6 +269,7 @@ class Prompt {
     if (v.repeat.queries != nullptr) v.repeat.queries += first * v.repeat.rows * v.shape.dim;
     if (v.lookahead != nullptr) v.lookahead += first * v.lookahead_rows * v.shape.dim;
     if (v.output_norms != nullptr) v.output_norms += int64_t(first) * v.size;
+    if (v.output_sums != nullptr) v.output_sums += int64_t(first) * v.size;
     v.known = v.known.from(first, v.shape.dim, v.rope.pairs);
     v.column_max_sums = nullptr;
     return v;
@@ -281,7 +295,7 @@ struct PromptNeeds {
   bool token_classes = false;   // Prompt::token_class: the trace must hold the text
   bool repeat = false;          // Prompt::repeat: the trace must hold a pass that repeats the prompt
   bool input_norms = false;     // also the norms of the inputs of its query projection
-  bool output_norms = false;    // Prompt::output_norm: the trace must hold the output projection
+  bool output_norms = false;    // Prompt::output_norm, output_sum: the trace must hold the output projection
   int32_t lookahead = 0;        // rows of Prompt::lookahead_query: the trace must hold this many generated rows
   StatisticsNeeds known = {};   // Prompt::mean_query and its neighbours
   bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }

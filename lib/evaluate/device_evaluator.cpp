@@ -25,7 +25,8 @@ DeviceEvaluator<Real>::DeviceEvaluator(std::unique_ptr<HeadDevice> device, const
 template <class Real>
 bool DeviceEvaluator<Real>::accepts(const CacheReplay<Real>& cache) const {
   using Kind = FastPath::Kind;
-  const Kind kind = cache.steps.fast_path().kind;
+  const auto [kind, rule] = cache.steps.fast_path();
+  if ((kind == Kind::scores && !rule.plan.is_plain()) || cache.hands_over()) return false;
   if (!asked_.needles.empty() || kind == Kind::none) return false;
   return kind != Kind::scores || !cache.has_injected_numbers();  // a device draws its own
 }

@@ -20,7 +20,9 @@ constexpr Real kGone = -std::numeric_limits<Real>::infinity();
 template <class Real>
 ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real>& cache, const RequestedOutputs& asked)
     : exact_(exact), stream_(exact.stream()), replay_(cache), asked_(asked), rule_(cache.steps.fast_path().rule) {
-  make_slots(rule_.budget - rule_.protect.recent);
+  const int64_t most =
+      rule_.plan.is_plain() ? rule_.budget - rule_.protect.recent : rule_.plan.most_rows(stream_.tokens);
+  make_slots(int32_t(std::min<int64_t>(most, stream_.tokens)));
 }
 
 template <class Real>
@@ -148,7 +150,9 @@ void ScoreSlots<Real>::step(const Tile<Real>& tile, int32_t t, int32_t r, RowRes
 template <class Real>
 void ScoreSlots<Real>::evict(int32_t t) {
   victims_.clear();
-  const int32_t leaving = replay_.cache().size() > rule_.budget ? rule_.drop : 0;
+  if (!rule_.plan.is_plain()) return evict_by_plan(t);
+  const int32_t excess = replay_.cache().size() - rule_.budget;  // above 1 where another method has cut the prompt
+  const int32_t leaving = excess > 0 ? std::max(rule_.drop, excess) : 0;
   for (int32_t i = 0; i < leaving; ++i) {
     const int32_t victim = lowest(t);
     if (victim < 0) break;  // every score is NaN
@@ -156,6 +160,20 @@ void ScoreSlots<Real>::evict(int32_t t) {
     remove(victim);
   }
   replay_.steps.leave(t, victims_);
+}
+
+// The policy's own cut, by the scores kept here.
+template <class Real>
+void ScoreSlots<Real>::evict_by_plan(int32_t t) {
+  if (rule_.plan.is_due(t)) {
+    scores_by_token_.resize(size_t(stream_.tokens));
+    each_score(t, [&](int32_t, int32_t token, double score) {
+      scores_by_token_[size_t(token)] = rule_.counts() ? -score : score;
+    });
+    for (const int32_t token : replay_.steps.cut(t, scores_by_token_)) remove(token);
+    return;
+  }
+  replay_.steps.leave(t, {});
 }
 
 template <class Real>

@@ -37,6 +37,7 @@ class ScoreSlots final : public Evaluator<Real> {
   void each_score(int32_t t, F f);
   Normaliser attend_alone(const VerbatimRow<Real>& row, Real* e);
   void evict(int32_t t);
+  void evict_by_plan(int32_t t);
   int32_t lowest(int32_t t);
   void remove(int32_t token);
   void close(const Tile<Real>& tile, RowResults<Real>& results);
@@ -53,6 +54,7 @@ class ScoreSlots final : public Evaluator<Real> {
   RequestedOutputs asked_;
   ScoreRule rule_;
   std::vector<int32_t> victims_;
+  std::vector<double> scores_by_token_;  // [tokens], for a cut by the plan
   // [slots + window] low_marks: probabilities of a row; noisy: votes of a head, and its draws.
   std::vector<double> sums_, noise_;
   std::vector<int32_t> positions_;  // tokens of these draws

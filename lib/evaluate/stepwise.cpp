@@ -87,7 +87,8 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
     row += has_row ? 1 : 0;
   }
   const CodedTokens<Real>* const coded = replay_.coded_tokens();
-  output_.close(stream_, coded != nullptr ? coded->values() : nullptr, w_, results);
+  output_.close(stream_, stream_.shape.block_of(replay_.first_head()), coded != nullptr ? coded->values() : nullptr, w_,
+                results);
 }
 
 // Strips over coded keys, if the cache holds so many of the tokens that a strip over all of them is cheaper than the

@@ -8,7 +8,7 @@ namespace kvreplay {
 constexpr int32_t kColumnsAtOnce = 96;
 
 template <class Real>
-void TileOutput<Real>::close(const HeadStream<Real>& stream, const Real* coded, Workspace<Real>& w,
+void TileOutput<Real>::close(const HeadStream<Real>& stream, int32_t first_block, const Real* coded, Workspace<Real>& w,
                              RowResults<Real>& results) const {
   if (rows_ == 0) return;
   const bool prefix = !results.prefix.out.empty();
@@ -32,15 +32,16 @@ void TileOutput<Real>::close(const HeadStream<Real>& stream, const Real* coded, 
     add_columns(coefficients, values_of, block, from, to, set);
   };
   for (int32_t b = 0; b < shape_.blocks; ++b) {
-    if (set_coefficients_ != nullptr) add(nullptr, stream.block_values(b), b, 0, first_exact_, set_coefficients_);
-    add(coefficients_, stream.block_values(b), b, first_exact_, columns_, set_coefficients_);
+    if (set_coefficients_ != nullptr)
+      add(nullptr, stream.block_values(first_block + b), b, 0, first_exact_, set_coefficients_);
+    add(coefficients_, stream.block_values(first_block + b), b, first_exact_, columns_, set_coefficients_);
     if (by_format_) {
       const Real* const held = w.coded_values.data() + int64_t(b) * first_exact_ * v_dim_;
       const auto values_of = [&](int32_t first, int32_t) { return held + int64_t(first) * v_dim_; };
       add_columns(coefficients_, values_of, b, 0, first_exact_, nullptr);
     }
     if (!shares_coded_) continue;
-    const Real* const values = coded + int64_t(b) * stream.tokens * v_dim_;
+    const Real* const values = coded + int64_t(first_block + b) * stream.tokens * v_dim_;
     add(coefficients_ + all_, values, b, 0, first_exact_, nullptr);
     add(coefficients_ + all_, values, b, first_exact_, columns_, nullptr);
   }

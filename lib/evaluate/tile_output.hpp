@@ -123,8 +123,10 @@ class TileOutput {
   int32_t column(int32_t token) const { return column_of_[token]; }
 
   // out += coefficients [heads * rows, columns] * values [columns, v_dim], for each kv head.
-  // coded: decoded values, [blocks, tokens, v_dim], if caches share them.
-  void close(const HeadStream<Real>& stream, const Real* coded, Workspace<Real>& w, RowResults<Real>& results) const;
+  // first_block: the stream's kv head that the cache's first one is. coded: decoded values, [blocks, tokens, v_dim], if
+  // caches share them.
+  void close(const HeadStream<Real>& stream, int32_t first_block, const Real* coded, Workspace<Real>& w,
+             RowResults<Real>& results) const;
 
  private:
   void add(int32_t token) {

@@ -222,7 +222,9 @@ void HeadRequest::add_needs(const PromptNeeds& needs, const Calibration& calibra
   lookahead = std::max(lookahead, needs.lookahead);
   repeat_input_norms = repeat_input_norms || needs.input_norms;
   all_queries = all_queries || needs.queries || (needs.known.any() && !calibration.is_offline());
-  if (needs.known.any() && calibration.is_offline()) known[calibration] = known[calibration] | needs.known;
+  if (!needs.known.any() || !calibration.is_offline()) return;
+  StatisticsNeeds& of_text = known[{calibration, needs.known.moments_after}];
+  of_text = of_text | needs.known;
 }
 
 template <class Real>
@@ -264,7 +266,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   if (request.output_norms) load_output_norms(trace, request, layer, stream);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
   for (const auto& [by, needs] : request.known)
-    stream.known.emplace(by, known_queries(trace, request.place, by, needs));
+    stream.known.emplace(by, known_queries(trace, request.place, by.first, needs));
   if (request.gradient != HeadRequest::Gradient::none) load_sensitivity(trace, request, layer, stream);
   stream.max_value_norm = largest_norm(stream.values, stream.shape.v_dim);
   if (layer.is_latent())  // the Frobenius norm of a head's projection bounds what it does to a norm

@@ -65,10 +65,10 @@ struct HeadStream {
   std::vector<double> output_norms_l1, output_norms_l2;
   // Latent attention: what makes the output of each query head from its sum over latents, [heads, v_dim, out_dim].
   std::vector<Real> up_values;
-  std::map<Calibration, KnownQueries> known;  // statistics of other text, if a method uses them
-  Sensitivity sensitivity;                    // only if projections are requested and a gradient is recorded
-  int32_t stored_bytes = 4;                   // bytes of one number in the trace
-  double max_value_norm = 0;                  // bound on the norm of an output: over tokens 0..tokens-1
+  std::map<StatisticsKey, KnownQueries> known;  // statistics of other text, if a method uses them
+  Sensitivity sensitivity;                      // only if projections are requested and a gradient is recorded
+  int32_t stored_bytes = 4;                     // bytes of one number in the trace
+  double max_value_norm = 0;                    // bound on the norm of an output: over tokens 0..tokens-1
 
   int32_t out_dim() const {  // numbers of an output
     return up_values.empty() ? shape.v_dim : int32_t(up_values.size() / size_t(shape.heads) / size_t(shape.v_dim));
@@ -108,8 +108,8 @@ struct HeadRequest {
   bool output_norms = false;  // a method uses values after the output projection
   // The gradient on which errors are projected: none, recorded (used if the trace has it), required (else TraceError).
   enum class Gradient { none, recorded, required } gradient = Gradient::none;
-  bool all_queries = true;                            // false: fetch those of a long trace on demand
-  std::map<Calibration, StatisticsNeeds> known = {};  // statistics of other text than the prompt
+  bool all_queries = true;                              // false: fetch those of a long trace on demand
+  std::map<StatisticsKey, StatisticsNeeds> known = {};  // statistics of other text than the prompt
 
   // Adds what a method needs besides keys, values and queries. calibration: the text whose query statistics it uses.
   void add_needs(const PromptNeeds& needs, const Calibration& calibration);

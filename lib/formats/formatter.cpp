@@ -9,7 +9,7 @@
 namespace kvreplay {
 namespace {
 
-constexpr SerialTeam kTeam;
+constexpr SerialTeam kOneThread;
 constexpr int64_t kScaleBytes = 4;         // offset and step of one group
 constexpr int64_t kOutlierIndexBytes = 4;  // index of an outlier in its block
 
@@ -18,7 +18,10 @@ template <class Real>
 struct KnownRows {
   const RowCoder& coder;
   CodedTokens<Real>* tokens;
+  const LackingKeys& lacking;
+  double* scratch;
   bool code(BasicCache<Real>& cache, int32_t row, RowCoder::Coded& all) const {
+    if (lacking.code(coder, cache, row, scratch, all)) return true;
     if (tokens == nullptr || !cache.refers(row)) return false;
     const RowCoder::RowOutcome& known = tokens->of(cache.token(row));
     cache.set_coding(row, coder.coding_of(known, cache.coding(row)));
@@ -26,6 +29,13 @@ struct KnownRows {
     return true;
   }
 };
+
+// The counts of the other rows; outliers are not divided.
+RowCounts without(RowCounts all, const RowCounts& some) {
+  all.rows -= some.rows, all.values -= some.values;
+  all.exact_keys -= some.exact_keys, all.exact_values -= some.exact_values;
+  return all;
+}
 
 // The message for a row that cannot be coded. token: the row's token; negative for a row merged from several.
 std::string row_format_refusal(RowCoder::Refusal why, int32_t token) {
@@ -65,7 +75,8 @@ void Formatter<Real>::code_rows(BasicCache<Real>& cache, int32_t exempt) {
   if (!coder.by_row()) return;
   const HeadShape shape = cache.shape();
   row_.resize(size_t(RowCoder::scratch_doubles(shape)));
-  const auto coded = coder.code_new(kTeam, cache, exempt, row_.data(), KnownRows<Real>{coder, known_});
+  const auto coded =
+      coder.code_new(kOneThread, cache, exempt, row_.data(), KnownRows<Real>{coder, known_, lacking_, row_.data()});
   quantised_ += coded.changed;
   coded_.add(coded.numbers);
   if (coded.refused != RowCoder::Refusal::none) refuse(coded.refused, coded.token);
@@ -118,11 +129,13 @@ void Formatter<Real>::code_block(BasicCache<Real>& cache, Part part, const std::
       numbers.insert(numbers.end(), of_row.begin(), of_row.end());
     }
     each_row([&](int32_t token, std::span<double> x) {
-      if (!coding_->coder().prepare(kTeam, part, token, x, work.data())) refuse(RowCoder::Refusal::position, token);
+      if (!coding_->coder().prepare(kOneThread, part, token, x, work.data()))
+        refuse(RowCoder::Refusal::position, token);
     });
     if (!failure_.empty()) return;
     if (!code_matrix(part, width, numbers)) refuse(RowCoder::Refusal::range, cache.token(rows.back()));
-    each_row([&](int32_t token, std::span<double> x) { coding_->coder().restore(kTeam, part, token, x, work.data()); });
+    each_row(
+        [&](int32_t token, std::span<double> x) { coding_->coder().restore(kOneThread, part, token, x, work.data()); });
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     const bool new_group = part == Part::key && int32_t(i) % kivi(part).g == 0;
@@ -172,11 +185,11 @@ void Formatter<Real>::write_part(BasicCache<Real>& cache, Part part, int32_t row
   };
   if (part == Part::key)
     cache.recode(
-        kTeam, row, [&](int32_t b, int32_t c) { return restored(b, c, shape.dim); },
+        kOneThread, row, [&](int32_t b, int32_t c) { return restored(b, c, shape.dim); },
         [&](int32_t b, int32_t c) { return cache.value(row, b)[size_t(c)]; });
   else
     cache.recode(
-        kTeam, row, [&](int32_t b, int32_t c) { return cache.key(row, b)[size_t(c)]; },
+        kOneThread, row, [&](int32_t b, int32_t c) { return cache.key(row, b)[size_t(c)]; },
         [&](int32_t b, int32_t c) { return restored(b, c, shape.v_dim); });
   quantised_ += before.key_exact() && before.value_exact() ? 1 : 0;
   cache.set_coding(row, part == Part::key ? Coding{group, before.value} : Coding{before.key, group});
@@ -210,6 +223,18 @@ RowCounts Formatter<Real>::counts_of(const BasicCache<Real>& cache) const {
 }
 
 template <class Real>
+RowCounts Formatter<Real>::lacking_of(const BasicCache<Real>& cache) const {
+  RowCounts counts;
+  for (int32_t row = 0; row < cache.size() && lacking_.count > 0; ++row) {
+    if (!lacking_.has(cache.token(row))) continue;
+    const Coding coding = cache.coding(row);
+    ++counts.rows, ++counts.values;
+    counts.exact_keys += coding.key_exact() ? 1 : 0, counts.exact_values += coding.value_exact() ? 1 : 0;
+  }
+  return counts;
+}
+
+template <class Real>
 Payload Formatter<Real>::payload_of(const HeadShape& shape, const RowCounts& counts) const {
   const int64_t dim = shape.dim, v_dim = shape.stored_v_dim();
   const int64_t exact = counts.exact_keys * dim + counts.exact_values * v_dim;
@@ -221,7 +246,12 @@ Payload Formatter<Real>::payload_of(const HeadShape& shape, const RowCounts& cou
 template <class Real>
 Payload Formatter<Real>::payload(const BasicCache<Real>& cache) {
   const Held& shared = held(cache);
-  Payload all = payload_of(cache.shape(), counts_of(cache));
+  const RowCounts lacking = lacking_of(cache);
+  Payload all = payload_of(cache.shape(), without(counts_of(cache), lacking));
+  if (lacking.rows > 0) {
+    const Payload less = payload_of(lacking_.left(cache.shape()), lacking);
+    all.keys += less.keys, all.values += less.values, all.bytes += less.bytes;
+  }
   all.bytes += exact_bytes(shared.factor_numbers + shared.outliers);
   return all;
 }
@@ -250,8 +280,10 @@ template <class Real>
 int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
   if (!writes()) return 0;
   RowCounts counts = counts_of(cache);
-  counts.outliers = coding_->coder().outliers_of(kTeam, cache);
-  const int64_t of_rows = sketch_bytes_of(cache.shape(), counts);
+  counts.outliers = coding_->coder().outliers_of(kOneThread, cache);
+  const RowCounts lacking = lacking_of(cache);
+  int64_t of_rows = sketch_bytes_of(cache.shape(), without(counts, lacking));
+  if (lacking.rows > 0) of_rows += sketch_bytes_of(lacking_.left(cache.shape()), lacking) - coding_->static_bytes();
   if (!has_blocks(format())) return of_rows;
   const Held& shared = held(cache);
   return of_rows + kScaleBytes * shared.key_groups * cache.shape().dim + kOutlierIndexBytes * shared.outliers;

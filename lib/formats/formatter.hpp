@@ -8,6 +8,7 @@
 #include "core/row_format.hpp"
 #include "formats/coded_tokens.hpp"
 #include "formats/gear_block.hpp"
+#include "formats/lacking_keys.hpp"
 
 // Row formats (docs/configuration.md, "Row formats"): how the entries of any cache are stored. By default a row is
 // exact in the step in which the engine or a policy wrote it, and is coded at the end of that step, after the eviction.
@@ -36,6 +37,9 @@ class Formatter {
   void code_own(BasicCache<Real>& cache);
   // Call when S_t is complete: codes the rows that are due.
   void code_new(BasicCache<Real>& cache);
+
+  // From now on the keys of the prompt lack channels.
+  void lack(LackingKeys keys) { lacking_ = std::move(keys); }
 
   Payload payload(const BasicCache<Real>& cache);
   // Bytes read for the rows with read[row] != 0; for kWeighed, only the key's bytes.
@@ -76,6 +80,7 @@ class Formatter {
   bool stores_value(const BasicCache<Real>& cache, int32_t row) const { return !split_ || cache.num(row) != 0; }
   CodedBytes coded_bytes(Part part, const HeadShape& shape) const;  // one coded row; for kivi's keys, the codes alone
   RowCounts counts_of(const BasicCache<Real>& cache) const;         // leaves outliers at 0
+  RowCounts lacking_of(const BasicCache<Real>& cache) const;        // counts the rows whose keys lack channels
   const Held& held(const BasicCache<Real>& cache);
   void hold(const Block& block, int64_t rows, int32_t width);
 
@@ -88,6 +93,7 @@ class Formatter {
   std::string failure_;
   std::vector<Block> blocks_;
   std::vector<int32_t> block_of_group_;  // block index of each key group
+  LackingKeys lacking_;
   Held held_;
   int32_t held_keys_ = 0, held_values_ = 0;    // numbers of coded rows when held_ was counted
   std::vector<std::vector<double>> restored_;  // [kv head][rows * width], scratch of code_block

@@ -157,6 +157,10 @@ constexpr MetricInfo kMetrics[] = {
     {"prompt_full_bytes", "bytes", "the exact cache of the prompt"},
     {"mean_full_bytes", "bytes", "the exact cache after a step, mean over the steps of mean_bytes"},
     {"cosine_distance_sq", "1", "(1 - cosine of z and o)^2, mean", Work::details, less("squared cosine distance")},
+    {"resident_pages", "pages", "pages that hold a token after a step, mean; with the option page"},
+    {"resident_pages_peak", "pages", "pages that hold a token after a step, peak"},
+    {"reclaimed_bytes", "bytes", "rows of the pages that eviction has freed, mean over steps"},
+    {"fragmentation", "1", "slots without a token in the resident pages, share, mean over steps"},
 };
 
 std::vector<std::string> metric_names();

@@ -26,6 +26,7 @@ struct CapKv : Selecting<4> {
           "ranks alike.",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict layout needs protection state"};
   enum class Variant { kvpress, paper };

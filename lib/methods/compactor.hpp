@@ -1,21 +1,17 @@
 #pragma once
-#include "core/rotary.hpp"
-#include "core/selecting.hpp"
 #include "core/share.hpp"
 #include "methods/parts/chunk_attention.hpp"
-#include "methods/parts/leverage.hpp"
-#include "methods/parts/sketch.hpp"
+#include "methods/parts/key_leverage.hpp"
 
 namespace kvreplay {
 
 // Compactor, Chari and Van Durme 2025: keeps keys unlike the others, and tokens that their neighbours attend to. For
 // the tokens between `sinks` and `recent`:
-//  1. X = un-rotated keys minus their mean; times Phi [d, sketch], Gaussian / sqrt(sketch), unless sketch is 0.
-//  2. lev_j = max(0, x_j^T (X^T X + ridge I)^-1 x_j).
-//  3. att_j = non-causal attention (methods/parts/chunk_attention.hpp), chunks counted from the first of these tokens.
-//  4. Divide both by their standard deviations among the layer's tokens (divisor n - 1, at least 1e-6). Subtracting
+//  1. lev_j = leverage of the token's key (methods/parts/key_leverage.hpp).
+//  2. att_j = non-causal attention (methods/parts/chunk_attention.hpp), chunks counted from the first of these tokens.
+//  3. Divide both by their standard deviations among the layer's tokens (divisor n - 1, at least 1e-6). Subtracting
 //     means would shift all scores equally.
-//  5. score = blend * lev + att: keep sinks and recent, and the top of the others; later tokens are kept.
+//  4. score = blend * lev + att: keep sinks and recent, and the top of the others; later tokens are kept.
 // Heads exchange numbers before the replay (hook `hear`): a single head knows lev and att, but not the layer's
 // deviations.
 struct Compactor : Selecting<8, 4> {
@@ -46,28 +42,21 @@ struct Compactor : Selecting<8, 4> {
   static void declare(auto& d) {
     d.real("blend", &Compactor::blend, {0, 1e9}, "weight of the leverage relative to the attention");
     d.integer("chunk", &Compactor::chunk, {2, kManyTokens}, "tokens that attend to each other");
-    d.integer("sketch", &Compactor::sketch, {0, 1 << 20}, "columns of the random projection of keys; 0: none",
-              "48, or the channels of a key where they are fewer");
-    d.real("ridge", &Compactor::ridge, {1e-300, 1e300}, "added to the diagonal of X^T X");
+    KeyLeverage::declare<Compactor>(d);
     protect<Compactor>(d);
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
     tokens = context.prompt_tokens;
-    const int32_t channels = context.shape.dim;
-    if (sketch == kDerived) sketch = std::min(48, channels);
-    if (sketch > channels)
-      throw ParameterError("sketch", "sketch " + std::to_string(sketch) + " exceeds the " + std::to_string(channels) +
-                                         " channels of a key; take fewer columns, or 0 for the keys themselves");
+    sketch = KeyLeverage::resolved_sketch(sketch, context.shape.dim);
   }
   void traits(Traits& t) const { t.random = sketch != 0; }
   std::vector<RngArray> rng_arrays(const MethodContext& context) const {
-    if (sketch == 0) return {};
-    return {{"U uniforms", RngStream::sketch_matrix, 1, (int64_t(context.shape.dim) * sketch + 1) / 2 * 2}};
+    return KeyLeverage::rng_arrays(context.shape, sketch);
   }
   Layout layout(const MethodContext& context) const {
-    const int64_t d = context.shape.dim, of_tokens = tokens * (2 + int64_t(context.shape.heads)) + chunk_rows();
-    return {.state_doubles = of_tokens + (2 + sketch) * d + Leverage::doubles(columns(context.shape)), .scores = true};
+    const int64_t of_tokens = tokens * (2 + int64_t(context.shape.heads)) + chunk_rows();
+    return {.state_doubles = of_tokens + KeyLeverage::doubles(context.shape, sketch), .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
@@ -80,7 +69,9 @@ struct Compactor : Selecting<8, 4> {
     if (larger != nullptr && larger->rows == rows) {
       team.each(2 * tokens, [&](int32_t i) { state[size_t(i)] = larger->state[size_t(i)]; });
     } else {
-      find_leverage(team, prompt, w, [&](int32_t i) { return cache.token(first + i); });
+      w.keys.find(
+          team, rng, prompt, rows, ridge, [&](int32_t i) { return cache.token(first + i); },
+          [&](int32_t i, double leverage) { w.lev[size_t(i)] = leverage; });
       w.attention.find(team, prompt, cache, first, rows, [&](int32_t i, double x) { w.att[size_t(i)] = x; });
     }
     team.each(rows, [&](int32_t i) {
@@ -102,47 +93,14 @@ struct Compactor : Selecting<8, 4> {
   struct Work {
     std::span<double> lev, att;
     ChunkAttention attention;
-    std::span<double> mean, key, phi;
-    Leverage keys;
+    KeyLeverage keys;
   };
-  int32_t columns(const HeadShape& s) const { return sketch > 0 ? sketch : s.dim; }
   int32_t chunk_rows() const { return chunk < tokens ? chunk : tokens; }
   Work carve(const HeadShape& s) const {
-    const int64_t d = s.dim;
     Carver cut{state.data()};
     const std::span<double> lev = cut(tokens), att = cut(tokens);
     const ChunkAttention attention{cut(int64_t(s.heads) * tokens), cut(chunk_rows())};
-    return {lev, att, attention, cut(d), cut(d), cut(d * sketch), Leverage::carve(cut, columns(s))};
-  }
-  // Steps 1 and 2 for the tokens token(0) .. token(rows - 1).
-  template <class Real>
-  void find_leverage(const Team auto& team, const Prompt<Real>& prompt, const Work& w, auto token) const {
-    const int32_t d = prompt.shape().dim;
-    const auto read_key = [&](int32_t i) {
-      unrotate(team, prompt.rope(), prompt.position(token(i)), prompt.key(token(i)), w.key);
-    };
-    team.each(d * sketch, [&](int32_t i) {
-      w.phi[size_t(i)] = gaussian(rng, RngStream::sketch_matrix, i) / std::sqrt(double(sketch));
-    });
-    team.each(d, [&](int32_t c) { w.mean[size_t(c)] = 0; });
-    for (int32_t i = 0; i < rows; ++i) {
-      read_key(i);
-      team.each(d, [&](int32_t c) { w.mean[size_t(c)] += w.key[size_t(c)] / rows; });
-    }
-    const auto take = [&](int32_t i) { read_key(i), project(team, w); };
-    w.keys.find(
-        team, rows, ridge, [](int32_t) { return 1.0; }, take,
-        [&](int32_t i, double leverage) { w.lev[size_t(i)] = leverage > 0 ? leverage : 0; });
-  }
-  // Computes a row of X from its key.
-  void project(const Team auto& team, const Work& w) const {
-    const int32_t d = int32_t(w.key.size());
-    const std::span<double> centred = sketch > 0 ? w.key : w.keys.point;
-    team.each(d, [&](int32_t c) { centred[size_t(c)] = w.key[size_t(c)] - w.mean[size_t(c)]; });
-    if (sketch == 0) return;
-    weighted_sum(
-        d, [&](int32_t c) { return centred[size_t(c)]; },
-        [&](int32_t c) { return w.phi.subspan(size_t(c) * size_t(sketch), size_t(sketch)); }, w.keys.point);
+    return {lev, att, attention, KeyLeverage::carve(cut, s, sketch)};
   }
 };
 

@@ -18,6 +18,7 @@ struct CurDkv : Selecting<4> {
       .deviation = "",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict layout protection"};
   int32_t block = 16;

@@ -22,10 +22,11 @@ struct Finch : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
       .default_positions = Positions::cache,
+      .selects = true,
   };
   static constexpr Hooks hooks{"observe_prompt read_prompt evict layout needs protection state"};
   int32_t window = kDerived, chunks = 1;
-  int32_t prompt = 0;
+  bool reading = false;  // rows are voting
   LayerWindow of_layer;
   std::span<double> state;  // [P] s
 
@@ -39,35 +40,39 @@ struct Finch : Selecting<> {
     protect<Finch>(d);
   }
   void resolve(const MethodContext& context) {
-    Selecting::resolve(context);
-    prompt = context.prompt_tokens, of_layer = context.window;
+    of_layer = context.window;
     const int32_t question = context.question_tokens;
     if (window == kWord && question == 0)
       throw ParameterError("window",
                            "window: question, but the trace does not record where the question of a prompt of " +
-                               std::to_string(prompt) +
+                               std::to_string(context.prompt_tokens) +
                                " tokens begins; write the prompt's attribute question_from (docs/formats.md), or "
                                "window as a number of tokens");
     if (window == kWord || (window == kDerived && question > 0)) window = question;
     if (window == kDerived) window = 32;
+    Selecting::resolve(context, protection());
   }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.prompt_tokens, .scores = true}; }
-  PromptNeeds needs(const MethodContext&) const { return {.rows_from = prompt > window ? prompt - window : 0}; }
+  PromptNeeds needs(const MethodContext& context) const { return {.rows_from = first_voter(context.prompt_tokens)}; }
   Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
   void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
-    const int32_t seen = of_layer.seen(t), rows = prompt < window ? prompt : window;
-    team.each(x.rows, [&](int32_t j) { state[size_t(j)] += x.group(j) * seen / rows; });
+    const int32_t seen = x.seen >= 0 ? x.seen : of_layer.seen(t);
+    if (!reading) team.each(int32_t(state.size()), [&](int32_t j) { state[size_t(j)] = 0; });
+    reading = true;
+    team.each(x.rows, [&](int32_t j) { state[size_t(j)] += x.group(j) * seen; });
   }
   template <class Real>
-  void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) = state[size_t(cache.token(i))]; });
+  void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    const int32_t rows = prompt.size() < window ? prompt.size() : window;
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = state[size_t(cache.token(i))] / rows; });
+    reading = false;
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const Protect safe = protection();
     const int32_t first = held_sinks(cache, safe.sinks), n = cache.size() - first - safe.recent,
                   count = budget - first - safe.recent;
-    if (chunks == 1 || count <= 0 || n <= count) return keep_scored(team, cache, safe, budget);
+    if (chunks == 1 || count <= 0 || n <= count) return cut_by_scores(team, cache, safe);
     team.each(cache.size(), [&](int32_t i) { cache.mark(i) = 1; });
     for (int64_t c = 0; c < chunks; ++c) {
       const int32_t begin = int32_t(c * n / chunks), end = int32_t((c + 1) * n / chunks);
@@ -79,6 +84,9 @@ struct Finch : Selecting<> {
     }
     cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
   }
+
+ private:
+  int32_t first_voter(int32_t seen) const { return seen > window ? seen - window : 0; }
 };
 
 }  // namespace kvreplay

@@ -18,6 +18,7 @@ struct H2oHeavy : Selecting<0, kDerived> {
       .memory = "B tokens, one score each",
       .deviation =
           "the newest token is kept for its own step; the paper does not specify this (variant strict: it is not).",
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule"};
   enum class Variant { newest, strict };
@@ -33,7 +34,7 @@ struct H2oHeavy : Selecting<0, kDerived> {
   }
   PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = 0}; }
   std::optional<ScoreRule> score_rule() const {
-    return ScoreRule{.carry = 1, .protect = protection(), .budget = budget};
+    return ScoreRule{.carry = 1, .protect = protection(), .budget = budget, .plan = plan};
   }
 
   template <class Real>

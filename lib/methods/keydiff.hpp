@@ -19,6 +19,7 @@ struct KeyDiff : Selecting<> {
       .memory = "B tokens",
       .deviation = "the prompt is cut at once; for the paper's blocks set `block`.",
       .default_phase = Phase::oneshot,
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict layout traits protection state"};
   int32_t block = 0;
@@ -27,6 +28,12 @@ struct KeyDiff : Selecting<> {
   static void declare(auto& d) {
     d.integer("block", &KeyDiff::block, {0, kManyTokens}, "prompt tokens that arrive together; 0: all at once");
     protect<KeyDiff>(d);
+  }
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
+    if (block > 0 && !plan.is_plain())
+      throw ParameterError("block",
+                           "block says when the prompt is cut, as cut_every and prefill_chunk do; leave one out");
   }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.shape.dim, .scores = true}; }
   void traits(Traits& t) const {
@@ -40,6 +47,11 @@ struct KeyDiff : Selecting<> {
     rescore(team, cache, cache.size(), [&](int32_t i) { return prompt.key(cache.token(i)); });
   }
   void evict(const Team auto& team, Cache auto& cache) {
+    if (!plan.is_plain()) {
+      if (cache.size() > 0 && plan.is_due(cache.token(cache.size() - 1)))
+        rescore(team, cache, cache.size(), [&](int32_t i) { return cache.key(i); });
+      return cut_by_scores(team, cache, protection());
+    }
     while (cache.size() > budget) {
       const int32_t excess = cache.size() - budget, later = block > 0 && excess > block ? excess - block : 0;
       rescore(team, cache, cache.size() - later, [&](int32_t i) { return cache.key(i); });

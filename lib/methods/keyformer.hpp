@@ -22,6 +22,7 @@ struct Keyformer : Selecting<0, kDerived> {
       .tier = 1,
       .memory = "B tokens, one score each",
       .deviation = "scores of grouped query heads are summed, each with its own noise (the release knows no groups).",
+      .selects = true,
       .default_fraction = 0.6,
   };
   static constexpr Hooks hooks{
@@ -30,7 +31,8 @@ struct Keyformer : Selecting<0, kDerived> {
   int32_t gen_len = kDerived;
   bool noise = true;
   int32_t prompt = 0;
-  std::span<double> state;  // [heads, tokens] the noisy softmax of one row, then [P] f of the prompt
+  bool derives_recent = false;  // `recent` follows the budget
+  std::span<double> state;      // [heads, tokens] the noisy softmax of one row, then [P] f of the prompt
   Rng rng;
 
   static void declare(auto& d) {
@@ -44,7 +46,8 @@ struct Keyformer : Selecting<0, kDerived> {
   void resolve(const MethodContext& context) {
     if (recent_frac >= 1)
       throw ParameterError("recent_frac", "recent_frac must be below 1, or nothing is chosen by its score");
-    if (recent == kDerived) recent = int32_t(recent_frac * context.budget.tokens);
+    derives_recent = recent == kDerived;
+    if (derives_recent) recent = recent_of(context.budget.tokens);
     if (gen_len == kDerived)
       gen_len = context.tokens > context.prompt_tokens ? context.tokens - context.prompt_tokens : 1;
     prompt = context.prompt_tokens;
@@ -60,7 +63,8 @@ struct Keyformer : Selecting<0, kDerived> {
   }
   PromptNeeds needs(const MethodContext&) const { return {.rows_from = 0}; }
   std::optional<ScoreRule> score_rule() const {
-    return ScoreRule{.vote = ScoreRule::Vote::noisy, .protect = protection(), .budget = budget, .noisy = noisy_vote()};
+    return ScoreRule{
+        .vote = ScoreRule::Vote::noisy, .protect = protection(), .budget = budget, .plan = plan, .noisy = noisy_vote()};
   }
 
   void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
@@ -76,8 +80,14 @@ struct Keyformer : Selecting<0, kDerived> {
     const auto noisy = noisy_softmax(team, t, p, [&](int32_t i) { return cache.token(i); });
     team.each(cache.size(), [&](int32_t i) { cache.score(i) += noisy.group(i); });
   }
+  void evict(const Team auto& team, Cache auto& cache) {
+    cut(
+        team, cache, plan, [&](int32_t m) { return Protect{.sinks = sinks, .recent = recent_of(m)}; },
+        [&](int32_t i) { return cache.score(i); });
+  }
 
  private:
+  int32_t recent_of(int32_t m) const { return derives_recent ? int32_t(recent_frac * m) : recent; }
   NoisyVote noisy_vote() const { return {tau_init, tau_end, prompt, gen_len, noise, rng}; }
   double& prompt_score(int32_t i) { return state[state.size() - size_t(prompt) + size_t(i)]; }
   HeadProbabilities noisy_softmax(const Team auto& team, int32_t t, HeadProbabilities p, auto token) {

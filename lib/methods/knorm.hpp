@@ -16,6 +16,7 @@ struct KNorm : Selecting<> {
       .memory = "B tokens; in skipped layers all",
       .deviation = "",
       .default_phase = Phase::oneshot,
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict layout traits protection"};
   LayerSet skip_layers;
@@ -41,7 +42,7 @@ struct KNorm : Selecting<> {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = -norm(prompt.key(cache.token(i))); });
   }
   void evict(const Team auto& team, Cache auto& cache) {
-    if (cache.size() <= budget) return;
+    if (cache.size() <= budget && plan.is_plain()) return;
     team.each(cache.size(), [&](int32_t i) {
       // A norm changes only where rows are merged or coded.
       if (cache.score(i) == 0 || !cache.verbatim_key(i)) cache.score(i) = -norm(cache.key(i));

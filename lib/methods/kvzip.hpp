@@ -1,7 +1,6 @@
 #pragma once
-#include "core/selecting.hpp"
 #include "core/share.hpp"
-#include "core/vectors.hpp"
+#include "methods/parts/repeat_votes.hpp"
 
 namespace kvreplay {
 
@@ -116,7 +115,7 @@ struct KvZip : Selecting<4> {
         for (int32_t h = 0; h < prompt.shape().heads; ++h) {
           const Seen seen = seen_by(r, c);
           const std::span<double> p = row_of(seen.count);
-          vote(team, prompt, seen, h, row, r.first_row[c]);
+          repeat_votes(team, prompt, h, row, r.first_row[c], p, [&](int32_t i) { return seen.token(i); });
           team.each(cache.size(), [&](int32_t i) {
             const int32_t token = cache.token(i), at = seen.at(token);
             if (token < sinks || at < 0) return;
@@ -124,23 +123,6 @@ struct KvZip : Selecting<4> {
             state[size_t(i)] = s > state[size_t(i)] ? s : state[size_t(i)];
           });
         }
-  }
-  // Probabilities of one row over the context tokens that it sees; the rows of its chunk up to itself share the mass.
-  template <class Real>
-  void vote(const Team auto& team, const Prompt<Real>& prompt, const Seen& seen, int32_t head, int64_t row,
-            int32_t first_row) const {
-    const std::span<double> p = row_of(seen.count);
-    const int32_t own = int32_t(row) - first_row + 1;
-    const auto query = prompt.repeat_query(head, row);
-    team.each(seen.count, [&](int32_t i) { p[size_t(i)] = prompt.logit(wide_dot(query, prompt.key(seen.token(i)))); });
-    const auto of_row = [&](int32_t i) { return prompt.logit(wide_dot(query, prompt.repeat_key(first_row + i))); };
-    double top = team.largest(seen.count, [&](int32_t i) { return p[size_t(i)]; }).score;
-    const double own_top = team.largest(own, of_row).score;
-    top = own_top > top ? own_top : top;
-    team.each(seen.count, [&](int32_t i) { p[size_t(i)] = std::exp(p[size_t(i)] - top); });
-    const double total = team.sum(seen.count, [&](int32_t i) { return p[size_t(i)]; }) +
-                         team.sum(own, [&](int32_t i) { return std::exp(of_row(i) - top); });
-    team.each(seen.count, [&](int32_t i) { p[size_t(i)] /= total; });
   }
 };
 

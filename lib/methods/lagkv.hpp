@@ -21,6 +21,8 @@ struct LagKv : Selecting<4> {
           "the release does not define the order of equal ranks of different chunks: here the lower index stays.",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .selects = true,
+      .needs_whole_prompt = true,
   };
   static constexpr Hooks hooks{"read_prompt evict layout protection state"};
   int32_t lag = 128;

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/cut.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
@@ -15,23 +16,27 @@ struct Local {
       .tier = 1,
       .memory = "B tokens; lm_eval one more",
       .deviation = "",
+      .selects = true,
       .implied_layout = true,
   };
   static constexpr Hooks hooks{"evict set_options traits"};
   enum class Variant { plain, lm_eval, buzz };
   Variant variant = Variant::plain;
-  int32_t budget = 0;
+  CutPlan plan;
 
   static void declare(auto& d) {
     d.choice("variant", &Local::variant, {"default", "lm_eval", "buzz"}, "which definition of the window");
   }
-  void resolve(const MethodContext& context) { budget = context.budget.tokens + (variant == Variant::lm_eval ? 1 : 0); }
+  void resolve(const MethodContext& context) {
+    plan = cut_plan(context, {});
+    plan.budget += variant == Variant::lm_eval ? 1 : 0;
+  }
   static void set_options(const Local& m, CommonOptions& options) {
     if (m.variant == Variant::buzz) options.positions = Positions::cache;
   }
-  void traits(Traits& t) const { t.max_rows = budget; }
+  void traits(Traits& t) const { t.max_rows = plan.budget; }
 
-  void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_newest(team, cache, plan, 0); }
 };
 
 }  // namespace kvreplay

@@ -21,6 +21,7 @@ struct QFilters : Selecting<0, 32> {
           "does; kvpress protects no recent tokens.",
       .default_phase = Phase::oneshot,
       .layer_level = false,
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict layout needs protection state"};
   std::span<double> state;  // f [d]
@@ -42,7 +43,7 @@ struct QFilters : Selecting<0, 32> {
     });
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = wide_dot(prompt.key(cache.token(i)), state); });
   }
-  // All rows except the newest already have their score.
+  // Rows of the prompt have their score from its end, later ones from their own step.
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t newest = cache.size() - 1;
     if (newest >= 0) team.each(1, [&](int32_t) { cache.score(newest) = wide_dot(cache.key(newest), state); });

@@ -67,6 +67,7 @@ struct Rkv : Buffered {
           "one step late); lambda is that of later comparisons (0.07 in the release's class).",
       .any_positions = false,
       .layer_level = false,
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict observe_queries extra_bytes layout needs traits state"};
   enum class Votes { max, sum };
@@ -89,7 +90,7 @@ struct Rkv : Buffered {
     d.choice("agg", &Rkv::agg, {"max", "sum"}, "the group's largest logit, or the mean of its probabilities");
   }
   void resolve(const MethodContext& context) {
-    Buffered::resolve(context, window);
+    Buffered::resolve(context, {.recent = window});
     room = int32_t(most_rows(context));
     if (kernel % 2 == 0) throw even_kernel_error(kernel);
   }
@@ -113,10 +114,10 @@ struct Rkv : Buffered {
   void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
     remember(team, {queries.dim, 0, queries.heads}, queries);
     scale = queries.scale;
-    on_new_token();
   }
   void evict(const Team auto& team, Cache auto& cache) {
-    if (!is_due() || cache.size() <= target) return;
+    const int32_t rows = cache.size();
+    if (rows <= window || !plan.is_due(cache.token(rows - 1))) return;
     find_importance(team, cache);
     const int32_t older = cache.size() - window;
     const std::span<double> importance = column(kImportance), redundancy = column(kRedundancy);
@@ -127,7 +128,9 @@ struct Rkv : Buffered {
       cache.score(j) =
           lambda * largest_near(importance.data(), j, older, kernel) - (1 - lambda) * redundancy[size_t(j)];
     });
-    keep_best(team, cache, {.recent = window}, target - window, [&](int32_t i) { return cache.score(i); });
+    cut(
+        team, cache, plan, [&](int32_t) { return Protect{.recent = window}; },
+        [&](int32_t i) { return cache.score(i); });
   }
 
  private:

@@ -24,6 +24,7 @@ struct Scissorhands : Selecting<0, 10> {
       .deviation =
           "paper and released code are different algorithms: the paper's is the default. The release runs "
           "authors_code on layers 5 to 35 of OPT-66B only.",
+      .selects = true,
   };
   static constexpr Hooks hooks{
       "observe_prompt read_prompt evict observe extra_bytes layout needs traits protection score_rule state"};
@@ -66,7 +67,7 @@ struct Scissorhands : Selecting<0, 10> {
   }
   void extra_bytes(ExtraBytes& c, const auto& cache) const { c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8; }
   std::optional<ScoreRule> score_rule() const {
-    if (variant != Variant::standard) return std::nullopt;
+    if (variant != Variant::standard || !plan.is_plain()) return std::nullopt;
     return ScoreRule{
         .vote = ScoreRule::Vote::low_marks, .protect = protection(), .budget = budget, .drop = drop, .marks = rings()};
   }
@@ -92,21 +93,38 @@ struct Scissorhands : Selecting<0, 10> {
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), newest = cache.token(rows - 1), excess = rows - budget;
     const int32_t leaving = prompt_ends ? excess : drop;
+    const bool ends = prompt_ends;
     prompt_ends = false;
+    if (!plan.is_plain()) return cut_by_plan(team, cache, ends);
     if (variant == Variant::authors_code) {
       if (newest >= kCodeFirst)
         cache.retain(team,
                      [&](int32_t i) { return cache.score(i) > 0 || cache.token(i) < sinks || i >= rows - recent; });
     } else if (excess > 0) {
       const int32_t candidates = rows - held_sinks(cache, sinks) - recent;
-      keep_best(team, cache, protection(), candidates - leaving, [&](int32_t i) {
-        const int32_t seen = newest - cache.token(i) + 1;
-        return -cache.score(i) / (variant == Variant::fraction ? seen < hist ? seen : hist : 1);
-      });
+      keep_best(team, cache, protection(), candidates - leaving,
+                [&](int32_t i) { return attention(cache.score(i), newest - cache.token(i) + 1); });
     }
   }
 
  private:
+  // Higher for tokens that got attention more often; seen: rows that saw the token.
+  double attention(double low_rows, int32_t seen) const {
+    return -low_rows / (variant == Variant::fraction ? seen < hist ? seen : hist : 1);
+  }
+  // The cut with the options of serving. Where tokens leave one by one, at least `drop` leave at a time here too.
+  void cut_by_plan(const Team auto& team, Cache auto& cache, bool ends) const {
+    const int32_t rows = cache.size(), newest = cache.token(rows - 1);
+    if (!plan.is_due(newest)) return;
+    const auto score = [&](int32_t i) { return attention(cache.score(i), newest - cache.token(i) + 1); };
+    const bool single = !plan.options.pages.whole() && !plan.options.keep_prompt;
+    const int32_t excess = rows - plan.target(newest + 1);
+    if (!single || ends || excess >= drop)
+      return cut(
+          team, cache, plan, [&](int32_t) { return protection(); }, score);
+    const int32_t left = rows - held_sinks(cache, sinks) - recent - drop;
+    if (excess > 0) keep_best(team, cache, protection(), left > 0 ? left : 0, score);
+  }
   void resolve_code() {
     if (hist != kHist && hist != kCodeHist)
       throw ParameterError("hist", "variant authors_code counts the last 100 rows; leave hist out");

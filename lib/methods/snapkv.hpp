@@ -22,6 +22,7 @@ struct SnapKv : Selecting<> {
           "(gqa.level: query). At least five sets of published defaults exist: see `variant`.",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict layout needs protection voters set_options state"};
   enum class Pool { max, avg, derived };
@@ -58,13 +59,13 @@ struct SnapKv : Selecting<> {
              "whether query heads are aggregated before or after pooling", "before; kvpress and paper_config after");
   }
   void resolve(const MethodContext& context) {
-    Selecting::resolve(context);
     const bool kvpress = variant == Variant::kvpress;
     if (window == kDerived) window = kvpress ? 64 : variant == Variant::kvfactory ? 8 : 32;
     if (kernel == kDerived) kernel = kvpress ? 5 : variant == Variant::none_pool ? 1 : 7;
     if (pool == Pool::derived) pool = kvpress ? Pool::avg : Pool::max;
     if (when == When::derived) when = kvpress || variant == Variant::paper_config ? When::after : When::before;
     if (kernel % 2 == 0) throw even_kernel_error(kernel);
+    Selecting::resolve(context, protection());
   }
   static void set_options(const SnapKv& m, CommonOptions& options) {
     if (m.variant == Variant::kvpress || m.variant == Variant::paper_config) options.gqa_aggregate = Aggregate::mean;
@@ -94,7 +95,7 @@ struct SnapKv : Selecting<> {
     });
     pool_votes(team, prompt, cache, prefix);
   }
-  void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
+  void evict(const Team auto& team, Cache auto& cache) { cut_by_scores(team, cache, protection()); }
 
  protected:
   // Computes scores from the votes of each head for the first `prefix` rows of the cache, [heads, prefix].

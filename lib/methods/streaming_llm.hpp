@@ -1,4 +1,5 @@
 #pragma once
+#include "core/cut.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
@@ -15,11 +16,12 @@ struct StreamingLlm {
       .memory = "B tokens; re-rotation is arithmetic, not memory",
       .deviation = "",
       .default_positions = Positions::cache,
+      .selects = true,
       .implied_layout = true,
   };
   static constexpr Hooks hooks{"evict"};
   int32_t sinks = 4, room_for = 0;
-  int32_t budget = 0;
+  CutPlan plan;
 
   static void declare(auto& d) {
     d.integer("sinks", &StreamingLlm::sinks, {0, kManyTokens}, "first tokens of the trace that always stay");
@@ -27,7 +29,7 @@ struct StreamingLlm {
               "tokens that get room before they arrive: B - room_for stay");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget.tokens - room_for;
+    const int32_t budget = context.budget.tokens - room_for;
     if (room_for > 0 && sinks >= budget)
       throw ParameterError("room_for", "room_for " + std::to_string(room_for) + " and sinks " + std::to_string(sinks) +
                                            " leave no recent token in a budget of " +
@@ -36,9 +38,11 @@ struct StreamingLlm {
       throw ParameterError("sinks", "sinks " + std::to_string(sinks) +
                                         " leave no room for recent tokens in a budget of " + std::to_string(budget) +
                                         "; give fewer sinks or a larger budget");
+    plan = cut_plan(context, {.sinks = sinks});
+    plan.budget -= room_for;
   }
 
-  void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, sinks, budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_newest(team, cache, plan, sinks); }
 };
 
 }  // namespace kvreplay

@@ -22,6 +22,7 @@ struct Tova : Selecting<> {
       .deviation =
           "one set per kv head by the sum over its query heads; the paper's set for a whole layer is "
           "variant layer.",
+      .selects = true,
   };
   static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule voters set_options state"};
   enum class Variant { standard, layer, kvpress };
@@ -56,7 +57,7 @@ struct Tova : Selecting<> {
   }
   std::optional<ScoreRule> score_rule() const {
     if (score != TokenScore::attention) return std::nullopt;
-    return ScoreRule{.carry = 0, .protect = protection(), .budget = budget};
+    return ScoreRule{.carry = 0, .protect = protection(), .budget = budget, .plan = plan};
   }
 
   template <class Real>

@@ -59,6 +59,7 @@ struct TriAttention : Buffered, CommonCuts {
           "channels that do not rotate count by their mean product.",
       .any_positions = false,
       .layer_level = false,
+      .selects = true,
   };
   static constexpr Hooks hooks = Hooks{"read_prompt evict observe_queries layout needs traits state"} + cut_hooks;
   enum class Together { mean, max };
@@ -89,13 +90,15 @@ struct TriAttention : Buffered, CommonCuts {
     d.integer("recent", &TriAttention::recent, {0, kManyTokens}, "last tokens that always stay, the newest included");
   }
   void resolve(const MethodContext& context) {
-    Buffered::resolve(context, (keep_prompt ? 0 : sinks) + recent);
+    MethodContext own = context;
+    own.serving.keep_prompt = keep_prompt;
+    Buffered::resolve(own, {.sinks = keep_prompt ? 0 : sinks, .recent = recent});
     prompt = context.prompt_tokens;
-    room = int32_t(std::min<int64_t>(context.tokens, most_rows(context) + (keep_prompt ? prompt : 0)));
+    room = int32_t(most_rows(context));
   }
   void traits(Traits& t) const {
     CommonCuts::traits(t);
-    t.max_rows = most_kept() + (keep_prompt ? prompt : 0);
+    Buffered::traits(t);
   }
   Layout layout(const MethodContext& context) const {
     const HeadShape& s = context.shape;
@@ -120,13 +123,12 @@ struct TriAttention : Buffered, CommonCuts {
   template <class Real>
   void observe_queries(const Team auto&, const StepQueries<Real>& queries) {
     next = queries.position + 1;
-    on_new_token();
   }
   void evict(const Team auto& team, Cache auto& cache) {
-    if (!is_due()) return;
+    if (cache.size() == 0 || !plan.is_due(cache.token(cache.size() - 1))) return;
     const int32_t safe = keep_prompt ? prompt : sinks, first = held_sinks(cache, safe),
                   n = cache.size() - first - recent;
-    const int32_t count = target - recent - (keep_prompt ? 0 : first);
+    const int32_t count = plan.target(cache.token(cache.size() - 1) + 1) - recent - (keep_prompt ? 0 : first);
     if (n <= count) return;
     if (has_known_cut()) return apply_known_cut(team, cache);
     const HeadShape shape = cache.shape();
@@ -137,7 +139,9 @@ struct TriAttention : Buffered, CommonCuts {
       cache.score(first + j) = aggregate(largest ? Aggregate::max : Aggregate::mean, s, room, shape.heads);
     });
     if (waits_for_other_heads(team, cache, {first, recent}, count)) return;
-    keep_best(team, cache, {safe, recent}, count, [&](int32_t i) { return cache.score(i); });
+    cut(
+        team, cache, plan, [&](int32_t) { return Protect{.sinks = sinks, .recent = recent}; },
+        [&](int32_t i) { return cache.score(i); });
   }
 
  private:

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/cut.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
@@ -13,16 +14,17 @@ struct Window {
       .tier = 1,
       .memory = "B tokens",
       .deviation = "",
+      .selects = true,
       .implied_layout = true,
       .alias = "sliding_window",
   };
   static constexpr Hooks hooks{"evict"};
-  int32_t budget = 0;
+  CutPlan plan;
 
   static void declare(auto&) {}
-  void resolve(const MethodContext& context) { budget = context.budget.tokens; }
+  void resolve(const MethodContext& context) { plan = cut_plan(context, {}); }
 
-  void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
+  void evict(const Team auto& team, Cache auto& cache) { keep_newest(team, cache, plan, 0); }
 };
 
 }  // namespace kvreplay

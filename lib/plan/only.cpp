@@ -28,7 +28,7 @@ constexpr Named kColumns[] = {
     {"prompt", [](const Cell& c) { return c.place.prompt; }},
     {"layer", [](const Cell& c) { return std::to_string(c.place.layer); }},
     {"kv_head", [](const Cell& c) { return std::to_string(c.place.kv_head); }},
-    {"method", [](const Cell& c) { return std::string(c.method().info.name); }},
+    {"method", [](const Cell& c) { return c.method_name(); }},
     {"given", [](const Cell& c) { return c.variant->given; }},
     {"budget_tokens", [](const Cell& c) { return field_of(c.budget.tokens, !c.budget.none()); }},
     {"seed", [](const Cell& c) { return field_of(c.seed.value_or(0), c.seed.has_value()); }},

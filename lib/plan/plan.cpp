@@ -106,6 +106,7 @@ class Planner {
   Planned planned(const SelectedLayer& at, const SelectedLayer::Variant& selected) {
     const MethodInstance& instance = config_.methods[selected.instance];
     auto variant = std::make_shared<Variant>(instance.values);
+    variant->later = instance.later;
     variant->trace = names_[at.trace];
     variant->instance = selected.instance;
     variant->options = instance.options;
@@ -120,8 +121,10 @@ class Planner {
     if (const Calibration& by = instance.values.calibration(); by.source == Calibration::Source::file)
       variant->digests.calibration = digest_of_file(by.name);
     variant->params = shown_params(selected.method, *variant);
-    variant->given = given_json(instance.values, instance.options, variant->digests);
-    variant->prompt_streams = config_.replay.streams_prompt(instance.options);
+    variant->given = given_json(instance.values, instance.options, variant->digests,
+                                instance.later == nullptr ? "" : later_json(*instance.later, nullptr));
+    variant->options.serving = selected.method.context().serving;
+    variant->prompt_streams = config_.replay.streams_prompt(variant->options);
     variant->shape = selected.method.context().shape;
     variant->scale = selected.method.context().scale;
     std::string key = key_of(at, selected, *variant);
@@ -142,7 +145,10 @@ class Planner {
       take_lists(cell, planned.selected, layer_of(at));
       key += params_json(method, cell.options(), cell.variant->digests);
     }
-    if (!cell.variant->uniforms.empty() || !draws(method, cell.options())) return add(std::move(cell), key);
+    const auto& later = cell.variant->later;
+    const bool random =
+        draws(method, cell.options()) || (later != nullptr && later->method_for(method.context()).traits().random);
+    if (!cell.variant->uniforms.empty() || !random) return add(std::move(cell), key);
     for (uint32_t i = 0; i < config_.seed_count; ++i) {
       cell.seed = config_.seed_first + i;
       if (planned.selected.seed.value_or(*cell.seed) == *cell.seed) add(cell, key + std::to_string(*cell.seed));
@@ -188,6 +194,8 @@ class Planner {
     if (selected.method.method().lists_in.empty()) all.add_json("params", variant.params);
     if (const std::string text = selected.method.method().info.identity; !text.empty()) all.add("method_text", text);
     all.add("budget", selected.budget.tokens);
+    if (const Growth& growth = selected.budget.growth; growth.any())
+      all.add("ratio_of_seen", growth.ratio).add("floor", growth.floor);
     if (!variant.calibration.empty()) all.add_json("calibration", calibration_json(variant.calibration));
     all.add("prefill", at.extent.prompt_tokens).add("tokens", at.extent.tokens);
     return all.text();
@@ -218,8 +226,10 @@ std::vector<Cell> plan_of(const RunConfig& config, const std::vector<TraceInfo>&
 }  // namespace
 
 bool observes_rows(const std::vector<Cell>& plan) {
-  return std::any_of(plan.begin(), plan.end(),
-                     [](const Cell& cell) { return cell.variant->values.observes(cell.options()); });
+  return std::any_of(plan.begin(), plan.end(), [](const Cell& cell) {
+    const auto& later = cell.variant->later;
+    return cell.variant->values.observes(cell.options()) || (later != nullptr && later->values.traits().observes);
+  });
 }
 
 std::vector<Cell> plan_cells(const LoadedRun& run) { return plan_of(run.config, run.traces, run.selection); }
@@ -239,7 +249,7 @@ using Family = std::tuple<Place, size_t, std::optional<uint32_t>>;
 // kv heads that decide together are one family.
 Family family_of(const Cell& cell) {
   Place place = cell.place;
-  if (cell.options().gqa_level == GqaLevel::layer) place.kv_head = Place::kWholeLayer;
+  if (cell.options().spans_layer()) place.kv_head = Place::kWholeLayer;
   return {std::move(place), cell.variant->instance, cell.seed};
 }
 

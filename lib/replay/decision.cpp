@@ -54,7 +54,10 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   const int64_t rows = std::count(scored.begin() + d.first_measured, scored.end(), uint8_t{1});
   for (size_t i = 0; i < cells.size(); ++i)
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
-  const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
+  d.cache_for_each_kv_head = has_cache_for_each_kv_head(cell);
+  const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads
+                         : d.cache_for_each_kv_head          ? stream.shape.blocks
+                                                             : 1;
   // An audit reads only the cache's own copy.
   const auto rows_of_format = codings.of(cell, setup.options.row_format, stream, !options.audit);
   setup.coding = rows_of_format.coding;
@@ -63,6 +66,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   for (int32_t h = 0; h < caches; ++h) {
     setup.given = cell.common_cuts ? given_lists(*cell.common_cuts) : lists_of(d.lists, h, caches);
     setup.first_head = h;
+    if (d.cache_for_each_kv_head) setup.first_head = h * group_of(stream), setup.rng.kv_head = uint32_t(h);
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
         setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)},
         rows_of_format.tokens));
@@ -73,8 +77,9 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
 namespace {
 
 template <class Real>
-void keep_lists(const Decision<Real>& d, CellResult& result) {
+void keep_lists(const Decision<Real>& d, size_t number, CellResult& result) {
   for (const auto& cache : d.caches) {
+    if (!d.is_replayed_by(number, *cache)) continue;
     const ResidentLists& lists = cache->account.lists();
     result.kept.append(lists.kept);
     result.num.insert(result.num.end(), lists.num.begin(), lists.num.end());
@@ -88,20 +93,31 @@ void keep_lists(const Decision<Real>& d, CellResult& result) {
   }
 }
 
+// One table of pages for all kv heads of the layer.
+template <class Real>
+void share_page_table(Decision<Real>& d) {
+  std::vector<const PageTable*> tables;
+  for (const auto& cache : d.caches) tables.push_back(&cache->account.page_table());
+  const PageLedger all = PageTable::shared(tables);
+  for (const auto& cache : d.caches) cache->account.ledger().pages = all;
+}
+
 // A method's query statistics are constants of the model, which no cache stores. They count 4 bytes a number.
 template <class Real>
 void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stream,
                            std::map<std::string, double>& extras) {
   const CacheReplay<Real>& cache = *d.caches.front();
-  const StatisticsNeeds asks = cache.prompt.needs().known;
+  const bool offline = cache.method().calibration().is_offline();
+  const StatisticsNeeds needs = cache.prompt.needs().known, asks = offline ? needs : needs.of_prompt();
   if (!asks.any()) return;
   const size_t heads = size_t(stream.shape.heads), dim = size_t(stream.shape.dim);
   size_t numbers = 0;
   if (asks.means) numbers += heads * (dim + stream.inv_freq.size());
   if (asks.directions) numbers += d.caches.size() * dim;
   if (asks.channels) numbers += heads * dim;
+  if (asks.moments()) numbers += heads * (dim + dim * dim);
   extras["calibration_bytes"] = 4.0 * double(numbers);
-  if (cache.method().calibration().is_offline()) extras["offline"] = 1;
+  if (offline) extras["offline"] = 1;
 }
 
 }  // namespace
@@ -114,7 +130,11 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   result.error = d.failure;
   if (!d.alive()) return result;
   std::vector<const Ledger*> ledgers;
-  for (const auto& cache : d.caches) cache->account.take_report(), ledgers.push_back(&cache->account.ledger());
+  for (const auto& cache : d.caches) {
+    cache->account.take_report();
+    if (d.is_replayed_by(number, *cache)) ledgers.push_back(&cache->account.ledger());
+  }
+  if (d.cache_for_each_kv_head) share_page_table(d);
   // Query heads that choose what they read share the full cache, unless one of them has evicted tokens.
   const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
   const MethodInfo& info = cell.method().info;
@@ -130,10 +150,10 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   d.errors[number].finish(result, d.caches.front()->method().error_bound());
   result.double_precision = sizeof(Real) == sizeof(double);
   result.on_cpu = !d.on_device;
-  result.oneshot = cell.options().phase == Phase::oneshot;
+  result.oneshot = cell.options().phase == Phase::oneshot && cell.variant->later == nullptr;
   // No list of a later step records what was coded while the prompt streamed in.
   result.partial = d.streams_prompt() && waits(d.caches.front()->options().row_format);
-  if (options.save.kept) keep_lists(d, result);
+  if (options.save.kept) keep_lists(d, number, result);
   return result;
 }
 

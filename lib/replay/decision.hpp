@@ -21,13 +21,18 @@ struct Decision {
   std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // one for each cache that the CPU replays
   std::vector<Accumulator> errors;                           // one for each cell
   bool on_device = false;
-  int32_t first_measured = 0;  // first row that is measured; an oracle has looked at the rows before it
-  std::string failure;         // "" if nothing failed
+  bool cache_for_each_kv_head = false;  // of a layer that is replayed together; else its heads share the caches
+  int32_t first_measured = 0;           // first row that is measured; an oracle has looked at the rows before it
+  std::string failure;                  // "" if nothing failed
   // Storage that the caches refer to.
   std::vector<std::vector<double>> uniforms;
   KeptLists lists;
 
   const Cell& cell() const { return *cells.front(); }
+  // Whether a cache belongs to the cell of this number.
+  bool is_replayed_by(size_t number, const CacheReplay<Real>& cache) const {
+    return !cache_for_each_kv_head || cells[number]->place.kv_head == cache.first_head() / cache.heads();
+  }
   bool alive() const { return failure.empty(); }
   bool streams_prompt() const { return cell().variant->prompt_streams || caches.front()->streams_prompt(); }
   void fail(const std::string& why) {

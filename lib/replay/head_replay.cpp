@@ -75,7 +75,8 @@ void HeadReplay<Real>::choose_ways() {
   for (Decision<Real>& d : decisions_) {
     d.on_device = device_ != nullptr && std::all_of(d.caches.begin(), d.caches.end(),
                                                     [&](const auto& cache) { return device_->accepts(*cache); });
-    for (const auto& cache : d.caches) every_row_ = every_row_ || (!d.on_device && cache->observes());
+    for (const auto& cache : d.caches)
+      every_row_ = every_row_ || (!d.on_device && (cache->observes() || cache->observes_later()));
   }
 }
 
@@ -283,7 +284,7 @@ template <class Real>
 void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results, const std::vector<ExactRow>& exact,
                             double seconds) {
   CacheReplay<Real>& cache = *d.caches[c];
-  const bool layer = stream_.shape.blocks > 1;
+  const bool layer = stream_.shape.blocks > 1 && !d.cache_for_each_kv_head;
   const int32_t group = stream_.shape.heads / stream_.shape.blocks, rows = results.rows, width = results.v_dim;
   const size_t spans = results.needles.size() / std::max<size_t>(1, results.cells());
   const size_t samples = size_t(stream_.sensitivity.samples);
@@ -292,8 +293,10 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
     if (exact[size_t(r)].token < d.first_measured) continue;
     const size_t projected = stream_.sensitivity.at(0, exact[size_t(r)].token) != nullptr ? samples : 0;
     for (size_t i = 0; i < d.cells.size(); ++i) {
+      if (!d.is_replayed_by(i, cache)) continue;
       const int32_t first = layer ? d.cells[i]->place.kv_head * group : 0;
-      const int32_t heads = layer ? group : results.heads, own = layer ? 0 : cache.first_head();
+      const int32_t heads = layer ? group : results.heads;
+      const int32_t own = layer || d.cache_for_each_kv_head ? 0 : cache.first_head();
       for (int32_t h = 0; h < heads; ++h) {
         const size_t at = results.at(first + h, r);
         const size_t in_stream = size_t(cache.first_head() + first + h) * size_t(rows) + size_t(r);

@@ -27,7 +27,8 @@ struct Group {
 };
 
 bool decides_together(const Cell& cell) {
-  return cell.options().gqa_level == GqaLevel::layer && cell.method().looks_at_queries;
+  const bool joins = cell.method().looks_at_queries || cell.method().info.joins_heads;
+  return cell.options().serving.pages.tied() || (cell.options().gqa_level == GqaLevel::layer && joins);
 }
 bool same_decision(const Cell& a, const Cell& b) {
   return decides_together(a) && decides_together(b) && &a.method() == &b.method() && a.seed == b.seed &&
@@ -37,8 +38,14 @@ bool same_decision(const Cell& a, const Cell& b) {
 
 // Adds what the cell's method needs of the stream.
 void add_needs(const Cell& cell, HeadRequest& request) {
-  const PromptNeeds needs = BoundMethod(cell.variant->values, cell.context()).needs();
-  request.add_needs(needs, cell.variant->values.calibration());
+  const BoundMethod method(cell.variant->values, cell.context());
+  request.add_needs(method.needs(), cell.variant->values.calibration());
+  request.all_queries = request.all_queries || method.reads_at_cuts();
+  if (const auto& later = cell.variant->later; later != nullptr) {
+    const BoundMethod second = later->method_for(cell.context());
+    request.add_needs(second.needs(), later->values.calibration());
+    request.all_queries = request.all_queries || second.reads_at_cuts();
+  }
   request.rotation = request.rotation || cell.options().positions == Positions::cache;
   request.output_norms = request.output_norms || cell.options().wrapper.kind == Wrapper::Kind::critical;
   request.all_queries = request.all_queries || cell.variant->values.oracle_needs().largest_query_norm;

@@ -70,7 +70,7 @@ void write_lists(H5Output& file, const std::string& name, const TokenLists& list
 
 // Identifies the lists in the terms of results.csv, so that the file is complete without its table.
 void write_label(H5Output& file, const Cell& cell) {
-  file.attribute("kept", "method", std::string(cell.method().info.name));
+  file.attribute("kept", "method", cell.method_name());
   file.attribute("kept", "given", cell.variant->given);
   if (!cell.budget.none()) file.attribute("kept", "budget_tokens", int64_t{cell.budget.tokens});
   if (cell.budget.share) file.attribute("kept", "allocated_tokens", int64_t{*cell.budget.share});

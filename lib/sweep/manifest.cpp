@@ -31,7 +31,7 @@ constexpr std::string_view kPrefix = "plan-", kSuffix = ".jsonl", kKeyBefore = "
 std::string cell_line(const Cell& cell) {
   JsonObject rest;
   rest.add("trace_id", cell.variant->trace->trace_id).add("prompt", cell.place.prompt);
-  rest.add("layer", cell.place.layer).add("kv_head", cell.place.kv_head).add("method", cell.method().info.name);
+  rest.add("layer", cell.place.layer).add("kv_head", cell.place.kv_head).add("method", cell.method_name());
   rest.add_json("given", cell.variant->given).add_json("params", cell.variant->params);
   rest.add_json("budget_tokens", cell.budget.none() ? "null" : json_of(cell.budget.tokens));
   rest.add_json("seed", cell.seed ? json_of(*cell.seed) : "null");
@@ -55,7 +55,7 @@ std::vector<SweepUnit> units_of(const std::vector<Cell>& plan) {
     size_t end = first;
     while (end < plan.size() && same_layer(plan[first], plan[end])) ++end;
     const bool whole = std::any_of(plan.begin() + std::ptrdiff_t(first), plan.begin() + std::ptrdiff_t(end),
-                                   [](const Cell& c) { return c.options().gqa_level == GqaLevel::layer; });
+                                   [](const Cell& c) { return c.options().spans_layer(); });
     for (size_t at = first; at < end;) {
       size_t next = whole ? end : at;
       while (next < end && plan[next].place.kv_head == plan[at].place.kv_head) ++next;

@@ -1,5 +1,6 @@
 #pragma once
 #include "methods/h2o/masks.hpp"
+#include "methods/h2o/scores.hpp"
 #include "methods/h2o/variants.hpp"
 #include "methods/parts/step_scores.hpp"
 
@@ -20,6 +21,12 @@ namespace kvreplay {
 //   kvfactory  one cut, the last 32 and the top B-32.
 // `score` obc_value, obc_key or obc_joint: replaces x and p_t by the error of a row's output without the token
 // (core/token.hpp).
+// Changes to the scores of real_drop (scores.hpp), after the package keys_values and Q-Hitter, MLSys 2024:
+//   `score_norm: age`  a cut with T tokens seen goes by A[i] / (T - max(i, P-1)); `recent` is its grace period.
+//   `weight: vnorm`    a call of R rows (the prompt: all its rows; a step: 1) adds R m_i ||v_i|| / sum_j m_j ||v_j||,
+//                      with m_i the attention that these rows give to token i.
+//   `qhitter: c`       a cut goes by c mm(A) + (c-1)/2 mm(E) + (1-c). E is the token's error in the row format int4, mm
+//                      scales the unprotected tokens to 0..1. With `score_norm: age` A is divided first.
 // Variants that only mask (h2o_masks.hpp): hf_mask, local_mask, and the oracle oracle_global.
 struct H2o : H2oVariants {
   static constexpr MethodInfo info{
@@ -27,22 +34,29 @@ struct H2o : H2oVariants {
       .title = "heavy hitters + recent window",
       .source = "H2O, Zhang et al. 2023, section 4 (the released real-drop class)",
       .tier = 1,
-      .memory = "heavy + recent tokens, one score each; the variants that mask hold the full cache",
+      .memory =
+          "heavy + recent tokens, one score each; weight and qhitter: one more number each; the variants "
+          "that mask hold the full cache",
       .deviation =
           "follows the released code, which protects recent tokens and lets the prompt's rows vote at full "
           "weight; the paper's Algorithm 1 protects nothing (variant alg1). Scores of grouped query heads "
-          "are summed (the release knows no groups), in double precision. oracle_global sees the future.",
+          "are summed (the release knows no groups), in double precision. oracle_global sees the future. qhitter "
+          "scales over one kv head and codes every token as int4; its code scales over all kv heads of a layer and "
+          "codes as "
+          "its cache does. The newest token competes unless `recent` protects it, which keys_values always does.",
+      .selects = true,
   };
   static constexpr Hooks hooks{
       "observe_prompt read_prompt evict choose observe extra_bytes report layout needs traits protection score_rule "
       "voters failure_text set_options state"};
   int32_t first_voter = 0;  // prompt rows from this index on vote
   bool ranked = false;      // oracle_global: the future was read
-  std::span<double> state;  // columns of the masks; the outputs of a step, for scores that use them
+  std::span<double> state;  // columns of the masks; the outputs of a step, for scores that use them; errors in int4
 
   static void declare(auto& d) { declare_variants<H2o>(d); }
   Layout layout(const MethodContext& context) const {
     const bool columns = is(Variant::local_mask) || is(Variant::oracle_global);
+    if (asks_for_errors()) return {.state_doubles = context.tokens, .scores = true};
     return {.state_doubles = columns ? 2 * int64_t(context.tokens) : StepScores::state_doubles(score, context.shape),
             .scores = true};
   }
@@ -58,7 +72,8 @@ struct H2o : H2oVariants {
     t.streams_prompt = is(Variant::alg1);
     t.observes = !is_one_shot() && !is(Variant::oracle_global);
   }
-  void extra_bytes(ExtraBytes& c, const auto&) const {
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    if (streams) c.mark_bytes = 8 * int64_t(more_numbers()) * cache.size();
     c.aux_bytes = is(Variant::oracle_global) ? 4 * int64_t(heavy) : 0;
   }
   void report(auto& extras, const auto&) const {
@@ -70,7 +85,8 @@ struct H2o : H2oVariants {
   }
   std::optional<ScoreRule> score_rule() const {
     if (!is(Variant::real_drop) || score != TokenScore::attention) return std::nullopt;
-    ScoreRule rule{.carry = 1, .protect = protection(), .budget = budget};
+    if (ages() || more_numbers() > 0) return std::nullopt;
+    ScoreRule rule{.carry = 1, .protect = protection(), .budget = budget, .plan = plan};
     if (means()) rule.vote = ScoreRule::Vote::mean, rule.first_voter = first_voter;
     return rule;
   }
@@ -91,11 +107,14 @@ struct H2o : H2oVariants {
       return;
     }
     first_voter = first_prompt_voter(p.size());
+    if (asks_for_errors()) errors().add_missing(team, cache);
     if (score_rows == kDecodeRows) return;
-    team.each(cache.size(), [&](int32_t i) {
-      const int32_t token = cache.token(i);
-      cache.score(i) = p.column_sum(token) / (means() ? seen_by(token, p.size() - 1) : 1);
-    });
+    const auto add = [&](int32_t i, double x) {
+      cache.score(i) = x / (means() ? seen_by(cache.token(i), p.size() - 1) : 1);
+    };
+    const auto sum = [&](int32_t i) { return p.column_sum(cache.token(i)); };
+    if (weighs_values()) h2o_scores::weigh_by_values(team, cache, p.size() - first_voter, sum, add);
+    else team.each(cache.size(), [&](int32_t i) { add(i, sum(i)); });
   }
   void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
     const auto see = [&](int32_t i, bool yes) {
@@ -112,22 +131,28 @@ struct H2o : H2oVariants {
   void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
     if (is(Variant::alg1) && cache.size() <= budget) return;  // the box attends only once the set is full
     const int32_t t = cache.token(cache.size() - 1);
+    if (asks_for_errors()) errors().add(cache, cache.size() - 1);
     const StepScores given{score, p, state};
     given.open(team, cache);
-    team.each(cache.size(), [&](int32_t i) {
+    const auto add = [&](int32_t i, double x) {
       double& a = cache.score(i);
-      const double x = given(cache, i);
       a += means() ? (x - a) / seen_by(cache.token(i), t) : x;  // the mean, including one more row
-    });
+    };
+    if (weighs_values())
+      h2o_scores::weigh_by_values(
+          team, cache, 1, [&](int32_t i) { return p.group(i); }, add);
+    else team.each(cache.size(), [&](int32_t i) { add(i, given(cache, i)); });
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size();
-    if (fits_budget()) return;
+    if (fits_budget() && plan.is_plain()) return;
     if (is(Variant::oracle_global) && !ranked) cache.fail(1, 0);
     if (is(Variant::hf_mask)) return h2o_mask::reset_hidden(team, cache, heavy, recent);
     if (masks()) return;
-    if (!is(Variant::flexgen)) return keep_scored(team, cache, protection(), budget);
+    const auto safe = [&](int32_t m) { return Protect{.sinks = sinks, .recent = recent_of(m)}; };
+    if (ages() || asks_for_errors()) return cut_adjusted(team, cache, safe);
     const auto a = [&](int32_t i) { return cache.score(i); };
+    if (!is(Variant::flexgen)) return cut(team, cache, plan, safe, a);
     if (cache.token(n - 1) < prompt) keep_best(team, cache, {.recent = recent}, heavy, a);
     else if (n > heavy) keep_best(team, cache, {.recent = heavy}, n - heavy - 1, a);
   }
@@ -136,6 +161,23 @@ struct H2o : H2oVariants {
   int32_t first_prompt_voter(int32_t size) const {
     if (score_rows == kAllRows) return 0;
     return score_rows == kDecodeRows ? size : size > score_rows ? size - score_rows : 0;
+  }
+  h2o_scores::Int4Errors errors() const { return {state}; }
+  // Cuts by scores that depend on the cut: sums divided by ages, sums set against errors.
+  void cut_adjusted(const Team auto& team, Cache auto& cache, auto safe) const {
+    const int32_t n = cache.size();
+    if (n == 0 || !plan.is_due(cache.token(n - 1))) return;
+    const int32_t seen = cache.token(n - 1) + 1;
+    const auto a = [&](int32_t i) {
+      return cache.score(i) / (ages() ? h2o_scores::age(cache.token(i), seen, prompt) : 1);
+    };
+    if (!asks_for_errors()) return cut(team, cache, plan, safe, a);
+    errors().add_missing(team, cache);
+    h2o_scores::AgainstErrors z{qhitter, errors()};
+    Protect none = safe(plan.target(seen));
+    if (plan.options.keep_prompt) none.sinks = plan.prompt;
+    z.scale(team, cache, none, a);
+    cut(team, cache, plan, safe, [&](int32_t i) { return z(cache, i, a(i)); });
   }
   int32_t seen_by(int32_t token, int32_t t) const { return ScoreRule::seen_by(token, first_voter, t); }
 };

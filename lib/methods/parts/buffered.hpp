@@ -1,19 +1,18 @@
 #pragma once
 #include <algorithm>
 
+#include "core/cut.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
 
 // How evictors for long decodes cut: once at the end of the prompt, then once every `buffer` tokens. Between two cuts
-// every new token stays, so at most B + buffer tokens are attended to (at most B with buffer_in_budget). A method
-// derives from it, calls declare_buffer() in declare(), calls comes() for every token, and cuts to `target` when
-// is_due() returns true.
+// every new token stays, so at most B + buffer tokens are attended to (at most B with buffer_in_budget). `cut_every` is
+// another word for `buffer`. A method derives from it, calls declare_buffer() in declare(), and cuts by `plan`.
 struct Buffered {
   int32_t buffer = 128;
   bool buffer_in_budget = false;
-  int32_t target = 0;  // tokens left by a cut
-  int32_t since = 0;   // tokens since the last point at which a cut was due
+  CutPlan plan;
 
   template <class M>
   static void declare_buffer(auto& d) {
@@ -22,30 +21,29 @@ struct Buffered {
               "whether the tokens that wait for a cut count inside the budget");
   }
   // least: tokens that every cut keeps, whatever their scores. Throws ParameterError if they leave no choice.
-  void resolve(const MethodContext& context, int32_t least) {
-    target = context.budget.tokens - (buffer_in_budget ? buffer : 0);
-    if (target > least) return;
-    if (buffer_in_budget)
-      throw ParameterError("buffer", "buffer " + std::to_string(buffer) + " and the " + std::to_string(least) +
-                                         " protected tokens leave nothing of the budget of " +
-                                         std::to_string(context.budget.tokens) +
-                                         " to choose; make them smaller or the budget larger");
-    throw ParameterError("", "the " + std::to_string(least) + " protected tokens leave nothing of the budget of " +
-                                 std::to_string(context.budget.tokens) +
-                                 " to choose; protect fewer or make the budget larger");
+  void resolve(const MethodContext& context, Protect least) {
+    MethodContext own = context;
+    if (own.serving.cut_every > 0) buffer = own.serving.cut_every;
+    own.serving.cut_every = buffer;
+    own.serving.cut_in_budget = own.serving.cut_in_budget || buffer_in_budget;
+    const std::string budget = " of the budget of " + std::to_string(context.budget.tokens) + " to choose; ";
+    const std::string safe = std::to_string(least.sinks + least.recent) + " protected tokens leave nothing" + budget;
+    const int32_t m =
+        CutPlan{own.serving, own.budget.growth, own.budget.tokens, own.prompt_tokens, buffer}.target(own.prompt_tokens);
+    if (m > least.sinks + least.recent) {
+      plan = cut_plan(own, least);
+      return;
+    }
+    if (own.serving.cut_in_budget)
+      throw ParameterError(
+          "buffer", "buffer " + std::to_string(buffer) + " and the " + safe + "make them smaller or the budget larger");
+    throw ParameterError("", "the " + safe + "protect fewer or make the budget larger");
   }
-  int64_t most_kept() const { return int64_t(target) + buffer; }  // after a step
-  void traits(Traits& t) const { t.max_rows = most_kept(); }
+  void traits(Traits& t) const { t.max_rows = plan.most_rows(std::numeric_limits<int32_t>::max() / 2); }
   // The most rows that a cut may look at.
   int64_t most_rows(const MethodContext& context) const {
-    return std::min<int64_t>(context.tokens, std::max<int64_t>(context.prompt_tokens, most_kept()) + 1);
-  }
-  void on_new_token() { ++since; }
-  // True at the end of the prompt and after the step that fills the buffer.
-  bool is_due() {
-    if (since != 0 && since < buffer) return false;
-    since = 0;
-    return true;
+    return std::min<int64_t>(context.tokens,
+                             std::max<int64_t>(context.prompt_tokens, plan.most_rows(context.tokens)) + 1);
   }
 };
 

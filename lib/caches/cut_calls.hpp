@@ -1,0 +1,94 @@
+#pragma once
+#include <vector>
+
+#include "caches/cut_reading.hpp"
+#include "catalog/policy_table.hpp"
+
+namespace kvreplay {
+
+// The policies of kv heads that evict whole pages together (page_heads: tied). The cache spans the layer; each head has
+// a policy and scores of its own, and the sums of their page scores decide.
+template <class Real>
+class TiedHeads {
+ public:
+  // methods: of each kv head; empty: the heads are not tied.
+  TiedHeads(std::vector<BoundMethod> methods, const HeadStream<Real>& stream, Aggregate how);
+  bool any() const { return !methods_.empty(); }
+  int32_t count() const { return int32_t(methods_.size()); }
+  int64_t state_doubles() const;  // of all heads
+  void bind(std::span<double> state, const Rng& rng);
+  void skip_prompt() {
+    for (CutReading<Real>& reading : readings_) reading.skip_prompt();
+  }
+  // Calls f(hooks of a head's policy, kv head).
+  template <class F>
+  void each(F f) const {
+    for (size_t b = 0; b < methods_.size(); ++b) f(calls(b), int32_t(b));
+  }
+  void evict(const CacheStorage<Real>& held, BasicCache<Real>& cache);
+  template <class P>
+  HeadProbabilities of_head(const P& p, int32_t b) const {
+    HeadProbabilities own = p;
+    own.heads = p.heads / count();
+    own.values += int64_t(b) * own.heads * p.rows;
+    if (own.log_sums != nullptr) own.log_sums += b * own.heads;
+    return own;
+  }
+
+ private:
+  TableCalls<Real> calls(size_t b) const {
+    const Method& m = methods_[b].method();
+    return {const_cast<std::byte*>(methods_[b].policy()), m.host, m.template of<Real>(), false};
+  }
+  std::vector<BoundMethod> methods_;
+  std::vector<CutReading<Real>> readings_;
+  std::vector<double> sums_;  // by page
+};
+
+// The step hooks of the policies of a cache: one policy, or one for each kv head of a layer. What a cut needs to read
+// is read before it.
+template <class Real>
+struct CutCalls : TableCalls<Real> {
+  using Base = TableCalls<Real>;
+  CutReading<Real>* reading;
+  const CacheStorage<Real>* held;
+  TiedHeads<Real>* tied;
+
+  bool is_tied() const { return tied != nullptr && tied->any(); }
+  bool observes_heads() const { return (is_tied() && Base::observes()) || Base::observes_heads(); }
+  void read_prompt(const SerialTeam& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) const {
+    if (!is_tied()) return Base::read_prompt(team, prompt, cache);
+    tied->each([&](const Base& head, int32_t b) {
+      BasicCache<Real> own = cache.block(b);
+      head.read_prompt(team, prompt.block(b), own);
+    });
+  }
+  void observe_queries(const SerialTeam& team, const StepQueries<Real>& queries) const {
+    if (!is_tied()) return Base::observe_queries(team, queries);
+    tied->each([&](const Base& head, int32_t b) {
+      StepQueries<Real> own = queries;
+      own.heads = queries.heads / tied->count();
+      own.values += int64_t(b) * own.heads * queries.head_stride;
+      head.observe_queries(team, own);
+    });
+  }
+  using Base::observe;
+  void observe(const SerialTeam& team, BasicCache<Real>& cache, const HeadProbabilities& p) const {
+    if (!is_tied()) return Base::observe(team, cache, p);
+    std::vector<double> group(size_t(p.rows));
+    tied->each([&](const Base& head, int32_t b) {
+      BasicCache<Real> own = cache.block(b);
+      const HeadProbabilities q = tied->of_head(p, b);
+      if (head.observes_heads()) return head.observe(team, own, q);
+      for (int32_t i = 0; i < p.rows; ++i) group[size_t(i)] = q.group(i);
+      head.observe(team, own, std::span<const double>(group));
+    });
+  }
+  void evict(const SerialTeam& team, BasicCache<Real>& cache) const {
+    if (is_tied()) return tied->evict(*held, cache);
+    reading->read(static_cast<const Base&>(*this), *held, cache);
+    Base::evict(team, cache);
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,219 @@
+#include "config/serving.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "config/common_options.hpp"
+#include "config/values.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr int32_t kMostPage = 128;
+
+// One option: how its value is read into `to`, and how it is copied.
+struct ServingKey {
+  const char* name;
+  std::function<bool(Problems&, const Node&, Serving& to)> read;
+  std::function<void(Serving& to, const Serving& from)> copy;
+  std::vector<std::string> words;  // examples
+};
+
+template <class Member>
+ServingKey integer_key(const char* name, Range range, Member member) {
+  return {name,
+          [=](Problems& problems, const Node& item, Serving& to) {
+            const auto given = read_integer(problems, item, name, range);
+            if (given) member(to) = int32_t(*given);
+            return given.has_value();
+          },
+          [=](Serving& to, const Serving& from) { member(to) = member(const_cast<Serving&>(from)); },
+          {}};
+}
+template <class Member>
+ServingKey boolean_key(const char* name, Member member) {
+  return {name,
+          [=](Problems& problems, const Node& item, Serving& to) {
+            const auto given = read_boolean(problems, item, name);
+            if (given) member(to) = *given;
+            return given.has_value();
+          },
+          [=](Serving& to, const Serving& from) { member(to) = member(const_cast<Serving&>(from)); },
+          {"true", "false"}};
+}
+// words: in the order of the enumeration.
+template <class Member>
+ServingKey word_key(const char* name, std::vector<std::string> words, Member member) {
+  return {name,
+          [=](Problems& problems, const Node& item, Serving& to) {
+            const auto given = read_word(problems, item, name, words);
+            if (!given) return false;
+            using E = std::remove_reference_t<decltype(member(to))>;
+            member(to) = E(std::find(words.begin(), words.end(), *given) - words.begin());
+            return true;
+          },
+          [=](Serving& to, const Serving& from) { member(to) = member(const_cast<Serving&>(from)); }, words};
+}
+
+const std::vector<ServingKey>& keys() {
+  static const std::vector<ServingKey> all = {
+      integer_key("cut_every", {1, kManyTokens}, [](Serving& s) -> int32_t& { return s.cut_every; }),
+      boolean_key("cut_in_budget", [](Serving& s) -> bool& { return s.cut_in_budget; }),
+      boolean_key("keep_prompt", [](Serving& s) -> bool& { return s.keep_prompt; }),
+      integer_key("prefill_chunk", {0, kManyTokens}, [](Serving& s) -> int32_t& { return s.prefill_chunk; }),
+      integer_key("page", {0, kMostPage}, [](Serving& s) -> int32_t& { return s.pages.size; }),
+      word_key("evict", {"token", "page"}, [](Serving& s) -> Pages::Evict& { return s.pages.evict; }),
+      word_key("page_score", {"mean", "sum", "max"}, [](Serving& s) -> Pages::Score& { return s.pages.score; }),
+      word_key("page_heads", {"own", "tied"}, [](Serving& s) -> Pages::Heads& { return s.pages.heads; }),
+      boolean_key("compact", [](Serving& s) -> bool& { return s.pages.compact; }),
+      boolean_key("page_in_budget", [](Serving& s) -> bool& { return s.pages.in_budget; }),
+  };
+  return all;
+}
+
+const ServingKey& key_of(const std::string& name) {
+  return *std::find_if(keys().begin(), keys().end(), [&](const ServingKey& key) { return name == key.name; });
+}
+
+// Why the method has no cut that the options could change; "" if it has one.
+std::string why_no_cut(const MethodInstance& m) {
+  const std::string name = Refusal::kMethods;
+  if (m.method().info.selects) return "";
+  if (m.method().info.reads_full_cache || m.values.traits().holds_all) return name + " <evicts|evict> nothing";
+  if (m.values.traits().shared_over != SharedOver::none)
+    return name + " <shares a budget|share budgets> over heads, which is divided once";
+  if (!m.method().lists_in.empty()) return name + " <follows|follow> lists that were made elsewhere";
+  if (writes_rows(m)) return name + " <stores|store> rows that are no tokens of the text";
+  return name + " <cuts|cut> by a rule of <its|their> own, not by one score for each token";
+}
+
+// Options that change when and what a method cuts. The others only count pages.
+std::string cutting_option(const Serving& s) {
+  if (s.cut_every > 0) return "cut_every";
+  if (s.keep_prompt) return "keep_prompt";
+  if (s.prefill_chunk > 0) return "prefill_chunk";
+  return s.pages.whole() ? "evict: page" : "";
+}
+
+// An option that has no meaning beside the others, and why.
+std::string lonely_option(const Serving& s) {
+  const Pages none;
+  if (s.cut_in_budget && s.cut_every == 0) return "cut_in_budget belongs to cut_every: add it, or leave both out";
+  if (!s.pages.any() && !(s.pages == none))
+    return "evict, page_score, page_heads, compact and page_in_budget belong to pages: add page";
+  if (!s.pages.whole() && (s.pages.score != none.score || s.pages.in_budget))
+    return "page_score and page_in_budget belong to evict: page: add it, or leave them out";
+  if (s.pages.compact && (s.pages.whole() || s.pages.tied()))
+    return "compact moves single tokens of one head's table: leave out evict: page and page_heads: tied, or compact";
+  if (s.keep_prompt && s.prefill_chunk > 0)
+    return "keep_prompt keeps the prompt that prefill_chunk cuts: leave out one of them";
+  return "";
+}
+
+std::string combined_problem(const MethodInstance& m, const std::string& option, const Wording& words) {
+  const CommonOptions& o = m.options;
+  const Serving& s = o.serving;
+  if (o.order == Order::evict_then_attend)
+    return option + " cuts after attention: leave out " + words.option("order", "evict_then_attend");
+  if (o.gqa_level == GqaLevel::query)
+    return option + " belongs to caches that an engine stores, one for each kv head: leave out " +
+           words.option("gqa.level", "query");
+  if (option == "page") return "";
+  if (o.allocator != Allocator::uniform)
+    return option + " changes a budget that the allocator divides once: leave out one of them";
+  if (!o.wrapper.is_none()) return option + " cuts more than once, and wrapper changes one cut: leave out one of them";
+  if (o.reweight != Reweight::none && (s.prefill_chunk > 0 || s.pages.whole()))
+    return option + " leaves other tokens than one cut does, which reweight would weigh: leave out one of them";
+  if (s.cut_every > 0 && o.phase == Phase::oneshot)
+    return "cut_every cuts again and again: leave out " + words.option("phase", "oneshot");
+  if (s.keep_prompt && o.phase == Phase::oneshot)
+    return "keep_prompt leaves a one-shot method nothing to cut: " +
+           std::string(m.method().info.streams ? "add " + words.option("phase", "stream") : "add cut_every");
+  if ((s.keep_prompt || s.prefill_chunk > 0) && o.prompt == PromptMode::stream)
+    return option + " says how the prompt arrives: leave out " + words.option("prompt", "stream");
+  if (s.prefill_chunk > 0 && m.method().info.needs_whole_prompt)
+    return std::string(Refusal::kMethods) + " <scores|score> the prompt as a whole: leave out prefill_chunk";
+  return "";
+}
+
+}  // namespace
+
+const std::vector<std::string>& serving_keys() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const ServingKey& key : keys()) all.emplace_back(key.name);
+    return all;
+  }();
+  return names;
+}
+
+std::vector<std::string> serving_words(const std::string& key) { return key_of(key).words; }
+
+std::optional<Serving> read_serving(Problems& problems, const Node& item, const std::string& key) {
+  Serving value;
+  return key_of(key).read(problems, item, value) ? std::optional(value) : std::nullopt;
+}
+
+void set_serving(CommonOptions& options, const std::string& key, const Serving& value) {
+  key_of(key).copy(options.serving, value);
+}
+
+std::string serving_problem(const MethodInstance& m, const Wording& words) {
+  const Serving& s = m.options.serving;
+  if (s == Serving{} || s == m.values.default_options().serving) return "";
+  if (const std::string why = lonely_option(s); !why.empty()) return why;
+  const std::string cutting = cutting_option(s), option = cutting.empty() ? "page" : cutting;
+  const std::string why = why_no_cut(m);
+  const bool holds_tokens = !m.method().info.reads_full_cache && m.method().lists_in.empty() && !writes_rows(m);
+  if (!why.empty() && (!cutting.empty() || !holds_tokens)) return fmt::format("{}: leave out {}", why, option);
+  return combined_problem(m, option, words);
+}
+
+std::string later_problem(const MethodInstance& m, const Wording& words) {
+  const std::string name = Refusal::kMethods;
+  if (const std::string why = why_no_cut(m); !why.empty()) return why + ": then takes a method that selects by scores";
+  const CommonOptions& o = m.options;
+  const CommonOptions usual = m.values.default_options();
+  CommonOptions same = o;
+  same.phase = usual.phase, same.serving.cut_every = 0, same.serving.cut_in_budget = false;
+  if (options_json(same) != options_json(usual) || o.serving.pages.any() || o.serving.keep_prompt)
+    return "then takes the parameters of {methods}, cut_every and budget; write other options beside the first method";
+  if (usual.gqa_level != GqaLevel::kv || m.later != nullptr)
+    return name + " <holds|hold> other tokens in each kv head than the method before it: leave out then";
+  return serving_problem(m, words);
+}
+
+std::string first_problem(const MethodInstance& m) {
+  if (m.later == nullptr) return "";
+  const std::string name = Refusal::kMethods;
+  const CommonOptions& o = m.options;
+  const bool keeps_all = !m.values.traits().takes_budget && !m.method().info.reads_full_cache && !writes_rows(m);
+  const bool selects = m.method().info.selects || m.method().scores_prompt || keeps_all;
+  if (!m.method().info.oneshots)
+    return name + " <decides|decide> at every step and cannot cut a prompt once: leave out then";
+  if (!m.values.traits().takes_budget && m.later->budget.none() && !m.later->budget.growth.any())
+    return name + " <takes|take> no budget, so the method after it needs one: write budget inside then";
+  if (!selects || writes_rows(m) || !m.method().lists_in.empty())
+    return name + " <leaves|leave> no plain tokens behind the prompt for another method: leave out then";
+  if (o.prompt == PromptMode::stream || o.serving.prefill_chunk > 0)
+    return "then begins when the whole prompt is cut: leave out prefill_chunk and prompt: stream";
+  if (o.gqa_level != GqaLevel::kv || o.positions == Positions::cache || o.order == Order::evict_then_attend)
+    return "then hands over the tokens of one kv head as recorded: leave out gqa.level, positions and order";
+  if (!o.merge.is_none() || !o.wrapper.is_none() || o.reweight != Reweight::none)
+    return "then hands over plain tokens: leave out merge, wrapper and reweight";
+  if (o.serving.cut_every > 0 || o.serving.keep_prompt)
+    return "cut_every and keep_prompt belong to the method that decides after the prompt: write them inside then";
+  return o.serving.pages.any() && o.serving.pages.tied() ? "page_heads: tied needs one method: leave out then" : "";
+}
+
+std::string growth_problem(const MethodInstance& m) {
+  const std::string why = why_no_cut(m);
+  if (!why.empty()) return why + ", so a budget cannot grow with the text";
+  if (m.options.allocator != Allocator::uniform)
+    return "an allocator divides a budget once, so it cannot grow with the text: leave out allocator";
+  return m.options.wrapper.is_none() ? "" : "wrapper changes one cut, and a budget that grows has many: leave it out";
+}
+
+}  // namespace kvreplay

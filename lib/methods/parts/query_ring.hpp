@@ -1,0 +1,43 @@
+#pragma once
+#include <span>
+
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// The queries of the last rows, for methods whose cuts recompute attention. Row 0 is the oldest of those held.
+struct QueryRing {
+  int32_t window = 1, heads = 1, dim = 0;
+  std::span<double> state;  // [window, heads, dim]
+  int32_t seen = 0;         // rows so far
+
+  static int64_t doubles(int32_t window, const HeadShape& s) { return int64_t(window) * s.heads * s.dim; }
+  int32_t rows() const { return seen < window ? seen : window; }
+  // Index of the first row held.
+  int32_t first() const { return seen - rows(); }
+  std::span<const double> query(int32_t row, int32_t head) const { return at((first() + row) % window, head); }
+  // of_head(h): the row's query of a query head, [dim].
+  void add(const Team auto& team, auto of_head) {
+    for (int32_t h = 0; h < heads; ++h) {
+      const auto q = of_head(h);
+      const std::span<double> to = at(seen % window, h);
+      team.each(dim, [&](int32_t c) { to[size_t(c)] = double(q[size_t(c)]); });
+    }
+    ++seen;
+  }
+  // The last rows of a prompt that is read in one call.
+  template <class Real>
+  void read(const Team auto& team, const Prompt<Real>& prompt) {
+    for (int32_t row = seen > prompt.size() - window ? seen : prompt.size() - window; row < prompt.size(); ++row) {
+      seen = row < 0 ? 0 : row;
+      if (row >= 0) add(team, [&](int32_t h) { return prompt.query(h, row); });
+    }
+  }
+
+ private:
+  std::span<double> at(int32_t slot, int32_t head) const {
+    return state.subspan((size_t(slot) * size_t(heads) + size_t(head)) * size_t(dim), size_t(dim));
+  }
+};
+
+}  // namespace kvreplay

@@ -17,6 +17,7 @@ namespace {
 
 struct CalibrateChoices {
   std::string trace, out, prompts;
+  int32_t sinks = kCalibrationSinks;
   bool force = false;
 };
 
@@ -39,7 +40,7 @@ int calibrate(const CalibrateChoices& choices, Console& console) {
         fmt::format("{}: exists; overwrite it with --force, or choose another file with -o", choices.out));
   const Trace trace(choices.trace);
   const std::vector<std::string> prompts = chosen_prompts(trace, choices.prompts);
-  write_calibration(trace, prompts, choices.out);
+  write_calibration(trace, prompts, choices.out, choices.sinks);
   console.note(fmt::format("wrote {}, from {}", choices.out, join(prompts)));
   return 0;
 }
@@ -54,6 +55,9 @@ void add_calibrate(Command& app) {
   command.option("trace", choices->trace, "the trace").required().type("TRACE");
   command.option("-o,--out", choices->out, "the file to write").required().type("FILE");
   command.option("--prompts", choices->prompts, "prompts by id, separated by commas (default: all)").type("IDS");
+  command.option("--sinks", choices->sinks, "first rows of each prompt that mean and covariance leave out")
+      .within(0, 1 << 30)
+      .shows_default();
   command.flag("--force", choices->force, "overwrite FILE (default: it is kept, exit code 2)");
   command.footer(
       "examples:\n"

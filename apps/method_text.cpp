@@ -48,6 +48,7 @@ std::vector<std::string> trait_words(const Method& method) {
       {t.shared_over == SharedOver::layer, "heads of a layer share its budget"},
       {t.shared_over == SharedOver::model, "all layers share its budget"},
       {t.learns_heads, "learns the shares of its heads from calibration prompts"},
+      {method.info.selects, "selects by scores: the options of serving apply"},
   };
   std::vector<std::string> words;
   for (const auto& [holds, word] : all)
@@ -77,7 +78,8 @@ Lines facts(const Method& method) {
 
 constexpr const char* kAxes =
     "Every method also takes phase, positions, order, prompt, gqa.level, gqa.agg, row_format, reweight, "
-    "wrapper, merge, allocator and uniforms, where they have a meaning for it.";
+    "wrapper, merge, think, allocator and uniforms, where they have a meaning for it. A method with sinks and recent "
+    "also takes protect_ends. Options of serving (docs/serving.md): cut_every, keep_prompt, prefill_chunk, page, then.";
 
 }  // namespace
 

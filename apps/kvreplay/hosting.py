@@ -26,7 +26,7 @@ ENGINES = ("sinks", "recent")  # parameters that the engine enforces itself
 TAKEN = (
     "gqa",
     *("name", "phase", "positions", "order", "prompt", "row_format", "reweight", "wrapper", "merge"),
-    *("allocator", "uniforms", "budget", "rng"),
+    *("think", "protect_ends", "allocator", "uniforms", "budget", "rng"),
 )
 LARGEST = 1 << 30  # whole numbers must be below this
 

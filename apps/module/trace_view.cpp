@@ -105,6 +105,23 @@ nb::object rows(const Trace& trace, const std::string& prompt, int32_t number, c
                  [&](int32_t head, std::span<float> into) { trace.read_up_values(prompt, number, head, into); });
 }
 
+// A tensor of a branch in that form, "q", "k" or "v".
+nb::object branch_rows(const Trace& trace, const std::string& prompt, size_t branch, int32_t number,
+                       const std::string& name) {
+  const LayerInfo& layer = trace.layer(prompt, number);
+  const int64_t count = trace.prompt(prompt).branches.at(branch).tokens;
+  const int32_t heads = name == "q" ? layer.q_heads : layer.kv_heads;
+  const int32_t width = name == "v" ? layer.v_head_dim : layer.head_dim;
+  const auto read = name == "q"   ? &Trace::read_branch_queries
+                    : name == "k" ? &Trace::read_branch_keys
+                                  : &Trace::read_branch_values;
+  const size_t each = size_t(count) * size_t(width);
+  return filled_numpy<float>({size_t(heads), size_t(count), size_t(width)}, [&](std::span<float> into) {
+    for (int32_t head = 0; head < heads; ++head)
+      (trace.*read)(prompt, branch, number, head, into.subspan(size_t(head) * each, each));
+  });
+}
+
 nb::object dict_of(const LatentInfo& latent) {
   if (latent.width == 0) return nb::none();
   nb::dict found;
@@ -114,8 +131,8 @@ nb::object dict_of(const LatentInfo& latent) {
 }
 
 // What a method of Trace returns, as a numpy array.
-template <class T, class... Words>
-auto numpy_from(std::vector<T> (Trace::*read)(Words...) const) {
+template <class T, class Of, class... Words>
+auto numpy_from(std::vector<T> (Of::*read)(Words...) const) {
   return [read](const Trace& trace, std::decay_t<Words>... words) {
     const std::vector<T> values = (trace.*read)(words...);
     return filled_numpy<T>({values.size()}, [&](std::span<T> into) { std::ranges::copy(values, into.begin()); });
@@ -147,6 +164,20 @@ void define_facts(nb::module_& module) {
       .def_ro("has_q_pos", &LayerInfo::has_q_pos)
       .def_ro("has_sinks", &LayerInfo::has_sinks)
       .def_ro("has_out", &LayerInfo::has_out);
+  nb::class_<SegmentsInfo>(module, "SegmentFacts")
+      .def_ro("start", &SegmentsInfo::start)
+      .def_prop_ro("kind",
+                   [](const SegmentsInfo& segments) {
+                     std::vector<int> kinds;
+                     for (const SegmentKind kind : segments.kind) kinds.push_back(static_cast<int>(kind));
+                     return kinds;
+                   })
+      .def_ro("names", &SegmentsInfo::names);
+  nb::class_<BranchInfo>(module, "BranchFacts")
+      .def_ro("id", &BranchInfo::id)
+      .def_ro("name", &BranchInfo::name)
+      .def_ro("tokens", &BranchInfo::tokens)
+      .def_ro("input_tokens", &BranchInfo::input_tokens);
   nb::class_<PromptInfo>(module, "PromptFacts")
       .def_ro("id", &PromptInfo::id)
       .def_ro("rank", &PromptInfo::rank)
@@ -158,6 +189,9 @@ void define_facts(nb::module_& module) {
       .def_ro("has_tokens", &PromptInfo::has_tokens)
       .def_ro("odd_positions", &PromptInfo::odd_positions)
       .def_ro("has_classes", &PromptInfo::has_classes)
+      .def_ro("segments", &PromptInfo::segments)
+      .def_ro("branches", &PromptInfo::branches)
+      .def_ro("context_tokens", &PromptInfo::context_tokens)
       .def_ro("layers", &PromptInfo::layer_numbers)
       .def_prop_ro("layer", [](const PromptInfo& prompt) { return prompt.layers.at(0); });
   nb::class_<TraceInfo>(module, "TraceFacts")
@@ -186,6 +220,9 @@ void define_traces(nb::module_& module) {
       .def("raw", raw)
       .def("floats", floats)
       .def("rows", rows)
+      .def("branch_rows", branch_rows)
+      .def("branch_position_ids", numpy_from(&Trace::branch_position_ids))
+      .def("branch_token_ids", numpy_from(&Trace::branch_token_ids))
       .def("token_texts", &Trace::token_texts, Unlocked())
       .def("token_ids", numpy_from(&Trace::token_ids))
       .def("token_classes", numpy_from(&Trace::token_classes))

@@ -18,10 +18,11 @@ import kvreplay as kv
 import numpy as np
 
 # Lists from a file, a question in the prompt, and parameters without a default, which EXTRA has.
-NOT_SERVED = ("external", "finch", "subgen_stream", "duo_attention")
+NOT_SERVED = ("external", "finch", "subgen_stream", "duo_attention", "dms")
 EXTRA = (
     {"name": "subgen_stream", "delta_rel": 0.7},
     {"name": "duo_attention", "sinks": 4, "recent": 60},
+    {"name": "dms", "threshold": -4, "window": 8},
     {"name": "snapkv", "wrapper": "critical"},
     {"name": "snapkv", "allocator": ["ada", "cake"]},
     {"name": "snapkv", "gqa.level": ["query", "layer"]},

@@ -61,6 +61,7 @@ THREE = [
     "triattention",
     {"name": "qfilters", "recent": 5},
     {"name": "doublesparsity", "dense_layers": [], "group_factor": 4},
+    {"name": "expected_attention", "n_future": 50},
 ]
 
 

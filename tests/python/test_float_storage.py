@@ -12,6 +12,7 @@ from kvreplay_cli import BINARY, kvreplay
 N, P, D, DV, KV_HEADS, GROUP = 80, 56, 8, 6, 2, 2
 GIVEN = {  # parameters without a default, or needed for small traces
     "external": {"kept": "lists.h5"},
+    "dms": {"threshold": -2.8, "window": 8},
     "lagkv": {"lag": 8},
     "pqcache": {"sinks": 4},
     "qjl": {"outliers": 2},
@@ -19,7 +20,8 @@ GIVEN = {  # parameters without a default, or needed for small traces
     "subgen_stream": {"delta": 2.0},
 }
 
-LOOK_AT_MORE = {"kvzip", "kvzip_plus"}  # methods that need a second pass, which few traces hold
+# Methods that need a second pass or the output projection, which few traces hold.
+LOOK_AT_MORE = {"kvzip", "kvzip_plus", "kvcompose", "defensivekv"}
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 

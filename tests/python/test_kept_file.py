@@ -40,7 +40,8 @@ MORE = [
 # Lists with weights cannot express written rows, changed logits, or rows that only count in the denominator.
 WRITES_ROWS = {"wildcat", "attention_matching", "qjl"}
 REWEIGHTS_READS = {"magicpig"}  # new weights in every step
-LOOK_AT_MORE = {"kvzip", "kvzip_plus"}  # methods that need a second pass, which the sample lacks
+# Methods that need a second pass or the output projection, which the sample lacks.
+LOOK_AT_MORE = {"kvzip", "kvzip_plus", "kvcompose", "defensivekv"}
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 

@@ -128,6 +128,8 @@ def words(tmp_path_factory):
     [
         "kvzip",
         "kvzip_plus",
+        "kvcompose",
+        {"name": "defensivekv", "window": 8},
         "fastgen",
         {"name": "laq", "generated": True},
         {"name": "snapkv", "wrapper": "critical"},

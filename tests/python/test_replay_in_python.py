@@ -20,13 +20,15 @@ from program_beside_python import (
 
 ROPE = {"theta": 10000.0}
 PROMPT = 112
-# All methods that need no file and no second pass; three of them need a parameter here.
+# All methods that need no file, no second pass and no output projection; four of them need a parameter here.
 PARAMETERS = {
+    "dms": {"name": "dms", "threshold": -4, "window": 8},
     "kernel_halving": {"name": "kernel_halving", "sinks": 2, "recent": 8},
     "pqcache": {"name": "pqcache", "sinks": 2},
     "subgen_stream": {"name": "subgen_stream", "delta_rel": 0.5},
 }
-BUILT_IN = [name for name in kvreplay.methods() if name not in ("external", "kvzip", "kvzip_plus")]
+NEEDS_MORE = ("external", "kvzip", "kvzip_plus", "kvcompose", "defensivekv")
+BUILT_IN = [name for name in kvreplay.methods() if name not in NEEDS_MORE]
 EVERY = [PARAMETERS.get(name, name) for name in BUILT_IN]
 NEEDS_TOKEN_CLASSES = {"fastgen"}  # needs token classes, which arrays do not have
 WITHOUT_TEXT = [entry for entry in EVERY if entry not in list(NEEDS_TOKEN_CLASSES)]

@@ -187,7 +187,7 @@ def layer_facts(layer: Layer):
 def check_facts_like_engine(path):
     engine, ours = inspected(path), all_facts(Trace(path))
     for prompt in engine["prompts"]:
-        for of_engine in ("bytes", "repeat", "lookahead"):  # only the engine reads further passes
+        for of_engine in ("bytes", "repeat", "lookahead", "segments", "branches"):
             del prompt[of_engine]
         for layer in prompt["layers"]:
             for of_engine in ("bytes", "repeat_rows", "repeat_in_norm", "resid_in_norm", "lookahead_rows"):

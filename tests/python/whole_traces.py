@@ -92,6 +92,7 @@ def _succeeds(*words):
 
 # {method: its entry}, where a method needs a parameter here.
 PARAMETERS = {
+    "dms": {"name": "dms", "threshold": -4, "window": 8},
     "kernel_halving": {"name": "kernel_halving", "sinks": 2, "recent": 8},
     "pqcache": {"name": "pqcache", "sinks": 2},
     "subgen_stream": {"name": "subgen_stream", "delta_rel": 0.5},
@@ -130,14 +131,17 @@ def everything_else(folder):
             {**snapkv, "merge": "gaussian"},
         ],
         "allocators": [
-            {**snapkv, "allocator": ["pyramid", "ada", "cake", "lu_kv", f"file:{folder / 'budgets.csv'}"]},
+            {
+                **snapkv,
+                "allocator": ["pyramid", "ada", "cake", "lu_kv", "zigzag", f"file:{folder / 'budgets.csv'}"],
+            },
             {**snapkv, "allocator": {"name": "duo", "sinks": 4, "recent": 8}},
             {**snapkv, "allocator": {"name": "headkv", "sinks": 4, "recent": 8}},
             {**snapkv, "allocator": {"name": "lu_kv", "calibration": f"prompt:{OTHER}", "weight": "contrib"}},
         ],
         "calibration": [
             {"name": name, "calibration": [statistics, "others", f"prompt:{OTHER}"]}
-            for name in ("triattention", "qfilters", "doublesparsity")
+            for name in ("triattention", "qfilters", "doublesparsity", "expected_attention")
         ],
         "passes": [
             {"name": name, "level": level, "calibration": calibration}

@@ -68,3 +68,22 @@ TEST_CASE("a calibration is one of four words", "[calibration]") {
   }
   for (const char* text : {"", "all", "prompt:", "file:", "Self"}) CHECK_FALSE(parse_calibration(text, c));
 }
+
+TEST_CASE("mean and covariance leave out each text's first rows and count all other rows alike", "[calibration]") {
+  const std::vector<QueryRows> texts{text({{9, 9}, {1, 0}, {3, 2}}), text({{8, 8}, {5, -2}})};
+  const KnownQueries known = learn(texts, {1, 2, {}}, {.moments_after = 1});
+  CHECK(known.full_means == Vector{3, 0});  // over (1, 0), (3, 2), (5, -2)
+  CHECK(known.covariances == Vector{4, -2, -2, 4});
+  CHECK(known.means.empty());
+  const KnownQueries all = learn({texts[1]}, {1, 2, {}}, {.moments_after = 0});
+  CHECK(all.full_means == Vector{6.5, 3});
+  CHECK(all.covariances == Vector{4.5, 15, 15, 50});
+}
+
+TEST_CASE("queries are un-rotated before their covariance is taken", "[calibration]") {
+  const double quarter = std::acos(0.0);
+  const KnownQueries known = learn({text({{2, 0}, {0, 4}})}, {1, 2, {&quarter, 1, false, 1}}, {.moments_after = 0});
+  CHECK(known.full_means[0] == Approx(3));
+  CHECK(known.covariances[0] == Approx(2));  // over 2 and 4
+  CHECK(known.covariances[3] == Approx(0).margin(1e-12));
+}

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "hand_streams.hpp"
+#include "methods/h2o/scores.hpp"
 
 // H2O with all variants, the windows and patterns that it is compared with, and its oracles. Numbers to check by hand:
 // one query head, one dimension, queries 1 and keys ln w, so a token's attention is proportional to its w; with a query
@@ -60,6 +61,9 @@ std::vector<Instance> instances() {
   return {{"h2o", {{"score_rows", "last:5"}}},
           {"h2o", {{"score_rows", "decode_only"}, {"score_norm", "mean"}}},
           {"h2o", {{"score_norm", "mean"}, {"sinks", 3}}},
+          {"h2o", {{"score_norm", "age"}, {"recent", 3}}},
+          {"h2o", {{"weight", "vnorm"}}},
+          {"h2o", {{"qhitter", 0.5}}},
           {"h2o", {{"variant", "alg1"}}},
           {"h2o", {{"variant", "flexgen"}}},
           {"h2o", {{"variant", "observed"}}},
@@ -169,6 +173,49 @@ TEST_CASE("the mean divides by the rows that saw a token", "[h2o]") {
   const CellResult r = run(s, "h2o", 2, {{"score_norm", "mean"}});
   CHECK(kept_list(r, 0) == Tokens{2, 3});
   CHECK(kept_list(r, 1) == Tokens{3, 4});
+}
+
+// The sums are (2.25, 1.25, .667) after row 4, the divisors 5 - 3, 5 - 3 and 5 - 4.
+TEST_CASE("age divides sums by the steps since a token, or since the prompt", "[h2o]") {
+  CHECK(6 / double(h2o_scores::age(0, 8, 4)) == Approx(1.2));
+  CHECK(2 / double(h2o_scores::age(4, 8, 4)) == Approx(.5));
+  CHECK(1 / double(h2o_scores::age(6, 8, 4)) == Approx(.5));
+  const auto s = weighted_stream({1, 1, 1, 1, 4}, 4);
+  CHECK(kept(run(s, "h2o", 2, {{"recent", 0}})) == std::vector<Tokens>{{0, 1}, {0, 1}});
+  CHECK(kept(run(s, "h2o", 2, {{"recent", 0}, {"score_norm", "age"}})) == std::vector<Tokens>{{0, 1}, {0, 4}});
+}
+
+// Values are the tokens' indices. The prompt gives 4 (0, .510, .619, .429) / 1.557 = (0, 1.309, 1.590, 1.101). Row 4
+// gives (1, 2, 120) / 123, which is less, because a step is one row.
+TEST_CASE("vnorm shares out the rows of a call by attention times the norm of the value", "[h2o]") {
+  const auto s = weighted_stream({4, 1, 1, 1, 30}, 4);
+  CHECK(kept(run(s, "h2o", 2, {{"recent", 0}})) == std::vector<Tokens>{{0, 1}, {0, 4}});
+  const CellResult r = run(s, "h2o", 2, {{"recent", 0}, {"weight", "vnorm"}});
+  CHECK(kept(r) == std::vector<Tokens>{{1, 2}, {1, 2}});
+  CHECK(*r.measures["score_bytes"] == 2 * 8);
+  CHECK(*r.measures["sketch_bytes"] == 2 * 8);  // the norms
+}
+
+// Sums are (2.083, 1.083, .583, .25). A value of 2049 reads back as 2048, so token 0 has an error of 1. z of tokens 0
+// and 1 is (.75, .727) at c = .5 and (.7, .782) at c = .4.
+TEST_CASE("qhitter sets attention against the error of a token in int4", "[h2o]") {
+  const std::vector<double> row = {0, 1.4, 15, 3};
+  CHECK(h2o_scores::Int4Errors::square_error<double>(row) == Approx(.16));
+  auto s = weighted_stream({1, 1, 1, 1, 1}, 4);
+  s.values[0] = 2049;
+  CHECK(kept_list(run(s, "h2o", 1, {{"recent", 0}, {"qhitter", 1.0}}), 0) == Tokens{0});
+  CHECK(kept_list(run(s, "h2o", 1, {{"recent", 0}, {"qhitter", 0.5}}), 0) == Tokens{0});
+  CHECK(kept_list(run(s, "h2o", 1, {{"recent", 0}, {"qhitter", 0.4}}), 0) == Tokens{1});
+}
+
+TEST_CASE("the changes to H2O's scores are refused where a variant defines them", "[h2o]") {
+  const auto names = [](const Json& params, const char* what) {
+    return refusal("h2o", 9, params).find(what) != std::string::npos;
+  };
+  CHECK(names({{"variant", "alg1"}, {"weight", "vnorm"}}, "variant real_drop only"));
+  CHECK(names({{"variant", "flexgen"}, {"qhitter", 0.5}}, "variant real_drop only"));
+  CHECK(names({{"variant", "alg1"}, {"score_norm", "age"}}, "leave out score_rows and score_norm"));
+  CHECK(names({{"score", "obc_value"}, {"weight", "vnorm"}}, "leave out one of them"));
 }
 
 TEST_CASE("H2O's sinks take the place of heavy hitters", "[h2o]") {

@@ -53,8 +53,10 @@ TEST_CASE("Each rule merges an evicted value as its paper says", "[merge]") {
   CHECK(read(Merge::Rule::d2o) == Approx((6 + 6 + 0) / 3.0));  // equal keys: e and e
   const double own = (11 / 6.0) / 3, next = (5 / 6.0) / 2;     // attention per row
   CHECK(read(Merge::Rule::weighted_v) == Approx(((own * 9 + next * 3) / (own + next) + 6 + 0) / 3));
-  CHECK(read(Merge::Rule::gaussian) == Approx((9 + 3 + 6 + 0) / 4.0));  // an additional row
-  for (const Merge::Rule rule : {Merge::Rule::cam, Merge::Rule::pivot, Merge::Rule::d2o, Merge::Rule::weighted_v})
+  CHECK(read(Merge::Rule::gaussian) == Approx((9 + 3 + 6 + 0) / 4.0));                  // an additional row
+  CHECK(read(Merge::Rule::value_blend) == Approx(((3 + .75 * 9) / 1.75 + 6 + 0) / 3));  // 9 / (9 + 3)
+  for (const Merge::Rule rule :
+       {Merge::Rule::cam, Merge::Rule::pivot, Merge::Rule::d2o, Merge::Rule::weighted_v, Merge::Rule::value_blend})
     CHECK(read(rule, Merge::Mass::keep) == Approx((9 + 3 + 6 + 0) / 4.0));
 }
 
@@ -62,6 +64,30 @@ TEST_CASE("D2O's released code adds the merged values and divides by their numbe
   CommonOptions options = once(Merge::Rule::d2o);
   options.merge.release = true;
   CHECK(output_of_last_row("window", {9, 3, 6, 0}, 3, 2, options) == Approx(((3 + 9) / 2.0 + 6 + 0) / 3));
+}
+
+// The last token of the prompt stays. Cosines with its key are .5 and 1, so the weights are .5 * 3 / (3 + 1) and
+// 5 / (5 + 1). The last row attends equally to it and to itself, whose value is 0.
+TEST_CASE("value_blend adds values by cosine and by their share of both norms", "[merge]") {
+  HeadStream<double> s = make_stream<double>({.tokens = 4, .prompt = 3, .dim = 2, .v_dim = 1, .heads = 1});
+  std::fill(s.queries.begin(), s.queries.end(), 0.0);
+  s.keys = {1, 0, .5, std::sqrt(.75), .5, std::sqrt(.75), 0, 1};
+  s.values = {3, 5, 1, 0};
+  const auto read = [&](double threshold, double fraction) {
+    CommonOptions options = once(Merge::Rule::value_blend);
+    options.merge.threshold = threshold, options.merge.fraction = fraction;
+    const CellResult r = replay(s, {make_cell("window", 1, {4, 3, 2, 1, 1}, {}, options)}).only();
+    REQUIRE(r.ok);
+    return 2 * output(r, 0, 0).at(0);
+  };
+  const double a = .375, b = 5 / 6.0, least = 1e-5;
+  CHECK(read(0, 1) == Approx((1 + a * 3 + b * 5) / (1 + a + b)).epsilon(least));
+  CHECK(read(.6, 1) == Approx((1 + b * 5) / (1 + b)).epsilon(least));
+  CHECK(read(0, .5) == Approx((1 + b * 5) / (1 + b)).epsilon(least));  // the quantile is .75
+  s.values[1] = s.values[2] = 1;
+  s.keys[2] = 0, s.keys[3] = -1;  // a cosine below 0 blends with weight 0
+  CHECK(read(-1, 1) == Approx((1 + a * 3) / (1 + a)).epsilon(least));
+  CHECK((1 + a * 3) / (1 + a) == Approx(1.5455).epsilon(1e-4));
 }
 
 TEST_CASE("CaM distributes a value only over the next kept tokens", "[merge]") {

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "formats/registry.hpp"
-
 #include "caches/key_channels.hpp"
+#include "formats/registry.hpp"
 
 namespace kvreplay {
 
@@ -22,16 +21,6 @@ CacheAccount<Real>::CacheAccount(CacheState<Real>& state) : state_(state), keepe
   keeper_.ledger.page_bytes = pages.size * row_bytes_;
 }
 
-// With pages, all rows of the pages that are resident are charged.
-template <class Real>
-Payload CacheAccount<Real>::payload() {
-  Payload all = state_.formatter.payload(state_.cache);
-  if (!pages_.any()) return all;
-  const double spare = double(pages_.resident() * pages_.size() - state_.cache.size());
-  all.bytes += int64_t(std::llround(spare * row_bytes_)) * state_.cache.shape().blocks;
-  return all;
-}
-
 template <class Real>
 void CacheAccount<Real>::follow_pages(int32_t t) {
   if (!pages_.any()) return;
@@ -40,6 +29,8 @@ void CacheAccount<Real>::follow_pages(int32_t t) {
       fresh > 0 ? state_.cache.evicted_since(paged_evictions_).first(size_t(fresh)) : std::span<const int32_t>{};
   pages_.follow(t, gone, state_.cache.tokens());
   paged_evictions_ = evictions;
+  const int64_t slots = pages_.resident() * pages_.size();
+  keeper_.hold_spare(std::llround(double(slots - state_.cache.size()) * row_bytes_) * state_.cache.shape().blocks);
 }
 
 template <class Real>
@@ -47,7 +38,7 @@ void CacheAccount<Real>::open_step(int32_t t) {
   if (t < state_.stream.prompt) return;  // rows of the prompt stay exact while it is read
   state_.formatter.code_own(state_.cache);
   follow_pages(t);
-  keeper_.attended(state_.cache.size(), payload(), !state_.setup.method.traits().chooses);
+  keeper_.attended(state_.cache.size(), state_.formatter.payload(state_.cache), !state_.setup.method.traits().chooses);
 }
 
 template <class Real>
@@ -127,7 +118,7 @@ template <class Real>
 void CacheAccount<Real>::charge(int32_t t) {
   const BasicCache<Real>& cache = state_.cache;
   Formatter<Real>& formatter = state_.formatter;
-  keeper_.kept({cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), payload(),
+  keeper_.kept({cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), formatter.payload(cache),
                 formatter.sketch_bytes(cache), !state_.setup.method.traits().implied_layout, state_.observes(),
                 state_.reweighted, t == state_.stream.prompt - 1},
                extra_bytes());

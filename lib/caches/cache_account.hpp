@@ -37,14 +37,13 @@ class CacheAccount {
   void charge(int32_t t);
   void list_kept();
   ExtraBytes extra_bytes() const;
-  Payload payload();
   void follow_pages(int32_t t);
 
   CacheState<Real>& state_;
   LedgerKeeper keeper_;
   ResidentLists lists_;
   PageTable pages_;
-  double row_bytes_ = 0;                            // of a plain row
+  double row_bytes_ = 0;                            // a plain row takes
   int32_t paged_evictions_ = 0;                     // evictions that the table of pages knows
   int32_t charged_open_ = -1, charged_close_ = -1;  // sizes in the last step by a rule
 };

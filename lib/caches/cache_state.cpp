@@ -19,7 +19,7 @@ CacheState<Real>::CacheState(CacheSetup given, const HeadStream<Real>& s, const 
   const CommonOptions& options = setup.options;
   BoundMethod& method = setup.method;
   if (host().bind_given != nullptr) host().bind_given(method.self(), setup.given);
-  if (host().bind_rng != nullptr) host().bind_rng(method.self(), setup.rng);
+  method.bind_rng(setup.rng);
   if (host().open_session != nullptr)
     session = host().open_session(method.self(), method.context(), setup.first_head, watch.audit);
   rules = {options.phase == Phase::stream, options.order == Order::evict_then_attend, stream.window,
@@ -38,9 +38,8 @@ template <class Real>
 void CacheState<Real>::open_later() {
   later.emplace(setup.later->method_for(setup.method.context()));
   later_state.assign(size_t(later->layout().state_doubles), 0.0);
-  const HostHooks& hooks = later->method().host;
-  if (hooks.bind_rng != nullptr) hooks.bind_rng(later->self(), setup.rng);
-  if (hooks.bind_state != nullptr) hooks.bind_state(later->self(), later_state);
+  later->bind_rng(setup.rng);
+  later->bind_state(later_state);
 }
 
 // The method's layout, extended by what the options need.
@@ -81,9 +80,8 @@ int32_t CacheState<Real>::most_merged_rows() const {
 template <class Real>
 int32_t CacheState<Real>::most_rows() const {
   if (setup.method.method().hooks.has(Hook::append) || most_kept < 0) return stream.tokens;
-  const bool streams = prompt_streams;
-  int64_t most = std::max<int64_t>(streams ? 0 : stream.prompt, most_kept);
-  if (later) most = stream.tokens;
+  if (later) return stream.tokens;
+  const int64_t most = std::max<int64_t>(prompt_streams ? 0 : stream.prompt, most_kept);
   return int32_t(std::min<int64_t>(stream.tokens, most + 1));
 }
 
@@ -111,7 +109,7 @@ void CacheState<Real>::open_memory() {
   cache = BasicCache<Real>(memory.storage());
   cache.clear(SerialTeam{});
   if (tied.any()) tied.bind(memory.state(), setup.rng);
-  else if (host().bind_state != nullptr) host().bind_state(setup.method.self(), memory.state());
+  else setup.method.bind_state(memory.state());
 }
 
 template <class Real>

@@ -201,7 +201,7 @@ class CacheMemory {
     std::fill_n(rows.begin() + int64_t(row) * width, width, nan());
   }
   const HeadStream<Real>* stream_ = nullptr;
-  int32_t first_block_ = 0;  // of the stream
+  int32_t first_block_ = 0;  // the stream's kv head with which the cache begins
   std::vector<int32_t> token_, slot_, free_, copies_, evicted_;
   std::vector<double> score_, state_;
   std::vector<Real> num_, den_, own_keys_, own_values_, keys_, values_;

@@ -84,6 +84,7 @@ const Residency& CacheSteps<Real>::follow(std::span<const int32_t> until) {
   std::partial_sum(first.begin(), first.end(), first.begin());
   std::vector<int32_t> leaving(evicted.size());  // by row
   for (auto e = evicted.rbegin(); e != evicted.rend(); ++e) leaving[size_t(--first[size_t(e->until)])] = e->token;
+  drop_scores();
   record_all([&](int32_t t) {
     arrive(t);
     const auto begin = first.begin() + t + 1;
@@ -134,8 +135,12 @@ void CacheSteps<Real>::arrive(int32_t t) {
 }
 
 template <class Real>
+void CacheSteps<Real>::drop_scores() {
+  state_.drop_scores();
+}
+
+template <class Real>
 void CacheSteps<Real>::leave(int32_t t, std::span<const int32_t> evicted) {
-  if (state_.setup.method.cut_plan().is_plain()) state_.drop_scores();  // the caller keeps the scores from here on
   BasicCache<Real>& cache = state_.cache;
   for (const int32_t token : evicted) {
     const auto tokens = cache.tokens();  // ascending, in order of arrival

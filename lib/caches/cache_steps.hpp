@@ -46,6 +46,7 @@ class CacheSteps {
   // For caches that follow a score rule: token t arrives, then others are evicted.
   void arrive(int32_t t);
   void leave(int32_t t, std::span<const int32_t> evicted);
+  void drop_scores();  // the caller keeps the scores from here on, and makes no cut()
   // In place of leave(): the policy cuts by these scores [tokens]. Returns the evicted tokens, valid until the next
   // call.
   std::span<const int32_t> cut(int32_t t, std::span<const double> scores);

@@ -12,15 +12,6 @@ namespace kvreplay {
 bool has_cache_for_each_query_head(const Cell& cell) { return cell.options().gqa_level == GqaLevel::query; }
 bool has_cache_for_each_kv_head(const Cell& cell) { return cell.options().serving.pages.share_a_table(); }
 
-namespace {
-
-HeadShape one_block(HeadShape layer) {
-  layer.heads /= layer.blocks, layer.blocks = 1;
-  return layer;
-}
-
-}  // namespace
-
 template <class Real>
 CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   // A layer that decides as one must draw the same numbers whichever of its kv heads are selected.
@@ -31,7 +22,7 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   context.window = stream.window;
   if (has_cache_for_each_query_head(cell)) context.shape.heads = 1;
   const HeadShape layer = context.shape;
-  if (has_cache_for_each_kv_head(cell)) context.shape = one_block(layer);
+  if (has_cache_for_each_kv_head(cell)) context.shape = layer.one_block();
   const OracleNeeds asks = cell.variant->values.oracle_needs();
   if (asks.median_key_distance) context.median_key_distance = median_key_distance(stream, rng);
   if (asks.largest_query_norm) context.largest_query_norm = largest_query_norm(stream);
@@ -41,7 +32,7 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   setup.later = cell.variant->later;
   const Pages& pages = setup.options.serving.pages;
   if (!pages.whole() || setup.options.gqa_level == GqaLevel::layer || layer.blocks == 1) return setup;
-  context.shape = one_block(layer);
+  context.shape = layer.one_block();
   for (int32_t b = 0; b < layer.blocks; ++b) setup.heads.emplace_back(cell.variant->values, context);
   return setup;
 }

@@ -23,13 +23,12 @@ int64_t TiedHeads<Real>::state_doubles() const {
 template <class Real>
 void TiedHeads<Real>::bind(std::span<double> state, const Rng& rng) {
   for (size_t b = 0; b < methods_.size(); ++b) {
-    const HostHooks& host = methods_[b].method().host;
     const size_t own = size_t(methods_[b].layout().state_doubles);
-    if (host.bind_state != nullptr) host.bind_state(methods_[b].self(), state.first(own));
+    methods_[b].bind_state(state.first(own));
     state = state.subspan(own);
     Rng of_head = rng;
     of_head.kv_head = uint32_t(b);
-    if (host.bind_rng != nullptr) host.bind_rng(methods_[b].self(), of_head);
+    methods_[b].bind_rng(of_head);
   }
 }
 

@@ -15,10 +15,10 @@ class TiedHeads {
   TiedHeads(std::vector<BoundMethod> methods, const HeadStream<Real>& stream, Aggregate how);
   bool any() const { return !methods_.empty(); }
   int32_t count() const { return int32_t(methods_.size()); }
-  int64_t state_doubles() const;  // of all heads
+  int64_t state_doubles() const;  // for all heads
   void bind(std::span<double> state, const Rng& rng);
-  void skip_prompt() {
-    for (CutReading<Real>& reading : readings_) reading.skip_prompt();
+  void skip(int32_t tokens) {
+    for (CutReading<Real>& reading : readings_) reading.skip(tokens);
   }
   // Calls f(hooks of a head's policy, kv head).
   template <class F>
@@ -26,8 +26,7 @@ class TiedHeads {
     for (size_t b = 0; b < methods_.size(); ++b) f(calls(b), int32_t(b));
   }
   void evict(const CacheStorage<Real>& held, BasicCache<Real>& cache);
-  template <class P>
-  HeadProbabilities of_head(const P& p, int32_t b) const {
+  HeadProbabilities of_head(const HeadProbabilities& p, int32_t b) const {
     HeadProbabilities own = p;
     own.heads = p.heads / count();
     own.values += int64_t(b) * own.heads * p.rows;
@@ -45,8 +44,8 @@ class TiedHeads {
   std::vector<double> sums_;  // by page
 };
 
-// The step hooks of the policies of a cache: one policy, or one for each kv head of a layer. What a cut needs to read
-// is read before it.
+// The step hooks of the policies of a cache: one policy, or one for each kv head of a layer. A scorer that reads the
+// text at cuts reads it before it evicts.
 template <class Real>
 struct CutCalls : TableCalls<Real> {
   using Base = TableCalls<Real>;
@@ -57,7 +56,9 @@ struct CutCalls : TableCalls<Real> {
   bool is_tied() const { return tied != nullptr && tied->any(); }
   bool observes_heads() const { return (is_tied() && Base::observes()) || Base::observes_heads(); }
   void read_prompt(const SerialTeam& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) const {
+    reading->skip(prompt.size());
     if (!is_tied()) return Base::read_prompt(team, prompt, cache);
+    tied->skip(prompt.size());
     tied->each([&](const Base& head, int32_t b) {
       BasicCache<Real> own = cache.block(b);
       head.read_prompt(team, prompt.block(b), own);

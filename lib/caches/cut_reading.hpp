@@ -24,8 +24,8 @@ class CutReading {
     const typename Prompt<Real>::View view = look(held, cache);
     calls.read_prompt(SerialTeam{}, Prompt<Real>(view), cache);
   }
-  // Call after the method has read the prompt in one call.
-  void skip_prompt() { seen_ = stream_.prompt; }
+  // The method has read the text up to here in another way.
+  void skip(int32_t tokens) { seen_ = tokens; }
   // Another method decides from now on.
   void follow(const BoundMethod& method);
 

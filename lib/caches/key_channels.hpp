@@ -10,10 +10,8 @@ namespace kvreplay {
 
 // The option `think`. ThinK, Xu et al. 2024; kvpress, think_press.py.
 //  1. End of the prompt, over the kept prompt tokens: the score of channel c is the mean of q_c^2 over the last
-//  `window`
-//     queries and the group, times the mean of k_c^2.
-//  2. The floor(ratio d) lowest channels are dropped from these keys; among equals the higher ones. Later keys are
-//  whole.
+//     `window` queries and the group, times the mean of k_c^2.
+//  2. The floor(ratio d) lowest channels are dropped from these keys; among equals the higher ones. Later keys stay.
 // A dropped channel holds a 0, which adds nothing to products. It is not stored, and not coded.
 
 // Drops the channels from all rows of the cache. Call at the end of the prompt, before rows are coded.

@@ -77,7 +77,7 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   take_aux(now, extra.aux_bytes + exact_bytes(extra.sketch_floats), extra.mark_bytes);
   if (extra.sketch_floats_read >= 0) read_sketches_ += exact_bytes(extra.sketch_floats_read - extra.sketch_floats);
   if (extra.aux_bytes_read >= 0) read_sketches_ += extra.aux_bytes_read - extra.aux_bytes;
-  ledger.final_bytes = now.payload.bytes + more_keys_ + besides_ + aux_;
+  ledger.final_bytes = now.payload.bytes + spare_ + more_keys_ + besides_ + aux_;
   ledger.final_aux_bytes = aux_, last_kept_ = now.rows;
   kept_again(now.evictions);
   if (now.ends_prompt) ledger.prompt_bytes = ledger.final_bytes, ledger.prompt_aux_bytes = aux_;
@@ -93,7 +93,7 @@ void LedgerKeeper::take_peaks(int64_t keys, int64_t values, int64_t bytes) {
   ledger.peak_key_floats = std::max(ledger.peak_key_floats, keys);
   ledger.peak_value_floats = std::max(ledger.peak_value_floats, values);
   ledger.peak_floats = std::max(ledger.peak_floats, keys + values);
-  ledger.peak_bytes = std::max(ledger.peak_bytes, bytes + besides_);
+  ledger.peak_bytes = std::max(ledger.peak_bytes, bytes + spare_ + besides_);
 }
 
 // sketches, mark_bytes: over all kv heads. Only decisions read marks.

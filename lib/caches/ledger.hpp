@@ -66,6 +66,8 @@ class LedgerKeeper {
   explicit LedgerKeeper(int32_t stored_bytes = 4) : stored_bytes_(stored_bytes) {}
   // C_t: its newest row is exact. reads_all: the step reads the whole cache.
   void attended(int64_t rows, const Payload& payload, bool reads_all);
+  // Bytes of slots without a row, in pages that are resident, from now on. They are stored, but not read.
+  void hold_spare(int64_t bytes) { spare_ = bytes; }
   // Bytes of C_t that a step reads; adds all sketches.
   void read(int64_t bytes);
   // S_t after coding. The engine charges 4 bytes per position that the layout does not imply, and 8 per score.
@@ -88,7 +90,8 @@ class LedgerKeeper {
 
   int32_t stored_bytes_;
   int64_t last_attended_ = 0, last_kept_ = 0;  // bytes that are read at C_t, rows at S_t
-  int64_t besides_ = 0;    // bytes of weights, and the difference between codes and the numbers that they replace
+  int64_t besides_ = 0;  // bytes of weights, and the difference between codes and the numbers that they replace
+  int64_t spare_ = 0;
   int64_t more_keys_ = 0;  // bytes of keys that are stored twice
   int64_t aux_ = 0, sketches_ = 0,
           read_sketches_ = 0;  // at the last S_t; read_sketches_ excludes what only decisions read

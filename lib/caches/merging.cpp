@@ -173,10 +173,17 @@ class Merger {
       return Real(sum / total);
     };
     const auto key = cache_.key(target), value = cache_.value(target);
-    const auto mean = [&](int32_t c) { return by_mass(value, double(cache_.num(target)), joins, c); };
+    rewrite_joined(
+        target, joins, [&](int32_t c) { return mixed(key, &EvictedRow::key, c); },
+        [&](int32_t c) { return mixed(value, &EvictedRow::value, c); });
+  }
+  // A kept row takes a key, and a value or the mean of all by their mass.
+  void rewrite_joined(int32_t target, const std::vector<size_t>& joins, auto key, auto value) {
+    const auto held = cache_.value(target);
+    const double num = double(cache_.num(target));
     cache_.rewrite(
-        kTeam, target, [&](int32_t, int32_t c) { return mixed(key, &EvictedRow::key, c); },
-        [&](int32_t, int32_t c) { return keeps_mass() ? mean(c) : mixed(value, &EvictedRow::value, c); });
+        kTeam, target, [&](int32_t, int32_t c) { return key(c); },
+        [&](int32_t, int32_t c) { return keeps_mass() ? by_mass(held, num, joins, c) : value(c); });
     if (!keeps_mass()) return;
     for (const size_t i : joins) weigh(target, evicted_[i].num, evicted_[i].den);
   }
@@ -207,12 +214,8 @@ class Merger {
       for (size_t i = 0; i < joins.size(); ++i) sum += weights[i] * evicted_[joins[i]].value[size_t(c)];
       return Real(sum / total);
     };
-    const double num = double(cache_.num(target));
-    cache_.rewrite(
-        kTeam, target, [&](int32_t, int32_t c) { return key[size_t(c)]; },
-        [&](int32_t, int32_t c) { return keeps_mass() ? by_mass(value, num, joins, c) : blended(c); });
-    if (!keeps_mass()) return;
-    for (const size_t i : joins) weigh(target, evicted_[i].num, evicted_[i].den);
+    rewrite_joined(
+        target, joins, [&](int32_t c) { return key[size_t(c)]; }, blended);
   }
   Real by_mass(std::span<const Real> value, double num, const std::vector<size_t>& joins, int32_t c) const {
     double sum = num * double(value[size_t(c)]), all = num;

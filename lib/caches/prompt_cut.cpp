@@ -82,7 +82,7 @@ template <class Real>
 void PromptCut<Real>::forget_selection() {
   const HostHooks& host = state_.host();
   if (host.bind_larger == nullptr || state_.setup.method.reads_at_cuts()) return;  // later cuts select too
-  if (host.bind_state != nullptr) host.bind_state(state_.setup.method.self(), {});
+  state_.setup.method.bind_state({});
   state_.memory.drop_state();
 }
 
@@ -126,7 +126,6 @@ void PromptCut<Real>::close() {
   account_.close_step(state_.stream.prompt - 1);
   account_.take_report();
   steps_.take_cut();
-  state_.reading.skip_prompt();
 }
 
 template class PromptCut<float>;

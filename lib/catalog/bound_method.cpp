@@ -51,12 +51,8 @@ void add_serving(const Serving& s, JsonObject& all) {
   if (s.keep_prompt) all.add("keep_prompt", true);
   if (s.prefill_chunk > 0) all.add("prefill_chunk", s.prefill_chunk);
   if (!s.pages.any()) return;
-  all.add("page", s.pages.size).add("evict", s.pages.whole() ? "page" : "token");
-  if (s.pages.whole())
-    all.add("page_score", s.pages.score == Pages::Score::mean  ? "mean"
-                          : s.pages.score == Pages::Score::sum ? "sum"
-                                                               : "max");
-  all.add("page_heads", s.pages.tied() ? "tied" : "own");
+  all.add("page", s.pages.size).add("evict", word(s.pages.evict)).add("page_heads", word(s.pages.heads));
+  if (s.pages.whole()) all.add("page_score", word(s.pages.score));
   if (s.pages.compact) all.add("compact", true);
   if (s.pages.in_budget) all.add("page_in_budget", true);
 }
@@ -148,11 +144,7 @@ bool BoundMethod::reads_at_cuts() const {
   if (!method_->info.streams) return serving.prefill_chunk > 0 || context_.phase == Phase::stream;
   return serving.prefill_chunk > 0 && needs().known.any();
 }
-CutPlan BoundMethod::cut_plan() const {
-  CutPlan plan{context_.serving, context_.budget.growth, context_.budget.tokens, context_.prompt_tokens};
-  if (plan.options.cut_every > 0) plan.every = plan.options.cut_every;
-  return plan;
-}
+CutPlan BoundMethod::cut_plan() const { return plan_cuts(context_); }
 Protect BoundMethod::protection() const {
   return host().protection != nullptr ? host().protection(policy()) : Protect{};
 }

@@ -59,7 +59,7 @@ class BoundMethod : public MethodValues {
   const MethodContext& context() const { return context_; }
   Layout layout() const;
   PromptNeeds needs() const;
-  PromptNeeds needs_at(int32_t seen) const;  // of a cut when `seen` tokens are known
+  PromptNeeds needs_at(int32_t seen) const;  // for a cut when `seen` tokens are known
   // Whether every cut reads the text so far as a prompt: one-shot scorers that cut again and again, and methods whose
   // statistics grow from chunk to chunk.
   bool reads_at_cuts() const;
@@ -71,6 +71,13 @@ class BoundMethod : public MethodValues {
   ErrorBound error_bound() const;
   std::optional<ScoreRule> score_rule() const;
   std::string failure_text(int32_t code, int32_t at) const;
+  // Give the policy its memory and its random numbers, where it has members for them.
+  void bind_state(std::span<double> state) {
+    if (host().bind_state != nullptr) host().bind_state(self(), state);
+  }
+  void bind_rng(const Rng& rng) {
+    if (host().bind_rng != nullptr) host().bind_rng(self(), rng);
+  }
   // The policy's bytes, as its hooks expect them.
   std::byte* self() { return policy_.data(); }
 

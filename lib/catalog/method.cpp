@@ -134,4 +134,10 @@ const Method* find_method(const Registry& methods, const std::string& name_or_al
   return nullptr;
 }
 
+const char* word(Pages::Evict evict) { return evict == Pages::Evict::page ? "page" : "token"; }
+const char* word(Pages::Score score) {
+  return score == Pages::Score::mean ? "mean" : score == Pages::Score::sum ? "sum" : "max";
+}
+const char* word(Pages::Heads heads) { return heads == Pages::Heads::tied ? "tied" : "own"; }
+
 }  // namespace kvreplay

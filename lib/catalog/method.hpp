@@ -24,6 +24,9 @@ const char* word(PromptMode mode);
 const char* word(Reweight reweight);
 const char* word(Allocator allocator);
 const char* word(Merge::Rule rule);
+const char* word(Pages::Evict evict);
+const char* word(Pages::Score score);
+const char* word(Pages::Heads heads);
 
 struct Method : PolicyTable {
   std::vector<ParameterSpec> parameters;

@@ -126,11 +126,9 @@ void read_floor(RunConfig& config, const Section& section, const Mark& mark, Pro
 }  // namespace
 
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems) {
-  static const std::vector<std::string> kinds = {"tokens", "fraction_kept", "bytes",
-                                                 "ratio_of_seen"};  // in the order of BudgetList::Kind
   const std::string examples = problems.words().literal(
       R"({"tokens": [64, 128]}, {"fraction_kept": [0.05, 0.1]}, {"share_of_cache": [0.1]}, {"bytes": [...]} or {"ratio_of_seen": 0.2})");
-  std::vector<std::string> keys = kinds;
+  std::vector<std::string> keys = kBudgetKinds;
   keys.insert(keys.end(), {"share_of_cache", "of", "floor"});
   if (node == nullptr) return;
   config.marks["budget"] = key;
@@ -140,12 +138,12 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
   const Section section(node, "budget", keys, problems);
   const bool has_unknown_keys = problems.errors() > before;
   const Node* only = nullptr;
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    const Node* values = section.find(kinds[i]);
+  for (size_t i = 0; i < kBudgetKinds.size(); ++i) {
+    const Node* values = section.find(kBudgetKinds[i]);
     if (values == nullptr) continue;
     if (only != nullptr)
       return problems.error(
-          node->key_mark(kinds[i]),
+          node->key_mark(kBudgetKinds[i]),
           problems.words().key("budget") + " takes one of tokens, fraction_kept, bytes and ratio_of_seen, not two");
     only = values;
     config.budget.kind = BudgetList::Kind(i);

@@ -144,9 +144,7 @@ const std::map<std::string, std::vector<std::string>>& option_words() {
 
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value) {
   const std::string& word = value.word;
-  const auto& serving = serving_keys();
-  if (std::find(serving.begin(), serving.end(), name) != serving.end())
-    return set_serving(options, name, value.serving);
+  if (is_serving_key(name)) return set_serving(options, name, value.serving);
   if (name == kRowFormat) options.row_format = value.row_format;
   if (name == kWrapper) options.wrapper = value.wrapper;
   if (name == kMerge) options.merge = value.merge;

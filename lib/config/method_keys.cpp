@@ -14,9 +14,8 @@ namespace {
 const std::string kGqa = "gqa";
 
 bool is_option(const std::string& key) {
-  const std::vector<std::string>& serving = serving_keys();
   const bool is_axis = key == kRowFormat || key == kWrapper || key == kMerge || key == kThink;
-  return is_axis || option_words().count(key) > 0 || std::find(serving.begin(), serving.end(), key) != serving.end();
+  return is_axis || option_words().count(key) > 0 || is_serving_key(key);
 }
 
 bool takes(const Method& method, const std::string& key) {

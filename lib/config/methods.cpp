@@ -6,8 +6,8 @@
 
 #include "base/json_text.hpp"
 #include "config/allocator.hpp"
-#include "config/budget.hpp"
 #include "config/common_options.hpp"
+#include "config/later_method.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
 #include "config/serving.hpp"
@@ -21,7 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxInstances = 10'000;
-constexpr const char* kThen = "then";  // the method that decides after the prompt
 
 // Value of a parameter, as JSON, or of a common option.
 struct AxisValue {
@@ -64,10 +63,6 @@ std::vector<std::string> keys_of(const Method& method) {
   keys.insert(keys.end(), serving_keys().begin(), serving_keys().end());
   keys.insert(keys.end(), {"name", "uniforms", "gqa", kThen});
   return keys;
-}
-
-bool is_serving(const std::string& key) {
-  return std::find(serving_keys().begin(), serving_keys().end(), key) != serving_keys().end();
 }
 
 // The methods that have the parameter: "snapkv and pyramidkv".
@@ -128,54 +123,16 @@ class MethodsReader {
     if (key.text == kEnds && has_ends(*entry.method)) return read_words(entry, key, value, kEnds);
     for (const char* axis : {kRowFormat, kWrapper, kMerge, kThink})
       if (key.text == axis) return read_words(entry, key, value, axis);
-    if (is_serving(key.text)) return read_words(entry, key, value, key.text);
-    if (key.text == kThen) return read_later(entry, key, value);
+    if (is_serving_key(key.text)) return read_words(entry, key, value, key.text);
+    if (key.text == kThen) {
+      entry.later = read_later_method(key, value, problems_, [&](RunConfig& run, const Node& method) {
+        MethodsReader(run, source_, problems_, true).read(method, entry.index);
+      });
+      return;
+    }
     const auto axis = option_words().find(key.text);
     if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
     problems_.error(key.mark, unknown_key(*entry.method, key.text));
-  }
-
-  // The method that decides after the prompt, an entry inside the entry.
-  void read_later(Entry& entry, const Key& key, const Node& value) {
-    const size_t before = problems_.errors();
-    RunConfig own;
-    own.file = config_.file;
-    const Node method = without_key(value, "budget");
-    MethodsReader(own, source_, problems_, true).read(method, entry.index);
-    const Budget budget = read_later_budget(value);
-    if (problems_.errors() > before) return;
-    if (own.methods.size() != 1)
-      return problems_.error(key.mark,
-                             "then takes one method, with one value for each parameter: write an entry of "
-                             "`methods:` for every combination");
-    MethodInstance& m = own.methods.front();
-    m.options.phase = Phase::stream;
-    if (const std::string why = later_problem(m, words()); !why.empty())
-      return problems_.error(key.mark, Refusal{.methods = {m.named()}, .rule = why});
-    entry.later = std::make_shared<LaterMethod>(LaterMethod{m.values, m.options, budget});
-  }
-
-  Budget read_later_budget(const Node& value) {
-    Budget read;
-    const Node* node = value.kind == Node::Kind::map ? value.find("budget") : nullptr;
-    if (node == nullptr) return read;
-    RunConfig own;
-    read_budget(own, node, value.key_mark("budget"), problems_);
-    const BudgetList& list = own.budget;
-    const bool one = list.values.size() == 1 && !list.has_shares();
-    if (one && list.kind == BudgetList::Kind::ratio_of_seen) read.growth = {list.values[0], list.floor};
-    else if (one && list.kind == BudgetList::Kind::tokens)
-      read.tokens = int32_t(list.values[0]), read.requested_tokens = list.values[0];
-    else if (!list.values.empty() || list.has_shares())
-      must_be(problems_, *node, "then.budget", "one number of tokens, or one ratio_of_seen");
-    return read;
-  }
-  static Node without_key(const Node& node, const std::string& key) {
-    Node left = node;
-    for (size_t i = 0; i < left.keys.size(); ++i)
-      if (left.keys[i].text == key)
-        left.keys.erase(left.keys.begin() + int64_t(i)), left.items.erase(left.items.begin() + int64_t(i--));
-    return left;
   }
 
   std::string unknown_key(const Method& method, const std::string& key) const {
@@ -305,7 +262,7 @@ class MethodsReader {
       const auto merge = read_merge(problems_, item);
       return merge ? std::optional(OptionValue{.word = "", .merge = *merge}) : std::nullopt;
     }
-    if (is_serving(axis)) {
+    if (is_serving_key(axis)) {
       const auto serving = read_serving(problems_, item, axis);
       return serving ? std::optional(OptionValue{.word = "", .serving = *serving}) : std::nullopt;
     }
@@ -380,9 +337,8 @@ class MethodsReader {
     for (const auto& [name, value] : options) set_option(instance.options, *name, *value);
     for (const auto& [name, value] : options)
       if (*name == kEnds) instance.values.protect_ends(value->ends);
-    imply_phase(instance, options);
-    if (later_) instance.options.phase = Phase::stream;
-    else if (instance.later != nullptr) instance.options.phase = Phase::oneshot;
+    set_phase(instance, std::any_of(options.begin(), options.end(), [](const auto& o) { return *o.first == "phase"; }),
+              later_);
     if (const std::string why = combination_problem(instance, words()); !why.empty())
       return problems_.error(entry.mark, Refusal{.methods = {instance.named()}, .rule = why});
     check_file_names(instance);
@@ -392,13 +348,6 @@ class MethodsReader {
     }
     config_.marks[place] = instance.mark;
     config_.methods.push_back(std::move(instance));
-  }
-
-  // A method that cuts again and again streams.
-  static void imply_phase(MethodInstance& m,
-                          const std::vector<std::pair<const std::string*, const OptionValue*>>& options) {
-    const bool given = std::any_of(options.begin(), options.end(), [](const auto& o) { return *o.first == "phase"; });
-    if (m.options.serving.cut_every > 0 && !given) m.options.phase = Phase::stream;
   }
 
   // Results name a file without its folder, so two files must not have the same name.

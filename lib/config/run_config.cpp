@@ -93,10 +93,9 @@ std::string method_json(const MethodInstance& m) {
 }
 
 std::string budget_json(const BudgetList& budget) {
-  const char* kinds[] = {"tokens", "fraction_kept", "bytes", "ratio_of_seen"};
   if (budget.values.empty() && !budget.has_shares()) return "null";
   JsonObject entry;
-  if (!budget.values.empty()) entry.add(kinds[size_t(budget.kind)], budget.values);
+  if (!budget.values.empty()) entry.add(kBudgetKinds[size_t(budget.kind)], budget.values);
   if (budget.kind == BudgetList::Kind::ratio_of_seen) entry.add("floor", budget.floor);
   if (budget.has_shares()) entry.add("share_of_cache", budget.shares);
   if (budget.of) entry.add("of", kSizesOfShares[size_t(*budget.of)]);

@@ -46,6 +46,9 @@ struct BudgetList {
   bool has_shares() const { return !shares.empty(); }
 };
 
+// Words of the kinds of budgets, in the order of BudgetList::Kind.
+inline const std::vector<std::string> kBudgetKinds = {"tokens", "fraction_kept", "bytes", "ratio_of_seen"};
+
 // Words of budget.of, in the order of BudgetList::Of.
 inline const std::vector<std::string> kSizesOfShares = {"peak", "mean", "prompt"};
 

@@ -17,58 +17,64 @@ constexpr int32_t kMostPage = 128;
 struct ServingKey {
   const char* name;
   std::function<bool(Problems&, const Node&, Serving& to)> read;
-  std::function<void(Serving& to, const Serving& from)> copy;
-  std::vector<std::string> words;  // examples
+  std::function<void(Serving& to, Serving from)> copy;
 };
 
-template <class Member>
-ServingKey integer_key(const char* name, Range range, Member member) {
+// member(serving): the option. read(problems, node, name): its value, or nothing after reporting it.
+template <class Member, class Read>
+ServingKey option(const char* name, Member member, Read read) {
   return {name,
           [=](Problems& problems, const Node& item, Serving& to) {
-            const auto given = read_integer(problems, item, name, range);
-            if (given) member(to) = int32_t(*given);
-            return given.has_value();
-          },
-          [=](Serving& to, const Serving& from) { member(to) = member(const_cast<Serving&>(from)); },
-          {}};
-}
-template <class Member>
-ServingKey boolean_key(const char* name, Member member) {
-  return {name,
-          [=](Problems& problems, const Node& item, Serving& to) {
-            const auto given = read_boolean(problems, item, name);
+            const auto given = read(problems, item, name);
             if (given) member(to) = *given;
             return given.has_value();
           },
-          [=](Serving& to, const Serving& from) { member(to) = member(const_cast<Serving&>(from)); },
-          {"true", "false"}};
+          [=](Serving& to, Serving from) { member(to) = member(from); }};
 }
-// words: in the order of the enumeration.
-template <class Member>
-ServingKey word_key(const char* name, std::vector<std::string> words, Member member) {
-  return {name,
-          [=](Problems& problems, const Node& item, Serving& to) {
-            const auto given = read_word(problems, item, name, words);
-            if (!given) return false;
-            using E = std::remove_reference_t<decltype(member(to))>;
-            member(to) = E(std::find(words.begin(), words.end(), *given) - words.begin());
-            return true;
-          },
-          [=](Serving& to, const Serving& from) { member(to) = member(const_cast<Serving&>(from)); }, words};
+
+auto tokens_from(double low, double high = kManyTokens) {
+  return [=](Problems& problems, const Node& item, const char* name) -> std::optional<int32_t> {
+    const auto given = read_integer(problems, item, name, {low, high});
+    return given ? std::optional(int32_t(*given)) : std::nullopt;
+  };
+}
+template <class E>
+auto one_of(std::initializer_list<E> values) {
+  return [all = std::vector(values)](Problems& problems, const Node& item, const char* name) -> std::optional<E> {
+    std::vector<std::string> words;
+    for (const E value : all) words.emplace_back(word(value));
+    const auto given = read_word(problems, item, name, words);
+    if (!given) return std::nullopt;
+    return all[size_t(std::find(words.begin(), words.end(), *given) - words.begin())];
+  };
 }
 
 const std::vector<ServingKey>& keys() {
+  using Evict = Pages::Evict;
+  using Score = Pages::Score;
+  using Heads = Pages::Heads;
   static const std::vector<ServingKey> all = {
-      integer_key("cut_every", {1, kManyTokens}, [](Serving& s) -> int32_t& { return s.cut_every; }),
-      boolean_key("cut_in_budget", [](Serving& s) -> bool& { return s.cut_in_budget; }),
-      boolean_key("keep_prompt", [](Serving& s) -> bool& { return s.keep_prompt; }),
-      integer_key("prefill_chunk", {0, kManyTokens}, [](Serving& s) -> int32_t& { return s.prefill_chunk; }),
-      integer_key("page", {0, kMostPage}, [](Serving& s) -> int32_t& { return s.pages.size; }),
-      word_key("evict", {"token", "page"}, [](Serving& s) -> Pages::Evict& { return s.pages.evict; }),
-      word_key("page_score", {"mean", "sum", "max"}, [](Serving& s) -> Pages::Score& { return s.pages.score; }),
-      word_key("page_heads", {"own", "tied"}, [](Serving& s) -> Pages::Heads& { return s.pages.heads; }),
-      boolean_key("compact", [](Serving& s) -> bool& { return s.pages.compact; }),
-      boolean_key("page_in_budget", [](Serving& s) -> bool& { return s.pages.in_budget; }),
+      option(
+          "cut_every", [](Serving & s) -> auto& { return s.cut_every; }, tokens_from(1)),
+      option(
+          "cut_in_budget", [](Serving & s) -> auto& { return s.cut_in_budget; }, read_boolean),
+      option(
+          "keep_prompt", [](Serving & s) -> auto& { return s.keep_prompt; }, read_boolean),
+      option(
+          "prefill_chunk", [](Serving & s) -> auto& { return s.prefill_chunk; }, tokens_from(0)),
+      option(
+          "page", [](Serving & s) -> auto& { return s.pages.size; }, tokens_from(0, kMostPage)),
+      option(
+          "evict", [](Serving & s) -> auto& { return s.pages.evict; }, one_of({Evict::token, Evict::page})),
+      option(
+          "page_score", [](Serving & s) -> auto& { return s.pages.score; },
+          one_of({Score::mean, Score::sum, Score::max})),
+      option(
+          "page_heads", [](Serving & s) -> auto& { return s.pages.heads; }, one_of({Heads::own, Heads::tied})),
+      option(
+          "compact", [](Serving & s) -> auto& { return s.pages.compact; }, read_boolean),
+      option(
+          "page_in_budget", [](Serving & s) -> auto& { return s.pages.in_budget; }, read_boolean),
   };
   return all;
 }
@@ -149,7 +155,14 @@ const std::vector<std::string>& serving_keys() {
   return names;
 }
 
-std::vector<std::string> serving_words(const std::string& key) { return key_of(key).words; }
+bool is_serving_key(const std::string& key) {
+  return std::find(serving_keys().begin(), serving_keys().end(), key) != serving_keys().end();
+}
+
+void set_phase(MethodInstance& m, bool has_phase, bool later) {
+  if (later || (m.options.serving.cut_every > 0 && !has_phase)) m.options.phase = Phase::stream;
+  if (!later && m.later != nullptr) m.options.phase = Phase::oneshot;
+}
 
 std::optional<Serving> read_serving(Problems& problems, const Node& item, const std::string& key) {
   Serving value;

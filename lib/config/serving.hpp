@@ -11,12 +11,14 @@ namespace kvreplay {
 
 // The options of serving (core/serving.hpp), as an entry of `methods:` names them.
 const std::vector<std::string>& serving_keys();
+bool is_serving_key(const std::string& key);
 // Reads the value of one of them; the others have their defaults.
 std::optional<Serving> read_serving(Problems& problems, const Node& item, const std::string& key);
 // Takes the value of one of them.
 void set_serving(CommonOptions& options, const std::string& key, const Serving& value);
-// Values to show as examples.
-std::vector<std::string> serving_words(const std::string& key);
+// The phase in which a method runs: one that cuts again and again streams, and so does the second of two methods
+// (later). The first cuts once. has_phase: the configuration says it.
+void set_phase(MethodInstance& m, bool has_phase, bool later);
 
 // Why a method cannot be served as asked, as the rule of a Refusal; "" if it can.
 std::string serving_problem(const MethodInstance& m, const Wording& words);

@@ -73,8 +73,9 @@ struct CacheStorage {
   int64_t key_block = 0, value_block = 0;  // elements from one kv head of the trace to the next
   HeadShape shape{};
   PageBoard board = {};
-  int32_t score_sets = 1;                 // scores of a row: one for each policy that decides, `capacity` apart
-  int32_t own_block = 0, own_blocks = 1;  // of the rows stored here: the first that this cache reads, and all
+  int32_t score_sets = 1;  // scores of a row: one for each policy that decides, `capacity` apart
+  // Rows stored here have this number of kv heads, of which this cache begins with own_block.
+  int32_t own_block = 0, own_blocks = 1;
 
   // One kv head of a cache that spans a layer: its keys, values and scores, and the rows of all.
   CacheStorage block(int32_t b) const {
@@ -84,7 +85,7 @@ struct CacheStorage {
     one.coded_keys = at(coded_keys, key_block), one.coded_values = at(coded_values, value_block);
     one.score = score_sets > 1 ? at(score, capacity) : score;
     one.own_block = b;
-    one.shape.heads /= shape.blocks, one.shape.blocks = 1;
+    one.shape = shape.one_block();
     return one;
   }
 };

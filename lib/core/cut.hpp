@@ -15,13 +15,16 @@ void cut_behind_prompt(const T& team, C& cache, int32_t prompt, int32_t recent, 
   else keep_best(team, cache, {.sinks = prompt, .recent = recent}, m - recent, score);
 }
 
+// Whether a cut is due, now that the newest row has been attended to.
+bool is_due(const CutPlan& plan, const Cache auto& cache) {
+  return cache.size() > 0 && plan.is_due(cache.token(cache.size() - 1));
+}
+
 // Cuts by the plan, if a cut is due. protect(m): the rows that stay where m tokens do. score(row): higher stays.
 template <Team T, Cache C, class P, class F>
 void cut(const T& team, C& cache, const CutPlan& plan, P protect, F score) {
-  if (cache.size() == 0) return;
-  const int32_t newest = cache.token(cache.size() - 1);
-  if (!plan.is_due(newest)) return;
-  const int32_t m = plan.target(newest + 1);
+  if (!is_due(plan, cache)) return;
+  const int32_t m = plan.target(cache.token(cache.size() - 1) + 1);
   const Protect safe = protect(m);
   if (plan.options.pages.whole()) cut_pages(team, cache, plan, safe, m, score);
   else if (plan.options.keep_prompt) cut_behind_prompt(team, cache, plan.prompt, safe.recent, m, score);
@@ -37,10 +40,9 @@ void keep_newest(const T& team, C& cache, const CutPlan& plan, int32_t sinks) {
       [&](int32_t i) { return double(cache.token(i)); });
 }
 
-// The plan for a context. least: protected tokens of the smallest budget. Throws ParameterError if they do not fit.
+// The plan for a context. least: tokens that every cut protects. Throws ParameterError if they do not fit.
 inline CutPlan cut_plan(const MethodContext& context, Protect least) {
-  CutPlan plan{context.serving, context.budget.growth, context.budget.tokens, context.prompt_tokens};
-  if (plan.options.cut_every > 0) plan.every = plan.options.cut_every;
+  const CutPlan plan = plan_cuts(context);
   const int32_t m = plan.target(context.prompt_tokens);
   const std::string budget = " of the budget of " + std::to_string(context.budget.tokens);
   if (plan.options.cut_in_budget && least.sinks + least.recent >= m)

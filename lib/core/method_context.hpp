@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "core/common_options.hpp"
+#include "core/cut_plan.hpp"
 #include "core/layer_window.hpp"
 #include "core/token.hpp"
 
@@ -40,6 +41,13 @@ struct MethodContext : Extent {
   bool compares_heads = false;  // scores of several kv heads will be ranked together
   Serving serving = {};
 };
+
+// When a method that selects cuts in this context, and to how many tokens, if it has no rule of its own.
+inline CutPlan plan_cuts(const MethodContext& context) {
+  CutPlan plan{context.serving, context.budget.growth, context.budget.tokens, context.prompt_tokens};
+  if (plan.options.cut_every > 0) plan.every = plan.options.cut_every;
+  return plan;
+}
 
 // Numbers of the trace that no causal method can know. A method that asks for them must document it.
 struct OracleNeeds {

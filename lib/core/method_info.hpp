@@ -148,6 +148,11 @@ inline ParameterError even_kernel_error(int32_t kernel) {
           "kernel " + std::to_string(kernel) + " must be odd, so that pooling has a centre; take one more or less"};
 }
 
+inline ParameterError window_error(int32_t window, int32_t budget) {
+  return {"window", "window " + std::to_string(window) + " exceeds the budget of " + std::to_string(budget) +
+                        "; make it smaller or the budget larger"};
+}
+
 inline ParameterError protection_error(int32_t sinks, int32_t recent, int32_t budget) {
   return {recent > 0 ? "recent" : "sinks", "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
                                                " exceed the budget of " + std::to_string(budget) +

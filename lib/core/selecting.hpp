@@ -28,6 +28,8 @@ struct Selecting {
     if (counted > budget) throw protection_error(sinks, recent, budget);
     plan = cut_plan(context, least);
   }
+  // For methods that find their budget themselves, after resolve().
+  void set_budget(int32_t tokens) { budget = plan.budget = tokens; }
   Layout layout(const MethodContext&) const { return {.scores = true}; }
   Protect protection() const { return {.sinks = sinks, .recent = recent}; }
 

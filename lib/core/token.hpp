@@ -47,6 +47,12 @@ struct HeadShape {
   // Latent attention: a value is the last v_dim numbers of its key, and is not stored again.
   bool value_in_key = false;
   int32_t stored_v_dim() const { return value_in_key ? 0 : v_dim; }
+  // The part of one kv head.
+  HeadShape one_block() const {
+    HeadShape one = *this;
+    one.heads /= blocks, one.blocks = 1;
+    return one;
+  }
   int32_t block_of(int32_t head) const { return blocks == 1 ? 0 : head / (heads / blocks); }
 };
 
@@ -243,8 +249,7 @@ class Prompt {
     v.keys += b * v.key_block;
     v.values += b * v.value_block;
     if (v.repeat.keys != nullptr) v.repeat.keys += int64_t(b) * v.repeat.rows * v.shape.dim;
-    v.shape.heads = group;
-    v.shape.blocks = 1;
+    v.shape = view_.shape.one_block();
     return Prompt(v);
   }
 

@@ -69,6 +69,7 @@ void ScoreSlots<Real>::load(int32_t begin) {
   // Rows outside the window, which may be more than the slots made so far.
   if (first > slots_) make_slots(first);
   for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), score(i));
+  if (rule_.plan.is_plain()) replay_.steps.drop_scores();
 }
 
 template <class Real>

@@ -50,9 +50,7 @@ struct DefensiveKv : JointCut {
   void resolve(const MethodContext& context) {
     JointCut::resolve(context);
     if (kernel % 2 == 0) throw even_kernel_error(kernel);
-    if (window > budget && budget < prompt)
-      throw ParameterError("window", "window " + std::to_string(window) + " exceeds the budget of " +
-                                         std::to_string(budget) + "; make it smaller or the budget larger");
+    if (window > budget && budget < prompt) throw window_error(window, budget);
   }
   void traits(Traits& t) const {
     JointCut::traits(t);

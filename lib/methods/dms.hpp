@@ -1,6 +1,6 @@
 #pragma once
 #include "core/selecting.hpp"
-#include "core/vectors.hpp"
+#include "methods/parts/fixed_scores.hpp"
 
 namespace kvreplay {
 
@@ -63,7 +63,7 @@ struct Dms {
 
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    if (scorer == Scorer::qfilters) take_direction(team, prompt);
+    if (scorer == Scorer::qfilters) mean_direction(team, prompt, state);
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = score(cache, i); });
   }
   void evict(const Team auto& team, Cache auto& cache) {
@@ -77,17 +77,7 @@ struct Dms {
   double score(const Cache auto& cache, int32_t row) const {
     const auto key = cache.key(row);
     if (scorer == Scorer::qfilters) return wide_dot(key, state);
-    return scorer == Scorer::knorm ? -norm(key) : norm(cache.value(row)) / (norm(key) + 1e-6);
-  }
-  // The mean over the group of the main directions of the queries.
-  template <class Real>
-  void take_direction(const Team auto& team, const Prompt<Real>& prompt) {
-    const int32_t heads = prompt.shape().heads;
-    team.each(prompt.shape().dim, [&](int32_t c) {
-      double sum = 0;
-      for (int32_t h = 0; h < heads; ++h) sum += prompt.query_direction(h)[size_t(c)] / heads;
-      state[size_t(c)] = sum;
-    });
+    return scorer == Scorer::knorm ? -norm(key) : norm_ratio(cache, row);
   }
 };
 

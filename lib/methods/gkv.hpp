@@ -5,8 +5,8 @@
 namespace kvreplay {
 
 // G-KV, 2025: the votes of the newest queries, joined at each cut with those of earlier cuts. m of L live keys stay:
-//  1. Attention of the last w queries over all L tokens: largest of the group, mean over the rows. Of the L-w older
-//     tokens, divided by their maximum: f.
+//  1. Attention of the last w queries over all L tokens: largest of the group, mean over the rows. f = that of the L-w
+//     older tokens, divided by its maximum.
 //  2. With the score s that a token carries: f <- max(alpha s, f)  (mean: alpha s + (1-alpha) f;  sum: alpha s + f).
 //  3. z = f, max pool of `kernel`.  4. redundancy x: z <- x z - (1-x) R / max R, with R of R-KV over all L keys.
 //  5. Keep the window and the top m-w by z. Kept tokens outside the window carry f, not pooled.
@@ -63,18 +63,16 @@ struct Gkv : Buffered {
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     scale = prompt.scale();
-    ring.state = ring_state();
-    ring.read(team, prompt);
+    ring.read(team, prompt, state);
   }
   template <class Real>
   void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
     scale = queries.scale;
-    ring.state = ring_state();
-    ring.add(team, queries);
+    ring.add(team, queries, state);
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), older = rows - window;
-    if (older <= 0 || !plan.is_due(cache.token(rows - 1))) return;
+    if (older <= 0 || !is_due(plan, cache)) return;
     const std::span<double> f = column(kVotes).first(size_t(older)), z = column(kRank).first(size_t(older));
     find_votes(team, cache, f);
     team.each(older, [&](int32_t i) {
@@ -96,9 +94,6 @@ struct Gkv : Buffered {
   enum Column { kVotes, kRank, kRow, kLargest, kFound, kRepeats, kColumns };
   std::span<double> column(int32_t which) const {
     return state.last(size_t(kColumns) * size_t(room)).subspan(size_t(which) * size_t(room), size_t(room));
-  }
-  std::span<double> ring_state() const {
-    return state.first(state.size() - size_t(kColumns) * size_t(room) - size_t(ring.dim));
   }
   // Step 1.
   void find_votes(const Team auto& team, const auto& cache, std::span<double> f) const {

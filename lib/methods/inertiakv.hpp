@@ -8,9 +8,8 @@ namespace kvreplay {
 // computed.
 //  1. End of the prompt: s = probabilities of the last row, summed over the group. A token without a value takes s as
 //     its m; every other token gets m = alpha m + (1 - alpha) s.
-//  2. Decode step t: the same with the step's row, if refresh = 1, or if (t-P) mod refresh = 0; with refresh 0 if t =
-//  P.
-//     In all other steps nothing is computed.
+//  2. Decode step t: the same with the step's row, if refresh = 1, or if (t-P) mod refresh = 0; with refresh 0 in the
+//     first step alone. In all other steps nothing is computed.
 //  3. Cut: the token of lowest m goes. Tokens without a value came in a step that was not computed. They stay while an
 //     unprotected token with a value is held; among themselves the oldest goes.
 // `refresh: 0` keeps every new token and drops the prompt one by one: after B steps it is a window.

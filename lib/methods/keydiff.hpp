@@ -48,8 +48,7 @@ struct KeyDiff : Selecting<> {
   }
   void evict(const Team auto& team, Cache auto& cache) {
     if (!plan.is_plain()) {
-      if (cache.size() > 0 && plan.is_due(cache.token(cache.size() - 1)))
-        rescore(team, cache, cache.size(), [&](int32_t i) { return cache.key(i); });
+      if (is_due(plan, cache)) rescore(team, cache, cache.size(), [&](int32_t i) { return cache.key(i); });
       return cut_by_scores(team, cache, protection());
     }
     while (cache.size() > budget) {

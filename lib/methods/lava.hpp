@@ -10,9 +10,8 @@ namespace kvreplay {
 
 // LAVa, 2025, section 4: a budget of the model goes to layers by the entropy of their scores, and to heads by the
 // scores themselves.
-//  1. Per query head: a[j] = mean over rows P-w..P-1 of x_row(j), for prefix tokens j < P-w; max pool of `kernel`;
-//  times
-//     the largest ||v||_1 of the prefix. s = maximum over the group.
+//  1. Per query head: a[j] = mean over rows P-w..P-1 of x_row(j), for prefix tokens j < P-w; max pool of `kernel`,
+//     times the largest ||v||_1 of the prefix. s = maximum over the group.
 //  2. Entropy of a layer: e = -sum x ln x / ln(size), x = the scores of all its heads divided by their sum.
 //  3. base = floor((B-w) * layers * e / sum of e) tokens per head of a layer.
 //  4. c = how many of the top base * heads scores of the layer belong to the head. Capacity of the head =
@@ -50,9 +49,7 @@ struct Lava : Selecting<> {
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
     if (kernel % 2 == 0) throw even_kernel_error(kernel);
-    if (window > budget && budget < context.prompt_tokens)
-      throw ParameterError("window", "window " + std::to_string(window) + " exceeds the budget of " +
-                                         std::to_string(budget) + "; make it smaller or the budget larger");
+    if (window > budget && budget < context.prompt_tokens) throw window_error(window, budget);
   }
   void traits(Traits& t) const { t.share_reads_scores = true; }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.prompt_tokens, .scores = true}; }

@@ -1,7 +1,7 @@
 #pragma once
 #include "core/cut.hpp"
 #include "core/policy.hpp"
-#include "core/vectors.hpp"
+#include "methods/parts/fixed_scores.hpp"
 
 namespace kvreplay {
 
@@ -26,7 +26,6 @@ struct PagedEviction {
       .exact_budget = false,
   };
   static constexpr Hooks hooks{"read_prompt evict layout traits set_options"};
-  static constexpr double kLeast = 1e-6;
   int32_t page = 16;
   Pages::Heads page_heads = Pages::Heads::tied;
   int32_t most = 0, prompt = 0;  // B', P
@@ -72,8 +71,7 @@ struct PagedEviction {
   void score(const Team auto& team, Cache auto& cache, int32_t first) const {
     team.each(cache.size() - first, [&](int32_t i) {
       double sum = 0;
-      for (int32_t b = 0; b < cache.shape().blocks; ++b)
-        sum += norm(cache.value(first + i, b)) / (norm(cache.key(first + i, b)) + kLeast);
+      for (int32_t b = 0; b < cache.shape().blocks; ++b) sum += norm_ratio(cache, first + i, b);
       cache.score(first + i) = sum;
     });
   }

@@ -59,7 +59,7 @@ struct PyramidKv : SnapKv {
       mean_budget = rule == Rule::kvpress && context.budget.requested_tokens > 0 ? context.budget.requested_tokens
                                                                                  : context.budget.tokens;
     for (int32_t l = 0; l < layers; ++l) all_layers += tokens_of(l, context);
-    budget = tokens_of(layer, context);
+    set_budget(tokens_of(layer, context));
     if (sinks + recent > budget) throw protection_error(sinks, recent, budget);
   }
   static void set_options(const PyramidKv& m, CommonOptions& options) {

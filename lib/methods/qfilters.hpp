@@ -1,5 +1,6 @@
 #pragma once
 #include "core/selecting.hpp"
+#include "methods/parts/fixed_scores.hpp"
 
 namespace kvreplay {
 
@@ -35,12 +36,7 @@ struct QFilters : Selecting<0, 32> {
 
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    const int32_t heads = prompt.shape().heads;
-    team.each(prompt.shape().dim, [&](int32_t c) {
-      double sum = 0;
-      for (int32_t h = 0; h < heads; ++h) sum += prompt.query_direction(h)[size_t(c)] / heads;
-      state[size_t(c)] = sum;
-    });
+    mean_direction(team, prompt, state);
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = wide_dot(prompt.key(cache.token(i)), state); });
   }
   // Rows of the prompt have their score from its end, later ones from their own step.

@@ -51,7 +51,7 @@ struct RandomAttention : Buffered {
   }
 
   void evict(const Team auto& team, Cache auto& cache) {
-    if (cache.size() == 0) return;
+    if (!is_due(plan, cache)) return;
     const int32_t number = plan.number(cache.token(cache.size() - 1));
     cut(
         team, cache, plan, [&](int32_t) { return protection(); },

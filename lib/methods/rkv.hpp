@@ -1,6 +1,7 @@
 #pragma once
 #include "core/vectors.hpp"
 #include "methods/parts/buffered.hpp"
+#include "methods/parts/query_ring.hpp"
 
 namespace kvreplay {
 
@@ -75,10 +76,10 @@ struct Rkv : Buffered {
   double lambda = 0.1, threshold = 0.5;
   Retain retain = Retain::last;
   Votes agg = Votes::max;
-  double scale = 1;         // scale of the logits
-  int32_t seen = 0;         // number of queries so far
-  int32_t room = 0;         // length of each column below
-  std::span<double> state;  // [window, heads, dim] ring of queries, [dim] sum of directions, columns of [room] numbers
+  double scale = 1;  // scale of the logits
+  int32_t room = 0;  // length of each column below
+  QueryRing ring;
+  std::span<double> state;  // the ring, [dim] sum of directions, columns of [room] numbers
 
   static void declare(auto& d) {
     d.integer("window", &Rkv::window, {1, kManyTokens}, "newest tokens, whose queries vote and which stay");
@@ -92,32 +93,31 @@ struct Rkv : Buffered {
   void resolve(const MethodContext& context) {
     Buffered::resolve(context, {.recent = window});
     room = int32_t(most_rows(context));
+    ring.window = window, ring.heads = context.shape.heads, ring.dim = context.shape.dim;
     if (kernel % 2 == 0) throw even_kernel_error(kernel);
   }
   Layout layout(const MethodContext& context) const {
-    const HeadShape& s = context.shape;
-    return {.state_doubles = (int64_t(window) * s.heads + 1) * s.dim + int64_t(kColumns) * room, .scores = true};
+    const int64_t columns = int64_t(kColumns) * room;
+    return {.state_doubles = QueryRing::doubles(window, context.shape) + context.shape.dim + columns, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
   void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    c.sketch_floats = int64_t(window) * cache.shape().heads * cache.shape().dim;
+    c.sketch_floats = QueryRing::doubles(window, cache.shape());
   }
 
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
-    const int32_t first = prompt.size() > window ? prompt.size() - window : 0;
-    for (int32_t row = first; row < prompt.size(); ++row)
-      remember(team, prompt.shape(), [&](int32_t h) { return prompt.query(h, row); });
+    ring.read(team, prompt, state);
     scale = prompt.scale();
   }
   template <class Real>
   void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
-    remember(team, {queries.dim, 0, queries.heads}, queries);
+    ring.add(team, queries, state);
     scale = queries.scale;
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size();
-    if (rows <= window || !plan.is_due(cache.token(rows - 1))) return;
+    if (rows <= window || !is_due(plan, cache)) return;
     find_importance(team, cache);
     const int32_t older = cache.size() - window;
     const std::span<double> importance = column(kImportance), redundancy = column(kRedundancy);
@@ -139,21 +139,10 @@ struct Rkv : Buffered {
   std::span<double> column(int32_t which) const {
     return state.last(size_t(kColumns) * size_t(room)).subspan(size_t(which) * size_t(room), size_t(room));
   }
-  std::span<double> query(const HeadShape& s, int32_t row, int32_t head) const {
-    return state.subspan(size_t((int64_t(row) * s.heads + head) * s.dim), size_t(s.dim));
-  }
-  void remember(const Team auto& team, const HeadShape& shape, auto of_head) {
-    for (int32_t h = 0; h < shape.heads; ++h) {
-      const auto q = of_head(h);
-      const std::span<double> to = query(shape, seen % window, h);
-      team.each(shape.dim, [&](int32_t c) { to[size_t(c)] = double(q[size_t(c)]); });
-    }
-    ++seen;
-  }
   // Step 1 without the pooling.
   void find_importance(const Team auto& team, const auto& cache) const {
     const HeadShape shape = cache.shape();
-    const int32_t older = cache.size() - window, rows = seen < window ? seen : window;
+    const int32_t older = cache.size() - window, rows = ring.rows();
     const std::span<double> importance = column(kImportance), x = column(kRow).first(size_t(older));
     team.each(older, [&](int32_t j) { importance[size_t(j)] = 0; });
     const auto vote = [&](double share) {
@@ -161,7 +150,7 @@ struct Rkv : Buffered {
       team.each(older, [&](int32_t j) { importance[size_t(j)] += share * x[size_t(j)]; });
     };
     const auto logit = [&](int32_t row, int32_t h, int32_t j) {
-      return scale * wide_dot(query(shape, row, h), cache.key(j));
+      return scale * wide_dot(ring.query(row, h), cache.key(j));
     };
     for (int32_t row = 0; row < rows; ++row) {
       for (int32_t h = 0; h < shape.heads && agg == Votes::sum; ++h) {

@@ -114,8 +114,8 @@ struct Scissorhands : Selecting<0, 10> {
   }
   // The cut with the options of serving. Where tokens leave one by one, at least `drop` leave at a time here too.
   void cut_by_plan(const Team auto& team, Cache auto& cache, bool ends) const {
+    if (!is_due(plan, cache)) return;
     const int32_t rows = cache.size(), newest = cache.token(rows - 1);
-    if (!plan.is_due(newest)) return;
     const auto score = [&](int32_t i) { return attention(cache.score(i), newest - cache.token(i) + 1); };
     const bool single = !plan.options.pages.whole() && !plan.options.keep_prompt;
     const int32_t excess = rows - plan.target(newest + 1);

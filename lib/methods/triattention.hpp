@@ -125,7 +125,7 @@ struct TriAttention : Buffered, CommonCuts {
     next = queries.position + 1;
   }
   void evict(const Team auto& team, Cache auto& cache) {
-    if (cache.size() == 0 || !plan.is_due(cache.token(cache.size() - 1))) return;
+    if (!is_due(plan, cache)) return;
     const int32_t safe = keep_prompt ? prompt : sinks, first = held_sinks(cache, safe),
                   n = cache.size() - first - recent;
     const int32_t count = plan.target(cache.token(cache.size() - 1) + 1) - recent - (keep_prompt ? 0 : first);

@@ -13,7 +13,7 @@ namespace kvreplay {
 //     widest candidates stay.
 //  3. a = softmax of the last `recent` queries over the candidates alone; mean over rows, average pool of `kernel` (0
 //     outside, divisor kernel), mean over the group.
-//  4. Of the other candidates stay those with the smallest -ln(u_i) / a_i: a weighted draw without replacement.
+//  4. The other candidates with the smallest -ln(u_i) / a_i stay: a weighted draw without replacement.
 struct VaSe : Buffered {
   static constexpr MethodInfo info{
       .name = "vase",
@@ -72,19 +72,17 @@ struct VaSe : Buffered {
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     scale = prompt.scale();
-    ring.state = state.first(state.size() - 3 * size_t(room));
-    ring.read(team, prompt);
+    ring.read(team, prompt, state);
   }
   template <class Real>
   void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
     scale = queries.scale;
-    ring.state = state.first(state.size() - 3 * size_t(room));
-    ring.add(team, queries);
+    ring.add(team, queries, state);
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), first = plan.options.keep_prompt ? held_sinks(cache, plan.prompt) : 0;
     const int32_t n = rows - first - recent;
-    if (n <= 0 || !plan.is_due(cache.token(rows - 1))) return;
+    if (n <= 0 || !is_due(plan, cache)) return;
     const int32_t chosen = plan.target(cache.token(rows - 1) + 1) - recent;
     if (n <= chosen && !plan.options.pages.whole()) return;
     const std::span<double> width = column(0).first(size_t(n)), draw = column(1).first(size_t(n));

@@ -21,7 +21,7 @@ struct Decision {
   std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // one for each cache that the CPU replays
   std::vector<Accumulator> errors;                           // one for each cell
   bool on_device = false;
-  bool cache_for_each_kv_head = false;  // of a layer that is replayed together; else its heads share the caches
+  bool cache_for_each_kv_head = false;  // a layer is replayed together; else its heads share the caches
   int32_t first_measured = 0;           // first row that is measured; an oracle has looked at the rows before it
   std::string failure;                  // "" if nothing failed
   // Storage that the caches refer to.

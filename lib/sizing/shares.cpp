@@ -17,7 +17,7 @@ namespace kvreplay {
 namespace {
 
 // A kv head, or all heads that share one budget.
-struct Unit {
+struct SearchUnit {
   size_t instance = 0;
   std::optional<uint32_t> seed;
   std::vector<std::pair<size_t, int32_t>> heads;  // (index in the selection, kv head)
@@ -56,15 +56,15 @@ class Solver {
 
   SolvedShares solve() {
     search_first_units();
-    std::vector<Unit*> all;
-    for (Unit& unit : units_) all.push_back(&unit);
+    std::vector<SearchUnit*> all;
+    for (SearchUnit& unit : units_) all.push_back(&unit);
     search(all);
     SolvedShares solved;
     for (size_t m = 0; m < run_.config.methods.size(); ++m) tell(m, solved);
-    for (Unit& unit : units_)
+    for (SearchUnit& unit : units_)
       if (raises(unit)) let_fail(unit, solved);
     for (SelectedLayer& at : run_.selection) at.by_share.clear();
-    for (const Unit& unit : units_) place(unit);
+    for (const SearchUnit& unit : units_) place(unit);
     for (SelectedLayer& at : run_.selection)
       std::stable_sort(at.variants.begin(), at.variants.end(),
                        [](const auto& a, const auto& b) { return a.instance < b.instance; });
@@ -147,19 +147,19 @@ class Solver {
 
   // Searches one unit of each instance. The others start from its answer, and most of them end there.
   void search_first_units() {
-    std::vector<Unit*> first;
+    std::vector<SearchUnit*> first;
     std::set<size_t> seen;
-    for (Unit& unit : units_)
+    for (SearchUnit& unit : units_)
       if (seen.insert(unit.instance).second) first.push_back(&unit);
     search(first);
-    for (const Unit* unit : first)
+    for (const SearchUnit* unit : first)
       for (const double share : shares_) near_[{unit->instance, share}] = unit->search.answer(share).value_or(0);
   }
 
-  void search(const std::vector<Unit*>& units) {
+  void search(const std::vector<SearchUnit*>& units) {
     for (;;) {
-      std::vector<std::pair<Unit*, std::set<int32_t>>> rounds;
-      for (Unit* unit : units) {
+      std::vector<std::pair<SearchUnit*, std::set<int32_t>>> rounds;
+      for (SearchUnit* unit : units) {
         std::set<int32_t> budgets;
         for (const double share : shares_)
           for (const int32_t tokens : unit->search.next(share, near(*unit, share))) budgets.insert(tokens);
@@ -170,16 +170,16 @@ class Solver {
     }
   }
 
-  int32_t near(const Unit& unit, double share) const {
+  int32_t near(const SearchUnit& unit, double share) const {
     const auto found = near_.find({unit.instance, share});
     return found == near_.end() ? 0 : found->second;
   }
 
-  static SizeProbe::Where where(const Unit& unit, const std::pair<size_t, int32_t>& head, int32_t tokens) {
+  static SizeProbe::Where where(const SearchUnit& unit, const std::pair<size_t, int32_t>& head, int32_t tokens) {
     return {head.first, head.second, unit.instance, unit.seed, tokens};
   }
 
-  void try_budgets(const std::vector<std::pair<Unit*, std::set<int32_t>>>& rounds) {
+  void try_budgets(const std::vector<std::pair<SearchUnit*, std::set<int32_t>>>& rounds) {
     std::vector<SizeProbe::Where> fixed, others;
     for (const auto& [unit, budgets] : rounds)
       for (const int32_t tokens : budgets)
@@ -192,7 +192,7 @@ class Solver {
       for (const int32_t tokens : budgets) unit->search.add(tokens, share_of(*unit, tokens, sizes));
   }
 
-  bool can_run(const Unit& unit, size_t layer, int32_t tokens) const {
+  bool can_run(const SearchUnit& unit, size_t layer, int32_t tokens) const {
     MethodContext context = context_at(unit.instance, layer);
     context.budget = {tokens, double(tokens)};
     try {
@@ -203,7 +203,7 @@ class Solver {
     }
   }
 
-  static std::optional<double> share_of(const Unit& unit, int32_t tokens,
+  static std::optional<double> share_of(const SearchUnit& unit, int32_t tokens,
                                         const std::map<SizeProbe::Where, SizeProbe::Bytes>& sizes) {
     SizeProbe::Bytes all;
     for (const auto& head : unit.heads) {
@@ -215,19 +215,19 @@ class Solver {
   }
 
   // Whether the unit's method, which is not compiled in, raised at every budget.
-  bool raises(const Unit& unit) const {
+  bool raises(const SearchUnit& unit) const {
     const bool hosted = !std::string(run_.config.methods[unit.instance].method().info.identity).empty();
     return hosted && !unit.search.floor() && !probe_.failure(unit.instance).empty();
   }
 
   // Gives the unit the budgets that it would have if its bytes were in proportion to its tokens: its cells then fail in
   // the run, with the reason in full.
-  void let_fail(Unit& unit, SolvedShares& solved) const {
+  void let_fail(SearchUnit& unit, SolvedShares& solved) const {
     for (const double share : shares_) unit.search.add(unit.search.guess(share), share);
     for (Unreachable& lost : solved.unreachable) lost.fails_in_run |= lost.instance == unit.instance;
   }
 
-  size_t heads_of(const Unit& unit) const {
+  size_t heads_of(const SearchUnit& unit) const {
     return unit.for_all ? run_.selection[unit.heads.front().first].kv_heads.size() : unit.heads.size();
   }
 
@@ -237,7 +237,7 @@ class Solver {
       Unreachable lost;
       lost.instance = m, lost.share = share;
       bool whole = true;
-      for (const Unit& unit : units_) {
+      for (const SearchUnit& unit : units_) {
         if (unit.instance != m) continue;
         lost.of_heads += heads_of(unit);
         const auto answer = unit.search.answer(share);
@@ -254,7 +254,7 @@ class Solver {
     }
   }
 
-  void place(const Unit& unit) {
+  void place(const SearchUnit& unit) {
     std::map<int32_t, std::vector<double>> shares;
     for (const double share : shares_)
       if (const auto tokens = unit.search.answer(share)) shares[*tokens].push_back(share);
@@ -273,7 +273,7 @@ class Solver {
   LoadedRun& run_;
   SizeProbe probe_;
   std::vector<double> shares_;
-  std::vector<Unit> units_;
+  std::vector<SearchUnit> units_;
   std::map<std::pair<size_t, double>, int32_t> near_;  // answers of the first units
 };
 

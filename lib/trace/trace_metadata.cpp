@@ -364,11 +364,13 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   prompt.source = h5::text(node, "source").value_or("");
   prompt.has_tokens = has_integers(node, "tokens", prompt.tokens);
   prompt.has_classes = has_integers(node, "token_class", prompt.tokens);
+  std::vector<int64_t> positions;
   if (has_integers(node, "position_ids", prompt.tokens))
-    prompt.odd_positions = odd_positions(h5::read_integers(h5::open_array(node, "position_ids")));
+    positions = h5::read_integers(h5::open_array(node, "position_ids"));
+  prompt.odd_positions = odd_positions(positions);
   prompt.repeat = read_repeat(node, prompt);
   prompt.lookahead = read_lookahead(node, prompt);
-  read_branches(node, prompt);
+  read_branches(node, positions, prompt);
   return prompt;
 }
 

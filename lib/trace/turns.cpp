@@ -69,9 +69,8 @@ std::vector<std::string> segment_names(const h5::Node& group, size_t count) {
 
 // ---- branches
 
-int64_t first_position_behind(const h5::Node& prompt_node, int64_t context_tokens) {
-  if (!h5::has_child(prompt_node, "position_ids")) return context_tokens;
-  return h5::read_integers(h5::open_array(prompt_node, "position_ids"))[static_cast<size_t>(context_tokens - 1)] + 1;
+int64_t first_position_behind(std::span<const int64_t> positions, int64_t context_tokens) {
+  return positions.empty() ? context_tokens : positions[static_cast<size_t>(context_tokens - 1)] + 1;
 }
 
 void check_positions(const h5::Node& branch, int64_t tokens, int64_t first, int64_t context_tokens) {
@@ -165,12 +164,12 @@ void read_segments(const h5::Node& prompt_node, PromptInfo& prompt) {
   prompt.n_prompt = segments.first_input_end();
 }
 
-void read_branches(const h5::Node& prompt_node, PromptInfo& prompt) {
+void read_branches(const h5::Node& prompt_node, std::span<const int64_t> positions, PromptInfo& prompt) {
   if (!h5::has_child(prompt_node, "branches")) return;
   const h5::Node group = h5::open_child(prompt_node, "branches");
   if (!group.is_group()) h5::fail(group, "is not a group");
   prompt.context_tokens = h5::integer(group, "context_tokens", 1, prompt.tokens).value_or(prompt.n_prompt);
-  const int64_t first = first_position_behind(prompt_node, prompt.context_tokens);
+  const int64_t first = first_position_behind(positions, prompt.context_tokens);
   const std::vector<std::string> names = h5::members(group);
   if (names.empty()) h5::fail(group, "holds no branches");
   for (const std::string& id : names) {

@@ -1,4 +1,6 @@
 #pragma once
+#include <span>
+
 #include "trace/h5_walk.hpp"
 #include "trace/trace_info.hpp"
 
@@ -12,6 +14,7 @@ void read_segments(const h5::Node& prompt_node, PromptInfo& prompt);
 
 // Reads the group `branches`, if the prompt has it, and checks that every branch continues the context, with the
 // prompt's layers in the prompt's shapes and types. Only layers in scope are opened.
-void read_branches(const h5::Node& prompt_node, PromptInfo& prompt);
+// positions: of the prompt's tokens; empty if not recorded.
+void read_branches(const h5::Node& prompt_node, std::span<const int64_t> positions, PromptInfo& prompt);
 
 }  // namespace kvreplay

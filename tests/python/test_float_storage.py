@@ -13,6 +13,9 @@ N, P, D, DV, KV_HEADS, GROUP = 80, 56, 8, 6, 2, 2
 GIVEN = {  # parameters without a default, or needed for small traces
     "external": {"kept": "lists.h5"},
     "dms": {"threshold": -2.8, "window": 8},
+    "random_attention": {"recent": 16},
+    "vase": {"recent": 16},
+    "block_eviction": {"page": 8, "sinks": 8, "recent": 8},
     "lagkv": {"lag": 8},
     "pqcache": {"sinks": 4},
     "qjl": {"outliers": 2},

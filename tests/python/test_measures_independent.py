@@ -38,6 +38,8 @@ METHODS = [
     {"name": "snapkv", "window": 8, "row_format": "int4"},
     {"name": "tova", "phase": "oneshot"},
     {"name": "scissorhands", "hist": 24},
+    {"name": "h2o", "page": 8},
+    {"name": "h2o", "recent_frac": 0.25, "page": 8, "evict": "page"},
 ]
 BUDGET = 41
 # Columns that are not a measure of the replay, or repeat another column.
@@ -392,10 +394,11 @@ class Ledger:
     sketches: int = 0
     positions: int = 0
     marks: int = 0  # data that decisions read and attention does not
+    spare: int = 0  # bytes of slots without a token, in pages that hold one
 
     @property
     def cache(self):
-        return self.bytes + 4 * self.weights
+        return self.bytes + self.spare + 4 * self.weights
 
     @property
     def aux(self):
@@ -418,6 +421,8 @@ def ledger(cell, t, tokens, num, den, newest_exact):
     codes = coded * (math.ceil(d / 2) + math.ceil(dv / 2))  # int4, each part of a row in whole bytes
     numbers = (n - coded) * (d + dv) * stored + codes
     result = Ledger(n * d, n * dv, numbers)
+    if page := cell.params.get("page"):
+        result.spare = (len(np.unique(tokens // page)) * page - n) * (d + dv) * stored
     result.sketches = coded * 4 * (math.ceil(d / 64) + math.ceil(dv / 64))
     result.scores = 8 * n if cell.method in ("h2o", "scissorhands") else 0
     result.positions = 0 if cell.method in ("streaming_llm", "topk_oracle") else 4 * n
@@ -456,7 +461,7 @@ def memory_columns(cell, rows):
     for t, (before, now) in enumerate(pairwise(resident), P):
         ages += [t - i for i in np.setdiff1d(np.r_[before[0], t], now[0])]
     cache = max(x.cache for x in after)
-    cache = max(cache, *(c.bytes + 4 * s.weights for c, s in zip(during, after, strict=False)))
+    cache = max(cache, *(c.bytes + c.spare + 4 * s.weights for c, s in zip(during, after, strict=False)))
     found = {
         "peak_kept_tokens": max(x.keys // d for x in after),
         "mean_kept_tokens": np.mean([x.keys // d for x in after]),
@@ -487,7 +492,22 @@ def memory_columns(cell, rows):
         found["n_quantised"] = len(set(np.concatenate([s[0] for s in resident])))
     if cell.method == "subgen_stream":  # the peak while the prompt streams in, before the first list
         del found["median_evicted_age_tokens"]
+    if page := cell.params.get("page"):
+        found |= page_columns([tokens for tokens, _, _ in resident], P, page, (d + dv) * head.stored)
     return found
+
+
+def page_columns(lists, prompt, page, row_bytes):
+    """Columns of pages; lists: tokens after the prompt and after each step."""
+    resident = np.array([len(np.unique(tokens // page)) for tokens in lists])
+    pages = -(-np.arange(prompt, prompt + len(lists)) // page)
+    kept = np.array([len(tokens) for tokens in lists])
+    return {
+        "resident_pages": resident.mean(),
+        "resident_pages_peak": resident.max(),
+        "reclaimed_bytes": ((pages - resident) * page * row_bytes).mean(),
+        "fragmentation": (1 - kept / (page * resident)).mean(),
+    }
 
 
 @cache

@@ -266,7 +266,8 @@ def test_a_method_with_an_unknown_parameter_is_not_a_repetition():
         ("merge=pivot", "--set methods.0.merge=pivot"),
         ("merge={name: cam, next: 3}", "--set methods.0.merge="),
         ("recent=16", "--set methods.0.recent=16"),
-        ("page=8", "--set 'methods=[{name: quest, page: 8}]'"),
+        ("page=8", "--set methods.0.page=8"),
+        ("dense_layers=[0]", "--set 'methods=[{name: quest, dense_layers: "),
         ("allocator=ada", "--set methods.0.allocator=ada"),
         ("kernel=5", "kernel: 5}]'"),
     ],
@@ -284,11 +285,11 @@ def test_a_parameter_at_the_root_is_refused_with_an_entry_that_works(setting, sa
 def test_a_parameter_at_the_root_of_a_file_is_refused_in_the_words_of_a_file(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
-        f"schema: 1\ntraces: [{SAMPLE}]\nmethods: [h2o]\nbudget: {{tokens: 64}}\ngqa.level: query\npage: 8\n"
+        f"schema: 1\ntraces: [{SAMPLE}]\nmethods: [h2o]\nbudget: {{tokens: 64}}\ngqa.level: query\nkernel: 5\n"
     )
     assert kvreplay("run", path, "-n").stderr.splitlines() == [
         f"{path}:5:1: error: gqa.level belongs to a method: {{name: h2o, gqa.level: query}}",
-        f"{path}:6:1: error: page belongs to a method: methods: [{{name: quest, page: 8}}]",
+        f"{path}:6:1: error: kernel belongs to a method: methods: [{{name: snapkv, kernel: 5}}]",
     ]
 
 

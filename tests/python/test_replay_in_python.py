@@ -20,9 +20,12 @@ from program_beside_python import (
 
 ROPE = {"theta": 10000.0}
 PROMPT = 112
-# All methods that need no file, no second pass and no output projection; four of them need a parameter here.
+# All methods that need no file, no second pass and no output projection; seven of them need a parameter here.
 PARAMETERS = {
     "dms": {"name": "dms", "threshold": -4, "window": 8},
+    "random_attention": {"name": "random_attention", "recent": 16},
+    "vase": {"name": "vase", "recent": 16},
+    "block_eviction": {"name": "block_eviction", "page": 8, "sinks": 8, "recent": 8},
     "kernel_halving": {"name": "kernel_halving", "sinks": 2, "recent": 8},
     "pqcache": {"name": "pqcache", "sinks": 2},
     "subgen_stream": {"name": "subgen_stream", "delta_rel": 0.5},

@@ -65,7 +65,7 @@ def branch_tensors(names):
 def check_branch_positions(n_context, branches, limit, source):
     """ConfigError if context and branch need more positions than the model's `limit` (None: no limit)."""
     longest = max((branch.n_rows for branch in branches), default=0)
-    if limit and n_context + longest > limit:
+    if limit and branches and n_context + longest > limit:
         raise ConfigError(
             f"{source}: {n_context} tokens and a branch of {longest} make {n_context + longest}, the model "
             f"has {limit} positions: use --max-tokens, which cuts the context, or a smaller --generate"

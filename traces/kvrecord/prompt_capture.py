@@ -184,7 +184,11 @@ class PromptCapture:
 
     def write_layer(self, layer):
         """Writes a layer's rows, which are then forgotten."""
-        datasets, attributes, branches = self._layer_parts(layer)
+        datasets, attributes = self._layer_parts(layer)
+        branches = {
+            branch: {tensor: datasets.pop(name) for tensor, name in tensors.items()}
+            for branch, tensors in branch_tensors(list(datasets)).items()
+        }
         more = {"branches": branches} if branches else {}
         self.recorder.sink.write_layer(self.prompt_id, layer, datasets, attributes, **more)
 
@@ -299,10 +303,6 @@ class PromptCapture:
                     f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}{remedy}"
                 )
             datasets[name] = (self._shaped(name, stored), dtype)
-        branches = {
-            branch: {tensor: datasets.pop(name) for tensor, name in tensors.items()}
-            for branch, tensors in branch_tensors(list(datasets)).items()
-        }
         if "g" in datasets:
             datasets["g_rows"] = (self.gradient_rows, None)
         stride = self.recorder.options.query_stride
@@ -316,4 +316,4 @@ class PromptCapture:
             heads = datasets["q"][0].shape[0]
             datasets["o_proj"] = (to_stored(o_proj_weights(self.modules[layer], heads), "f32"), "f32")
         root_rope = self.recorder.sink.root["rope_json"]
-        return datasets, self.facts[layer].attributes(root_rope), branches
+        return datasets, self.facts[layer].attributes(root_rope)

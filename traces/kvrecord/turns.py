@@ -49,7 +49,7 @@ class Segments:
         return Segments([*self.start, n_tokens], [*self.kind, OUTPUT], [*self.names, name])
 
     def add_to(self, capture):
-        """Adds the group `segments` to a finished PromptCapture. What the model added is an output."""
+        """Adds the group `segments` to a finished PromptCapture. Rows that the model added are an output."""
         whole = self.with_output(len(capture.tokens))
         datasets = {"start": np.array(whole.start, np.int32), "kind": np.array(whole.kind, np.uint8)}
         capture.groups["segments"] = (datasets, {"names": json.dumps(whole.names)})
@@ -73,7 +73,7 @@ def conversation(messages, tokenizer, source):
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
             f"{source}: {type(tokenizer).__name__} does not tell where a token's text begins, so messages "
-            "cannot be told apart: load the fast tokenizer, or give `text`"
+            "cannot be separated: load the fast tokenizer, or give `text`"
         )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     kinds = [kind_of(message) for message in messages]
@@ -82,7 +82,7 @@ def conversation(messages, tokenizer, source):
 
 
 def kind_of(message):
-    """What a message is to the model."""
+    """The kind of segment that a message becomes."""
     return OUTPUT if message["role"] == ASSISTANT else CONTEXT if message["role"] in CONTEXT_ROLES else INPUT
 
 

@@ -165,9 +165,8 @@ struct H2o : H2oVariants {
   h2o_scores::Int4Errors errors() const { return {state}; }
   // Cuts by scores that depend on the cut: sums divided by ages, sums set against errors.
   void cut_adjusted(const Team auto& team, Cache auto& cache, auto safe) const {
-    const int32_t n = cache.size();
-    if (n == 0 || !plan.is_due(cache.token(n - 1))) return;
-    const int32_t seen = cache.token(n - 1) + 1;
+    if (!is_due(plan, cache)) return;
+    const int32_t seen = cache.token(cache.size() - 1) + 1;
     const auto a = [&](int32_t i) {
       return cache.score(i) / (ages() ? h2o_scores::age(cache.token(i), seen, prompt) : 1);
     };

@@ -28,8 +28,7 @@ struct Buffered {
     own.serving.cut_in_budget = own.serving.cut_in_budget || buffer_in_budget;
     const std::string budget = " of the budget of " + std::to_string(context.budget.tokens) + " to choose; ";
     const std::string safe = std::to_string(least.sinks + least.recent) + " protected tokens leave nothing" + budget;
-    const int32_t m =
-        CutPlan{own.serving, own.budget.growth, own.budget.tokens, own.prompt_tokens, buffer}.target(own.prompt_tokens);
+    const int32_t m = plan_cuts(own).target(own.prompt_tokens);
     if (m > least.sinks + least.recent) {
       plan = cut_plan(own, least);
       return;

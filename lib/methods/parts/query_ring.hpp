@@ -5,19 +5,19 @@
 
 namespace kvreplay {
 
-// The queries of the last rows, for methods whose cuts recompute attention. Row 0 is the oldest of those held.
+// The queries of the last rows, for methods whose cuts recompute attention. They stand at the beginning of the policy's
+// state. Row 0 is the oldest of those held.
 struct QueryRing {
   int32_t window = 1, heads = 1, dim = 0;
-  std::span<double> state;  // [window, heads, dim]
   int32_t seen = 0;         // rows so far
+  std::span<double> state;  // [window, heads, dim]
 
   static int64_t doubles(int32_t window, const HeadShape& s) { return int64_t(window) * s.heads * s.dim; }
   int32_t rows() const { return seen < window ? seen : window; }
-  // Index of the first row held.
-  int32_t first() const { return seen - rows(); }
-  std::span<const double> query(int32_t row, int32_t head) const { return at((first() + row) % window, head); }
-  // of_head(h): the row's query of a query head, [dim].
-  void add(const Team auto& team, auto of_head) {
+  std::span<const double> query(int32_t row, int32_t head) const { return at((seen - rows() + row) % window, head); }
+  // of_head(h): the row's query of a query head, [dim]. all: the policy's state.
+  void add(const Team auto& team, auto of_head, std::span<double> all) {
+    state = all.first(size_t(window) * size_t(heads) * size_t(dim));
     for (int32_t h = 0; h < heads; ++h) {
       const auto q = of_head(h);
       const std::span<double> to = at(seen % window, h);
@@ -27,11 +27,10 @@ struct QueryRing {
   }
   // The last rows of a prompt that is read in one call.
   template <class Real>
-  void read(const Team auto& team, const Prompt<Real>& prompt) {
-    for (int32_t row = seen > prompt.size() - window ? seen : prompt.size() - window; row < prompt.size(); ++row) {
-      seen = row < 0 ? 0 : row;
-      if (row >= 0) add(team, [&](int32_t h) { return prompt.query(h, row); });
-    }
+  void read(const Team auto& team, const Prompt<Real>& prompt, std::span<double> all) {
+    for (int32_t row = prompt.size() > window ? prompt.size() - window : 0; row < prompt.size(); ++row)
+      add(
+          team, [&](int32_t h) { return prompt.query(h, row); }, all);
   }
 
  private:

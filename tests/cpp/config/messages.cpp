@@ -154,9 +154,9 @@ TEST_CASE("The message about a missing key shows an example") {
         "c.yaml:1:1: error: budget is missing, and keeper takes one: add budget: {tokens: [64, 128]}");
   CHECK(errors("methods: [keeper]\nbudget: {}\n") ==
         "c.yaml:4:1: error: budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]}, "
-        "{share_of_cache: [0.1]} or {bytes: [...]}");
+        "{share_of_cache: [0.1]}, {bytes: [...]} or {ratio_of_seen: 0.2}");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, bytes: 9}\n") ==
-        "c.yaml:4:21: error: budget takes one of tokens, fraction_kept and bytes, not two");
+        "c.yaml:4:21: error: budget takes one of tokens, fraction_kept, bytes and ratio_of_seen, not two");
 }
 
 TEST_CASE("The message about an invalid share of the cache suggests a valid one") {

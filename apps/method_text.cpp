@@ -79,7 +79,8 @@ Lines facts(const Method& method) {
 constexpr const char* kAxes =
     "Every method also takes phase, positions, order, prompt, gqa.level, gqa.agg, row_format, reweight, "
     "wrapper, merge, think, allocator and uniforms, where they have a meaning for it. A method with sinks and recent "
-    "also takes protect_ends. Options of serving (docs/serving.md): cut_every, keep_prompt, prefill_chunk, page, then.";
+    "also takes protect_ends. Options of serving (docs/serving.md): cut_every, recut, keep_prompt, prefill_chunk, "
+    "page, then.";
 
 }  // namespace
 
@@ -325,7 +326,8 @@ std::string formats_markdown_page() {
 }
 
 std::string instance_text(const MethodInstance& instance) {
-  return NamedInstance{instance.method().info.name, given_json(instance.values, instance.options)}.label();
+  const std::string later = instance.later == nullptr ? "" : later_json(*instance.later, nullptr);
+  return NamedInstance{instance.method_name(), given_json(instance.values, instance.options, {}, later)}.label();
 }
 
 }  // namespace kvreplay::app

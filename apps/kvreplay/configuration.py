@@ -27,6 +27,8 @@ def replay_config(
     kv_heads: Any,
     queries: Any,
     prompt: Any,
+    turns: Any = False,
+    branches: Any = None,
     needles: Any,
     seeds: Any,
     metrics: Any,
@@ -42,7 +44,13 @@ def replay_config(
         "name": "replay",
         "select": without_none(**(select or {}), kv_heads=listed(kv_heads)),
         "replay": without_none(
-            prefill=_prefill(prefill), tokens=tokens, queries=queries, prompt=prompt, needles=needles
+            prefill=_prefill(prefill),
+            tokens=tokens,
+            queries=queries,
+            prompt=prompt,
+            needles=needles,
+            turns=turns or None,
+            branches=branches if isinstance(branches, str) else listed(branches),
         ),
         "methods": entries,
         "seeds": seeds_of(seeds),

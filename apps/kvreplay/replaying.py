@@ -31,6 +31,8 @@ def replay(
     prompts: Iterable[str] | None = None,
     queries: Any = None,
     prompt: str | None = None,
+    turns: bool = False,
+    branches: Any = None,
     needles: Mapping[str, Any] | None = None,
     seeds: Any = 5,
     metrics: Any = None,
@@ -74,6 +76,9 @@ def replay(
         queries: which decode rows are scored: "all" (default), {"last": 256} or {"stride": 16}.
         prompt: "cut" (default): the cache is cut once after the prompt; "stream": the budget holds from token
             0 on. needles: spans of the prompt for the metric needle_mass, {"at": [0.5], "tokens": 16}.
+        turns: True: a trace's inputs behind the first output arrive at once, and outputs alone are scored.
+        branches: "all" or numbers: each is replayed behind the context, which is compressed before any branch
+            is read (run.segments; docs/serving.md).
         scaling: factor of the logits (default 1/sqrt(D)). sliding_window and attention_chunk in tokens,
             softcap: 0 means none.
         sinks: [Hq] logits that are added to the softmax's denominator. q_prescaled: q includes the scaling.
@@ -118,8 +123,9 @@ def replay(
     config = replay_config(
         entries, budgets, select={"prompts": sources.selected_prompts(listed(prompts)),
                                   "layers": sources.selected_layers()},
-        prefill=prefill, tokens=tokens, kv_heads=kv_heads, queries=queries, prompt=prompt, needles=needles,
-        seeds=seeds, metrics=metrics, save=save, device=device, jobs=jobs, precision=precision, audit=audit,
+        prefill=prefill, tokens=tokens, kv_heads=kv_heads, queries=queries, prompt=prompt, turns=turns,
+        branches=branches, needles=needles, seeds=seeds, metrics=metrics, save=save, device=device, jobs=jobs,
+        precision=precision, audit=audit,
     )  # fmt: skip
     run = Replay(sources, config, own).run(progress)
     for warning in [*run.warnings, *run.failures()]:

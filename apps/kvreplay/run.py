@@ -162,6 +162,23 @@ class Run:
         return predicted(self.frame)
 
     @property
+    def segments(self) -> "pd.DataFrame":
+        """DataFrame with one row per cell and scored segment, for replays with turns or branches: the cell's
+        `key`, `method` and `kv_head`, `segment` (index of the output, or of the branch), `name`, `first_row`,
+        `rows`, `tokens_seen` and `resident_tokens` when it begins, and its errors. Empty otherwise.
+
+            run = kv.replay("trace.h5", methods=["snapkv"], budgets=[64], branches="all")
+            run.segments.groupby("segment")["rel_err_out_mean"].mean()
+        """
+        import pandas as pd
+
+        return pd.DataFrame(
+            {**{name: cell.row[name] for name in ("key", "method", "kv_head")}, **segment}
+            for cell in self.cells
+            for segment in json.loads(cell.arrays.get("segments", b"[]"))
+        )
+
+    @property
     def failed(self) -> "pd.DataFrame":
         """Rows of the table whose cell failed; the column `error` holds the traceback."""
         failed = self.table[self.frame["status"] != "ok"]
@@ -180,7 +197,9 @@ class Run:
             for name, why in found.items()
         ]
 
-    def kept(self, method: Any = None, budget: int | None = None, **place: Any) -> list[np.ndarray]:
+    def kept(
+        self, method: Any = None, budget: int | None = None, *, branch: int | None = None, **place: Any
+    ) -> list[np.ndarray]:
         """Tokens that one cell's cache held: a list of int32 arrays, each ascending.
 
             after_prompt, *after_steps = run.kept("h2o", 64, layer=15, head=1)
@@ -192,9 +211,14 @@ class Run:
 
         method: name, label, or the object passed to `methods`. budget: in tokens. place: layer, head (the kv
         head), prompt, seed, params (a dict of parameters). The first cell that matches is used.
+        branch: which one, where the run replayed branches.
         Raises KeyError if no cell matches, KvreplayError if the cell failed.
         """
         arrays = self._arrays("kept", method, budget, place)
+        if "branches" in arrays:
+            arrays = _branch(arrays["branches"], branch)
+        elif branch is not None:
+            raise KeyError(f"branch {branch} was not replayed: give branches to the replay")
         lists = "attended" if "attended_off" in arrays else "kept"
         return np.split(arrays[f"{lists}_flat"], arrays[f"{lists}_off"][1:-1])
 
@@ -280,6 +304,12 @@ class Run:
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
+
+
+def _branch(branches: Mapping[int, Any], number: int | None) -> Any:
+    if number in branches:
+        return branches[number]
+    raise KeyError(f"branch {number} was not replayed; branch is one of {', '.join(map(str, branches))}")
 
 
 def cell_of(row: str, arrays: dict[str, Any], place: int) -> Cell:

@@ -41,8 +41,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPatience = std::chrono::milliseconds(50);  // interval between checks for Ctrl-C
 
 struct Finished {
-  size_t place;  // index in the plan
-  std::string row;
+  size_t place;               // index in the plan
+  std::string row, segments;  // as in Row
   CellResult result;
 };
 
@@ -110,7 +110,8 @@ class Running {
     try {
       // The engine's cells are copies, some with a share of a budget: their rows are made here.
       options_.on_cell = [this](const Cell& cell, const CellResult& result) {
-        queue.put({places_.at(cell.key), row_of(cell, result, record_).json, result});
+        Row row = row_of(cell, result, record_);
+        queue.put({places_.at(cell.key), std::move(row.json), std::move(row.segments), result});
       };
       options_.stop = [this] { return stop_.load(); };
       run_cells(cells_, options_);
@@ -149,24 +150,38 @@ void put_curves(nb::dict& arrays, CellResult& result) {
   if (has_partition) arrays["partition_err"] = numpy_of(std::move(result.partition_err), shape_of(result, false));
 }
 
-void put_kept(nb::dict& arrays, CellResult& result) {
+void put_lists(nb::dict& arrays, TokensHeld& held) {
   const auto lists = [&](const char* flat, const char* off, TokenLists& of) {
     const size_t tokens = of.flat.size(), bounds = of.off.size();
     arrays[flat] = numpy_of(std::move(of.flat), {tokens});
     arrays[off] = numpy_of(std::move(of.off), {bounds});
   };
-  const bool attended = result.attended.off.size() > 1;
-  lists("kept_flat", "kept_off", result.kept);
-  if (attended) lists("attended_flat", "attended_off", result.attended);
-  const size_t weights = result.num.size();
-  if (weights > 0) arrays["num"] = numpy_of(std::move(result.num), {weights});
-  if (weights > 0) arrays["den"] = numpy_of(std::move(result.den), {weights});
+  const bool attended = held.attended.off.size() > 1;
+  lists("kept_flat", "kept_off", held.kept);
+  if (attended) lists("attended_flat", "attended_off", held.attended);
+  const size_t weights = held.num.size();
+  if (weights > 0) arrays["num"] = numpy_of(std::move(held.num), {weights});
+  if (weights > 0) arrays["den"] = numpy_of(std::move(held.den), {weights});
+}
+
+// With branches the lists of each are in a dict of its own.
+void put_kept(nb::dict& arrays, CellResult& result) {
+  put_lists(arrays, result);
   arrays["oneshot"] = result.oneshot;
+  if (result.branches.empty()) return;
+  nb::dict branches;
+  for (auto& [number, held] : result.branches) {
+    nb::dict own;
+    put_lists(own, held);
+    branches[nb::int_(number)] = own;
+  }
+  arrays["branches"] = branches;
 }
 
 // The arrays that the cell saves; for a failed cell the error text.
-nb::dict arrays_of(CellResult& result, const SaveOptions& save) {
+nb::dict arrays_of(CellResult& result, const std::string& segments, const SaveOptions& save) {
   nb::dict arrays;
+  if (!segments.empty()) arrays["segments"] = nb::bytes(segments.data(), segments.size());
   if (!result.ok) {
     arrays["error"] = nb::bytes(result.error.data(), result.error.size());
     return arrays;
@@ -327,7 +342,7 @@ Ended replay(const Request& request) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (nb::cast<bool>(request.is_stopped())) throw_stopped();
     for (Finished& f : finished) {
-      request.on_cell(f.row, f.place, arrays_of(f.result, config.output));
+      request.on_cell(f.row, f.place, arrays_of(f.result, f.segments, config.output));
       rows[f.place] = std::move(f.row);
     }
   }

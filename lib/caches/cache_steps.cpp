@@ -28,7 +28,7 @@ FastPath CacheSteps<Real>::fast_path() const {
                        method.traits().chooses || state_.wrapped.steps();
   if (own_way || !as_recorded || state_.watch.audit || state_.stream.window.any()) return {};
   if (!state_.prompt_streams && !rules.streaming) return {FastPath::Kind::fixed, {}};
-  if (state_.tied.any() && state_.observes()) return {};
+  if ((state_.tied.any() && state_.observes()) || state_.stream.turns.any()) return {};
   if (layout.weights || (!rules.streaming && rules.chunked == 0)) return {};
   if (!state_.observes()) return {FastPath::Kind::sliding, {}};
   const Aggregate how = rules.aggregate;

@@ -20,6 +20,7 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   MethodContext context = cell.context();
   context.shape = stream.shape;
   context.window = stream.window;
+  if (stream.turns.any()) context.turn_step = stream.turns.step.data();
   if (has_cache_for_each_query_head(cell)) context.shape.heads = 1;
   const HeadShape layer = context.shape;
   if (has_cache_for_each_kv_head(cell)) context.shape = layer.one_block();

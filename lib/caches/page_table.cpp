@@ -34,15 +34,21 @@ void PageTable::close(int32_t newest) {
 PageLedger PageTable::shared(const std::vector<const PageTable*>& tables) {
   PageLedger all;
   const PageTable& first = *tables.front();
+  std::vector<uint64_t> before;
   for (size_t at = 0; at < first.points_.size(); ++at) {
     std::vector<uint64_t> held(first.points_[at].pages.size(), 0);
     int64_t tokens = 0, resident = 0;
+    const size_t newest = size_t(first.points_[at].newest / first.size());
+    const bool opens = at > 0 && (before[newest / 64] >> (newest % 64) & 1) == 0;
+    const int64_t attended = all.last + (opens ? 1 : 0);
     for (const PageTable* table : tables) {
       const Point& point = table->points_[at];
       tokens += point.tokens;
       for (size_t i = 0; i < held.size(); ++i) held[i] |= point.pages[i];
     }
     for (const uint64_t bits : held) resident += std::popcount(bits);
+    all.attended_peak = std::max({all.attended_peak, attended, resident});
+    before = held;
     all.add(resident, first.points_[at].newest / first.size() + 1, tokens, int64_t(tables.size()), first.size());
   }
   return all;

@@ -12,11 +12,15 @@ namespace kvreplay {
 // Pages of one cache, or of the caches that share a table, summed over the points after the prompt and after each step.
 struct PageLedger {
   int64_t points = 0, resident_sum = 0, resident_peak = 0, freed_sum = 0;  // pages
-  double fragmentation_sum = 0;                                            // shares of the slots without a token
-  int64_t moved_rows = 0;                                                  // compact: rows whose place changed
+  int64_t first = 0, last = 0;   // resident at the end of the prompt, and of the text
+  int64_t attended_peak = 0;     // resident in a step, before it evicts; of a table that caches share
+  double fragmentation_sum = 0;  // shares of the slots without a token
+  int64_t moved_rows = 0;        // compact: rows whose place changed
 
   // pages: of the text so far. tokens, tables: tokens held, over all tables that have the resident pages.
   void add(int64_t resident, int64_t pages, int64_t tokens, int64_t tables, int32_t page) {
+    if (points == 0) first = resident;
+    last = resident;
     points += 1, resident_sum += resident, freed_sum += pages - resident;
     if (resident > resident_peak) resident_peak = resident;
     fragmentation_sum += resident > 0 ? 1 - double(tokens) / double(tables * page * resident) : 0;

@@ -47,6 +47,7 @@ JsonObject given_object(const MethodValues& values, const FileDigests& files = {
 // The options of serving that are set.
 void add_serving(const Serving& s, JsonObject& all) {
   if (s.cut_every > 0) all.add("cut_every", s.cut_every);
+  if (s.recut) all.add("recut", "turns");
   if (s.cut_in_budget) all.add("cut_in_budget", true);
   if (s.keep_prompt) all.add("keep_prompt", true);
   if (s.prefill_chunk > 0) all.add("prefill_chunk", s.prefill_chunk);

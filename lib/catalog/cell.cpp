@@ -38,9 +38,9 @@ CommonOptions LaterMethod::options_of(const CommonOptions& first) const {
   return all;
 }
 
-std::string Cell::method_name() const {
-  const std::string first = method().info.name;
-  return variant->later == nullptr ? first : first + "+" + variant->later->values.method().info.name;
+std::string name_of(const Method& method, const LaterMethod* later) {
+  const std::string first = method.info.name;
+  return later == nullptr ? first : first + "+" + later->values.method().info.name;
 }
 
 std::string later_json(const LaterMethod& later, const MethodContext* first) {

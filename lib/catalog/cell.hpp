@@ -37,6 +37,9 @@ struct LaterMethod {
   CommonOptions options_of(const CommonOptions& first) const;
 };
 
+// "snapkv+tova" where two methods decide; later: null, or the second.
+std::string name_of(const Method& method, const LaterMethod* later);
+
 // JSON of the method, its values that differ from the defaults and its budget. first: the context of the method before
 // it, for all values as they are resolved, or null.
 std::string later_json(const LaterMethod& later, const MethodContext* first);
@@ -65,11 +68,17 @@ struct Variant {
 // Computes Variant::params for a resolved method.
 std::string shown_params(const BoundMethod& method, const Variant& variant);
 
+// A branch of the prompt that a cell is replayed on.
+struct BranchExtent {
+  int32_t number = 0, tokens = 0, input_tokens = 0;
+};
+
 struct Cell {
   std::string key;  // k and 16 hex digits of SHA-256 over everything that determines the numbers
   Place place;
-  uint32_t prompt_rank = 0;  // rank of the prompt id among the trace's sorted ids
-  Extent extent;
+  uint32_t prompt_rank = 0;                 // rank of the prompt id among the trace's sorted ids
+  Extent extent;                            // with branches: of the longest
+  std::vector<BranchExtent> branches = {};  // replayed one after the other, from one compressed context; empty: none
   Budget budget;
   std::optional<uint32_t> seed;  // only for randomised instances
   // The tokens that remain after each cut that the heads made together; null if they cut separately.
@@ -84,7 +93,7 @@ struct Cell {
   std::shared_ptr<const Cell> named = nullptr;
 
   const Method& method() const { return variant->values.method(); }
-  std::string method_name() const;  // "snapkv+tova" where two methods decide
+  std::string method_name() const { return name_of(method(), variant->later.get()); }
   const CommonOptions& options() const { return variant->options; }
   // The context for which the method is resolved.
   MethodContext context() const;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include <fmt/core.h>
 
 #include "base/text.hpp"
 #include "config/run_config.hpp"
+#include "trace/turn_steps.hpp"
 
 namespace kvreplay {
 
@@ -110,6 +112,64 @@ Refusal prompt_call_refusal(int64_t prefill, int64_t tokens, bool as_recorded, c
           .counts = {{tokens, tokens}}};
 }
 
+Refusal lacks_turns(const char* what, const TraceInfo& trace, const PromptInfo& prompt, const std::string& key,
+                    const Wording& words) {
+  return {.rule = fmt::format("{} needs {}, which {}", key, what, words.trace(trace.path.string(), "lack")),
+          .remedy = "record them with `kvreplay record --prompts FILE.jsonl`",
+          .places = places_of(trace, prompt)};
+}
+
+// A prompt of several turns: the first output ends the prompt.
+std::optional<Extent> extent_of_turns(const RunConfig& config, const TraceInfo& trace, const PromptInfo& prompt,
+                                      int64_t tokens, Problems& problems) {
+  const Wording& words = problems.words();
+  const Mark mark = config.mark_of({"replay.turns"});
+  if (prompt.segments.count() == 0)
+    return problems.error(mark, lacks_turns("segments", trace, prompt, words.key("replay.turns"), words)), std::nullopt;
+  if (prompt.n_prompt >= tokens)
+    return problems.error(
+               mark, Refusal{.rule = fmt::format("{} scores outputs, and none is replayed", words.key("replay.turns")),
+                             .remedy = "record answers, or replay more tokens",
+                             .places = places_of(trace, prompt)}),
+           std::nullopt;
+  const int64_t question = prompt.n_prompt - std::min(prompt.n_prompt, prompt.question_from.value_or(prompt.n_prompt));
+  Extent extent{int32_t(tokens), int32_t(prompt.n_prompt), int32_t(question), true};
+  extent.longest_input = longest_input(prompt.segments, extent.prompt_tokens, extent.tokens);
+  return extent;
+}
+
+// The longest branch behind the context.
+std::optional<Extent> extent_of_branches(const RunConfig& config, const TraceInfo& trace, const PromptInfo& prompt,
+                                         Problems& problems) {
+  const Wording& words = problems.words();
+  const Mark mark = config.mark_of({"replay.branches"});
+  const std::string key = words.key("replay.branches");
+  if (prompt.branches.empty())
+    return problems.error(mark, lacks_turns("branches", trace, prompt, key, words)), std::nullopt;
+  const std::vector<BranchExtent> branches = branches_of(config, prompt);
+  if (!config.replay.branches.numbers.empty() && branches.size() < config.replay.branches.numbers.size()) {
+    problems.error(
+        mark, Refusal{.rule = fmt::format("{} names a branch that {}", key, words.trace(trace.path.string(), "lack")),
+                      .remedy = fmt::format("take 0 to {}", prompt.branches.size() - 1),
+                      .places = places_of(trace, prompt)});
+    return std::nullopt;
+  }
+  Extent extent{0, int32_t(prompt.context_tokens), 0, true};
+  for (const BranchExtent& branch : branches) {
+    extent.longest_input = std::max(extent.longest_input, branch.input_tokens);
+    if (branch.tokens == branch.input_tokens) {
+      problems.error(mark,
+                     Refusal{.rule = fmt::format("{} scores answers, and branch {:03} has none", key, branch.number),
+                             .remedy = "record it with `kvreplay record --generate`, or leave it out",
+                             .places = places_of(trace, prompt)});
+      return std::nullopt;
+    }
+    if (extent.prompt_tokens + branch.tokens <= extent.tokens) continue;
+    extent.tokens = extent.prompt_tokens + branch.tokens, extent.branch = branch.number;
+  }
+  return extent;
+}
+
 // Whether a key was given a value that could not be read: already reported.
 bool is_unread(const RunConfig& config, const char* key, bool has_value) {
   return !has_value && config.marks.count(key) > 0;
@@ -129,6 +189,19 @@ Places places_of(const TraceInfo& trace, const PromptInfo& prompt, const LayerIn
   return places;
 }
 
+std::vector<BranchExtent> branches_of(const RunConfig& config, const PromptInfo& prompt) {
+  std::vector<BranchExtent> all;
+  if (!config.replay.branches.any) return all;
+  std::vector<int32_t> numbers = config.replay.branches.numbers;
+  if (numbers.empty()) numbers.resize(prompt.branches.size()), std::iota(numbers.begin(), numbers.end(), 0);
+  for (const int32_t number : numbers) {
+    if (size_t(number) >= prompt.branches.size()) continue;
+    const BranchInfo& branch = prompt.branches[size_t(number)];
+    all.push_back({number, int32_t(branch.tokens), int32_t(branch.input_tokens)});
+  }
+  return all;
+}
+
 std::optional<Extent> extent_of(const RunConfig& config, const TraceInfo& trace, const PromptInfo& prompt,
                                 Problems& problems) {
   const auto& replay = config.replay;
@@ -146,6 +219,8 @@ std::optional<Extent> extent_of(const RunConfig& config, const TraceInfo& trace,
                            .places = places_of(trace, prompt)});
     return std::nullopt;
   }
+  if (replay.branches.any) return extent_of_branches(config, trace, prompt, problems);
+  if (replay.turns) return extent_of_turns(config, trace, prompt, tokens, problems);
   const int64_t prefill = replay.prefill_share
                               ? std::max<int64_t>(1, std::llround(*replay.prefill_share * double(tokens)))
                               : replay.prefill.value_or(prompt.n_prompt);

@@ -13,6 +13,10 @@ namespace kvreplay {
 std::optional<Extent> extent_of(const RunConfig& config, const TraceInfo& trace, const PromptInfo& prompt,
                                 Problems& problems);
 
+// The branches of a prompt that are replayed, in the order of the configuration; empty if none are asked for. Branches
+// that do not exist are left out.
+std::vector<BranchExtent> branches_of(const RunConfig& config, const PromptInfo& prompt);
+
 // Places of a mistake that concerns a whole prompt, or one of its layers. A trace's only prompt is not named.
 Places places_of(const TraceInfo& trace, const PromptInfo& prompt);
 Places places_of(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer);

@@ -8,6 +8,7 @@
 #include "catalog/cell.hpp"
 #include "config/method_keys.hpp"
 #include "config/sections.hpp"
+#include "config/serving.hpp"
 #include "trace/trace.hpp"
 
 // Loads configurations and traces from files.
@@ -226,6 +227,16 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
   }
 }
 
+void check_turns(const RunConfig& config, Problems& problems) {
+  if (config.replay.branches.any && config.output.projections)
+    problems.error(config.mark_of({"output.save"}),
+                   fmt::format("{} have no recorded gradient: leave projections out of {}",
+                               problems.words().key("replay.branches"), problems.words().key("output.save")));
+  for (const MethodInstance& m : config.methods)
+    if (const std::string why = turns_problem(m, config.replay.has_turns(), problems.words()); !why.empty())
+      problems.error(m.mark, Refusal{.methods = {m.named()}, .rule = why});
+}
+
 void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_sweep, const Mark& missing,
                           Problems& problems) {
   for (const MethodInstance& m : config.methods) {
@@ -272,6 +283,7 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
   read_output(config, section.find("output"), source, problems);
   set_prompt_modes(config);
   check_prompt_streams(config, problems);
+  check_turns(config, problems);
   check_budget_is_used(config, section.find("budget"), section.find("sweep") != nullptr, root.key_mark("budget"),
                        problems);
 }

@@ -69,6 +69,9 @@ JsonObject replay_json(const RunConfig::Replay& replay) {
   entry.add_json("tokens", or_word(replay.tokens, "all"));
   entry.add_json("prefill", replay.prefill_share ? json_of(*replay.prefill_share) : or_word(replay.prefill, "trace"));
   entry.add("prompt", replay.prompt_streams ? "stream" : "cut");
+  if (replay.turns) entry.add("turns", true);
+  if (replay.branches.any)
+    entry.add_json("branches", replay.branches.numbers.empty() ? json_of("all") : json_of(replay.branches.numbers));
   if (replay.queries == Queries::all) entry.add("queries", "all");
   else entry.add_json("queries", JsonObject().add(kind, replay.queries_count).text());
   if (!replay.needles.at.empty())

@@ -31,6 +31,7 @@ struct MethodInstance {
   std::shared_ptr<const LaterMethod> later = {};  // option `then`
   const Method& method() const { return values.method(); }
   NamedMethod named() const { return {method().info.name, entry}; }
+  std::string method_name() const { return name_of(method(), later.get()); }  // as in the results
 };
 
 struct BudgetList {
@@ -70,6 +71,12 @@ struct RunConfig {
       if (options.serving.prefill_chunk > 0) return true;
       return options.prompt == PromptMode::as_run ? prompt_streams : options.prompt == PromptMode::stream;
     }
+    bool turns = false;  // the trace's segments say what arrives at once
+    struct Branches {
+      bool any = false;
+      std::vector<int32_t> numbers;  // empty: all
+    } branches;
+    bool has_turns() const { return turns || branches.any; }
     enum class Queries { all, last, stride } queries = Queries::all;
     int64_t queries_count = 0;  // number of last rows, or the stride
     struct Needles {            // marked spans of the prompt, each of `tokens` tokens

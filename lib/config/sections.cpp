@@ -11,8 +11,9 @@ namespace kvreplay {
 namespace {
 
 constexpr Range kTokens{1, kManyTokens};
-constexpr Range kLayers{0, 999};   // a trace has three digits for layers
-constexpr Range kHeads{0, 65535};  // the counter of the random numbers has 16 bits for heads
+constexpr Range kLayers{0, 999};    // a trace has three digits for layers
+constexpr Range kHeads{0, 65535};   // the counter of the random numbers has 16 bits for heads
+constexpr Range kBranches{0, 999};  // a trace has three digits for branches
 constexpr Range kSeeds{0, 4294967295.0};
 constexpr Range kJobs{1, 4096};
 
@@ -114,6 +115,47 @@ void read_prefill(RunConfig& config, const Section& section, Problems& problems)
 
 }  // namespace
 
+namespace {
+
+void read_branches(RunConfig& config, const Node* node, Problems& problems) {
+  if (node == nullptr) return;
+  const std::string name = "replay.branches";
+  auto& branches = config.replay.branches;
+  branches.any = true;
+  config.marks[name] = node->mark;
+  if (is_word(node, "all")) return;
+  if (node->kind == Node::Kind::list && node->items.empty())
+    return problems.error(node->mark, problems.words().key(name) + " is an empty list: name branches, or write " +
+                                          problems.words().literal(R"("all")"));
+  for (const Node* item : one_or_many(*node)) {
+    const auto number = read_integer(problems, *item, name, kBranches);
+    if (!number) continue;
+    if (std::find(branches.numbers.begin(), branches.numbers.end(), int32_t(*number)) != branches.numbers.end())
+      problems.error(item->mark, fmt::format("{} is listed twice in {}", *number, problems.words().key(name)));
+    else branches.numbers.push_back(int32_t(*number));
+  }
+}
+
+// What turns and branches say themselves.
+void check_turns(const RunConfig& config, const Section& section, Problems& problems) {
+  const auto& replay = config.replay;
+  const Wording& words = problems.words();
+  if (!replay.has_turns()) return;
+  const std::string what = words.key(replay.turns ? "replay.turns" : "replay.branches");
+  const auto refuse = [&](const char* key, const std::string& why) {
+    problems.error(config.mark_of({std::string("replay.") + key}), why);
+  };
+  if (replay.turns && replay.branches.any)
+    refuse("branches", fmt::format("{} replays one text and {} several: leave out one of them", what,
+                                   words.key("replay.branches")));
+  if (section.find("prefill") != nullptr)
+    refuse("prefill", fmt::format("{} says where the prompt ends: leave out {}", what, words.key("replay.prefill")));
+  if (replay.branches.any && section.find("tokens") != nullptr)
+    refuse("tokens", fmt::format("{} are replayed whole: leave out {}", what, words.key("replay.tokens")));
+}
+
+}  // namespace
+
 void read_select(RunConfig& config, const Node* node, Problems& problems) {
   const Section section(node, "select", {"prompts", "layers", "kv_heads"}, problems);
   const auto integers = [&](const std::string& name, Range range) {
@@ -129,11 +171,17 @@ void read_select(RunConfig& config, const Node* node, Problems& problems) {
 }
 
 void read_replay(RunConfig& config, const Node* node, Problems& problems) {
-  const Section section(node, "replay", {"tokens", "prefill", "prompt", "queries", "needles"}, problems);
+  const Section section(node, "replay", {"tokens", "prefill", "prompt", "turns", "branches", "queries", "needles"},
+                        problems);
   read_count(config, section, "tokens", "all", config.replay.tokens, problems);
   read_prefill(config, section, problems);
   if (const Node* prompt = section.find("prompt"))
     config.replay.prompt_streams = read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
+  if (const Node* turns = section.find("turns"))
+    config.marks["replay.turns"] = turns->mark,
+    config.replay.turns = read_boolean(problems, *turns, "replay.turns").value_or(false);
+  read_branches(config, section.find("branches"), problems);
+  check_turns(config, section, problems);
   read_queries(config, section.find("queries"), problems);
   read_needles(config, section.find("needles"), problems);
   const auto &tokens = config.replay.tokens, &prefill = config.replay.prefill;

@@ -57,6 +57,12 @@ const std::vector<ServingKey>& keys() {
       option(
           "cut_every", [](Serving & s) -> auto& { return s.cut_every; }, tokens_from(1)),
       option(
+          "recut", [](Serving & s) -> auto& { return s.recut; },
+          [](Problems& problems, const Node& item, const char* name) -> std::optional<bool> {
+            const auto given = read_word(problems, item, name, {"never", "turns"});
+            return given ? std::optional(*given == "turns") : std::nullopt;
+          }),
+      option(
           "cut_in_budget", [](Serving & s) -> auto& { return s.cut_in_budget; }, read_boolean),
       option(
           "keep_prompt", [](Serving & s) -> auto& { return s.keep_prompt; }, read_boolean),
@@ -98,6 +104,7 @@ std::string why_no_cut(const MethodInstance& m) {
 // Options that change when and what a method cuts. The others only count pages.
 std::string cutting_option(const Serving& s) {
   if (s.cut_every > 0) return "cut_every";
+  if (s.recut) return "recut";
   if (s.keep_prompt) return "keep_prompt";
   if (s.prefill_chunk > 0) return "prefill_chunk";
   return s.pages.whole() ? "evict: page" : "";
@@ -113,6 +120,7 @@ std::string lonely_option(const Serving& s) {
     return "page_score and page_in_budget belong to evict: page: add it, or leave them out";
   if (s.pages.compact && (s.pages.whole() || s.pages.tied()))
     return "compact moves single tokens of one head's table: leave out evict: page and page_heads: tied, or compact";
+  if (s.recut && s.cut_every > 0) return "recut cuts behind inputs alone: leave out cut_every, or recut";
   if (s.keep_prompt && s.prefill_chunk > 0)
     return "keep_prompt keeps the prompt that prefill_chunk cuts: leave out one of them";
   return "";
@@ -132,8 +140,8 @@ std::string combined_problem(const MethodInstance& m, const std::string& option,
   if (!o.wrapper.is_none()) return option + " cuts more than once, and wrapper changes one cut: leave out one of them";
   if (o.reweight != Reweight::none && (s.prefill_chunk > 0 || s.pages.whole()))
     return option + " leaves other tokens than one cut does, which reweight would weigh: leave out one of them";
-  if (s.cut_every > 0 && o.phase == Phase::oneshot)
-    return "cut_every cuts again and again: leave out " + words.option("phase", "oneshot");
+  if (s.cuts_again() && o.phase == Phase::oneshot)
+    return option + " cuts again and again: leave out " + words.option("phase", "oneshot");
   if (s.keep_prompt && o.phase == Phase::oneshot)
     return "keep_prompt leaves a one-shot method nothing to cut: " +
            std::string(m.method().info.streams ? "add " + words.option("phase", "stream") : "add cut_every");
@@ -160,7 +168,7 @@ bool is_serving_key(const std::string& key) {
 }
 
 void set_phase(MethodInstance& m, bool has_phase, bool later) {
-  if (later || (m.options.serving.cut_every > 0 && !has_phase)) m.options.phase = Phase::stream;
+  if (later || (m.options.serving.cuts_again() && !has_phase)) m.options.phase = Phase::stream;
   if (!later && m.later != nullptr) m.options.phase = Phase::oneshot;
 }
 
@@ -216,9 +224,32 @@ std::string first_problem(const MethodInstance& m) {
     return "then hands over the tokens of one kv head as recorded: leave out gqa.level, positions and order";
   if (!o.merge.is_none() || !o.wrapper.is_none() || o.reweight != Reweight::none)
     return "then hands over plain tokens: leave out merge, wrapper and reweight";
-  if (o.serving.cut_every > 0 || o.serving.keep_prompt)
-    return "cut_every and keep_prompt belong to the method that decides after the prompt: write them inside then";
+  if (o.serving.cuts_again() || o.serving.keep_prompt)
+    return "cut_every, recut and keep_prompt belong to the method that decides after the prompt: write them inside "
+           "then";
   return o.serving.pages.any() && o.serving.pages.tied() ? "page_heads: tied needs one method: leave out then" : "";
+}
+
+std::string turns_problem(const MethodInstance& m, bool has_turns, const Wording& words) {
+  const CommonOptions& o = m.options;
+  const std::string name = Refusal::kMethods;
+  if (!has_turns)
+    return o.serving.recut
+               ? "recut cuts behind each input, and the replay has one: add " + words.mention("replay.turns", "true") +
+                     " or " + words.mention("replay.branches", R"("all")") + ", or leave it out"
+               : "";
+  const std::string arrives = ", and an input of several tokens arrives at once";
+  if (!m.method().lists_in.empty())
+    return name + " <follows|follow> lists that were made step by step" + arrives + ": leave it out";
+  const auto& hooks = m.method().hooks;
+  const bool decides = hooks.has(Hook::evict) || hooks.has(Hook::append);
+  const bool evicts = decides && !m.method().info.reads_full_cache;
+  if (o.phase == Phase::oneshot || !evicts || m.values.traits().holds_all) return "";
+  const std::string remedy = m.method().info.oneshots ? ": add " + words.option("phase", "oneshot") : ": leave it out";
+  if (const std::string why = why_no_cut(m); !why.empty()) return why + arrives + remedy;
+  if (o.order == Order::evict_then_attend)
+    return words.option("order", "evict_then_attend") + " evicts before attention" + arrives + ": leave it out";
+  return o.allocator == Allocator::uniform ? "" : "an allocator divides a budget once" + arrives + remedy;
 }
 
 std::string growth_problem(const MethodInstance& m) {

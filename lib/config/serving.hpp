@@ -26,6 +26,8 @@ std::string serving_problem(const MethodInstance& m, const Wording& words);
 // it can.
 std::string later_problem(const MethodInstance& m, const Wording& words);
 std::string first_problem(const MethodInstance& m);
+// Why a text with turns or branches cannot be replayed with it; "" if it can. has_turns: the run replays such a text.
+std::string turns_problem(const MethodInstance& m, bool has_turns, const Wording& words);
 // Why its budget cannot grow with the text; "" if it can.
 std::string growth_problem(const MethodInstance& m);
 

@@ -149,7 +149,7 @@ void TraceChecks::check_queries(const MethodInstance& instance, const PromptNeed
                                            .option = {"prompt", "cut"}});
   const bool learns = needs.known.any() && !instance.values.calibration().is_offline();
   const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() || learns ||
-                               sees_queries || (instance.options.serving.cut_every > 0 && needs.reads_queries()) ||
+                               sees_queries || (instance.options.serving.cuts_again() && needs.reads_queries()) ||
                                instance.options.merge.uses_attention() || !instance.options.think.is_none();
   if (!decides_by_rows || layer.query_rows >= layer.tokens) return;
   problems_.error(instance.mark, Refusal{.methods = {instance.named()},

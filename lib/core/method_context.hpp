@@ -14,6 +14,10 @@ namespace kvreplay {
 struct Extent {
   int32_t tokens = 0, prompt_tokens = 0;
   int32_t question_tokens = 0;  // last tokens of the prompt, if the trace marks them as its question
+  // The text has turns: inputs behind the prompt arrive at once, outputs token by token.
+  bool turns = false;
+  int32_t longest_input = 0;  // tokens of the longest input behind the prompt
+  int32_t branch = -1;        // the branch that follows the prompt; -1: the trace's own rows do
 };
 
 // Rows that a cache of one kv head may hold.
@@ -34,7 +38,8 @@ struct MethodContext : Extent {
   Phase phase = Phase::stream;
   double scale = 1;  // scale of the logits
   Aggregate aggregate = Aggregate::sum;
-  LayerWindow window = {};  // known during the replay only
+  LayerWindow window = {};             // known during the replay only
+  const int32_t* turn_step = nullptr;  // likewise, with turns: Turns::step
   // Computed from the whole trace, future included; 0 unless the method's oracle_needs() asks for them, and while a run
   // is planned.
   double median_key_distance = 0, largest_query_norm = 0;
@@ -46,6 +51,8 @@ struct MethodContext : Extent {
 inline CutPlan plan_cuts(const MethodContext& context) {
   CutPlan plan{context.serving, context.budget.growth, context.budget.tokens, context.prompt_tokens};
   if (plan.options.cut_every > 0) plan.every = plan.options.cut_every;
+  if (plan.options.recut) plan.every = CutPlan::kNever;
+  plan.turn_step = context.turn_step, plan.longest_input = context.longest_input;
   return plan;
 }
 

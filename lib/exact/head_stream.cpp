@@ -203,6 +203,14 @@ std::vector<uint8_t> load_classes(const Tensors& trace, const HeadRequest& reque
 }
 
 template <class Real>
+void load_turns(const Tensors& trace, const HeadRequest& request, HeadStream<Real>& stream) {
+  stream.turns = turns_of(trace.prompt(request.place.prompt).segments, stream.prompt, stream.tokens);
+  stream.branch = request.extent.branch;
+  for (Turns::Segment& segment : stream.turns.segments)
+    if (stream.branch >= 0) segment.number = stream.branch;
+}
+
+template <class Real>
 double largest_norm(const std::vector<Real>& values, int32_t width) {
   double most = 0;
   for (size_t i = 0; i < values.size(); i += size_t(width)) {
@@ -257,6 +265,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
     const auto of_first = sinks.begin() + first * layer.group();
     stream.sink_logits.assign(of_first, of_first + stream.shape.heads);
   }
+  if (request.extent.turns) load_turns(trace, request, stream);
   set_rope(stream, layer.rope);
   stream.positions = trace.position_ids(request.place.prompt);
   stream.positions.resize(size_t(stream.tokens));
@@ -313,16 +322,34 @@ template void set_rope(HeadStream<double>&, const std::optional<Rope>&);
 template HeadStream<float> load_head(const Tensors&, const HeadRequest&);
 template HeadStream<double> load_head(const Tensors&, const HeadRequest&);
 
+namespace {
+
+// The first scored row, and the distance to the next.
+struct ScoredRows {
+  size_t first, step;
+  ScoredRows(size_t rows, const QuerySelection& selection) {
+    using Kind = QuerySelection::Kind;
+    const size_t count = size_t(selection.count);
+    step = selection.kind == Kind::stride ? count : 1;
+    first = selection.kind == Kind::last && rows > count ? rows - count : 0;
+  }
+};
+
+}  // namespace
+
+int64_t count_scored(int64_t rows, const QuerySelection& selection) {
+  const ScoredRows scored(size_t(rows), selection);
+  return (rows - int64_t(scored.first) + int64_t(scored.step) - 1) / int64_t(scored.step);
+}
+
 template <class Real>
 std::vector<uint8_t> scored_tokens(const HeadStream<Real>& stream, const QuerySelection& selection) {
   std::vector<size_t> rows;
   for (size_t t = size_t(stream.prompt); t < size_t(stream.tokens); ++t)
-    if (stream.query_row[t] >= 0) rows.push_back(t);
-  using Kind = QuerySelection::Kind;
-  const size_t count = size_t(selection.count), step = selection.kind == Kind::stride ? count : 1;
-  const size_t first = selection.kind == Kind::last && rows.size() > count ? rows.size() - count : 0;
+    if (stream.query_row[t] >= 0 && stream.turns.is_output(int32_t(t))) rows.push_back(t);
+  const ScoredRows all(rows.size(), selection);
   std::vector<uint8_t> scored(size_t(stream.tokens), 0);
-  for (size_t i = first; i < rows.size(); i += step) scored[rows[i]] = 1;
+  for (size_t i = all.first; i < rows.size(); i += all.step) scored[rows[i]] = 1;
   return scored;
 }
 

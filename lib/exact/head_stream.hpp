@@ -14,6 +14,7 @@
 #include "core/place.hpp"
 #include "exact/sensitivity.hpp"
 #include "trace/tensors.hpp"
+#include "trace/turn_steps.hpp"
 
 namespace kvreplay {
 
@@ -46,6 +47,8 @@ struct HeadStream {
   DeviceTensors on_device;
   LogitRule<Real> rule;
   LayerWindow window;
+  Turns turns;                                    // empty: tokens behind the prompt come one by one
+  int32_t branch = -1;                            // the branch that follows the prompt; -1: the trace's own rows do
   std::vector<Real> sink_logits;                  // [heads], or empty
   std::vector<int32_t> positions;                 // [tokens] position ids
   std::unique_ptr<RotationTable<Real>> rotation;  // only if a method reassigns positions
@@ -140,7 +143,11 @@ struct QuerySelection {
   int64_t count = 0;
 };
 
-// [tokens] 1 for a scored row. Only rows after the prompt that the trace has a query for can be scored.
+// How many of `rows` rows are scored.
+int64_t count_scored(int64_t rows, const QuerySelection& selection);
+
+// [tokens] 1 for a scored row. Only rows after the prompt that the trace has a query for can be scored, with turns only
+// outputs.
 template <class Real>
 std::vector<uint8_t> scored_tokens(const HeadStream<Real>& stream, const QuerySelection& selection);
 

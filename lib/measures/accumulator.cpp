@@ -29,6 +29,7 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
       parts.v_dim,   std::sqrt(row.error2),
       norm,          norm <= tiny_norm_};
   for (Measure* measure : all()) measure->add(measured);
+  segments_.add(measured);
   const size_t at = size_t(head * rows_ + number);
   if (save_.projections) {
     keep_projections(at, row, parts.projections, parts.samples);
@@ -50,10 +51,12 @@ void Accumulator::keep_projections(size_t at, const RowResult& row, std::span<co
 }
 
 void Accumulator::end_row() { sets_->end_row(); }
+void Accumulator::open_segment(const SegmentStart& start) { segments_.open(start); }
 
 void Accumulator::finish(CellResult& result, const ErrorBound& bound) {
   result.n_queries = rows_;
   for (Measure* measure : all()) measure->finish(result.measures, bound);
+  result.segments = segments_.finish(result.measures);
   result.rows = std::move(tokens_);
   result.heads = heads_;
   result.v_dim = v_dim_;

@@ -9,11 +9,18 @@
 #include "catalog/cell.hpp"
 #include "measures/measure.hpp"
 #include "measures/metrics.hpp"
+#include "measures/segment_errors.hpp"
 
 namespace kvreplay {
 
+// Lists of the tokens that a cell held. Filled only if the run was asked to save them.
+struct TokensHeld {
+  TokenLists kept, attended;
+  std::vector<double> num, den;  // weights of the kept lists; empty if all are 1
+};
+
 // Result of replaying one cell.
-struct CellResult {
+struct CellResult : TokensHeld {
   Measured measures;
   int64_t n_queries = 0;  // scored decode rows
   bool ok = true;
@@ -27,8 +34,8 @@ struct CellResult {
   std::vector<double> rel_err, partition_err, out;
   std::vector<float> projections;  // [heads, rows, samples], see RowResults; projections for drawn labels come first
   std::vector<float> distances;    // [heads, rows]: cosine distances, saved with projections
-  TokenLists kept, attended;
-  std::vector<double> num, den;  // weights of the kept lists; empty if all are 1
+  std::vector<std::pair<int32_t, TokensHeld>> branches;  // the lists of each branch, in place of those above
+  std::vector<SegmentResult> segments;                   // with turns or branches
   // attends: a step attends to the list after it; otherwise to the list before it and its own token. partial: lists and
   // weights do not describe completely what a step attends to.
   bool attends = false, partial = false;
@@ -54,6 +61,8 @@ class Accumulator {
   template <class Real>
   void add(const RowResult& row, const ExactRow& exact, int32_t head, const RowParts<Real>& parts);
   void end_row();  // call after all heads of a row were added
+  // With turns: the rows that follow belong to this segment.
+  void open_segment(const SegmentStart& start);
   // Writes all metrics except sizes, bytes and times. Moves out the curves and outputs that were kept.
   void finish(CellResult& result, const ErrorBound& bound);
 
@@ -64,6 +73,7 @@ class Accumulator {
   double tiny_norm_;
   SaveOptions save_;
   std::array<Measure*, 4> all() const { return {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()}; }
+  SegmentErrors segments_;
   std::unique_ptr<Measure> outputs_, theorems_, sets_, loss_;
   std::vector<int64_t> filled_;     // [heads], number of rows so far
   std::vector<double> out_;         // [heads, rows, v_dim]

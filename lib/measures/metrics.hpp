@@ -161,6 +161,12 @@ constexpr MetricInfo kMetrics[] = {
     {"resident_pages_peak", "pages", "pages that hold a token after a step, peak"},
     {"reclaimed_bytes", "bytes", "rows of the pages that eviction has freed, mean over steps"},
     {"fragmentation", "1", "slots without a token in the resident pages, share, mean over steps"},
+    {"n_segments", "segments", "outputs or branches that were scored; with replay.turns or replay.branches"},
+    {"worst_segment", "1", "index of the segment with the largest mean relative error; segments.csv lists all"},
+    {"worst_rel_err_out_mean", "1", "rel_err_out_mean over the rows of the worst segment",
+     less("error of the worst segment")},
+    {"first_rel_err_out_mean", "1", "rel_err_out_mean over the rows of the first segment",
+     less("error of the first segment")},
 };
 
 std::vector<std::string> metric_names();
@@ -180,6 +186,7 @@ class Measured {
  public:
   std::optional<double>& operator[](Metric metric) { return values_[metric.index]; }
   const std::optional<double>& operator[](Metric metric) const { return values_[metric.index]; }
+  std::optional<double>& at(size_t metric) { return values_[metric]; }
   std::span<const std::optional<double>> all() const { return values_; }  // in the order of kMetrics
 
   std::map<std::string, double> extras;  // the method's own numbers, and needle_mass_1, ...

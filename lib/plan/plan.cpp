@@ -65,6 +65,8 @@ std::string calibration_json(const std::vector<CalibrationPrompt>& prompts) {
 // The part of the key that all cells of a run share.
 JsonObject run_object(const RunConfig& config) {
   JsonObject all;
+  if (config.replay.turns) all.add("turns", true);
+  if (config.replay.branches.any) all.add("branches", config.replay.branches.numbers);
   all.add("schema", kEngineSchema).add_json("queries", queries_json(config.replay));
   all.add("precision", config.run.double_precision ? "double" : "single");
   all.add_json("metrics", metrics_json(config.metrics));
@@ -136,6 +138,7 @@ class Planner {
     cell.place = {at.trace, prompt_of(at).id, layer_of(at).layer, kv_head};
     cell.prompt_rank = prompt_of(at).rank;
     cell.extent = at.extent;
+    cell.branches = branches_of(config_, prompt_of(at));
     cell.budget = planned.selected.budget;
     cell.shares = planned.selected.shares;
     cell.variant = planned.variant;

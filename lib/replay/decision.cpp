@@ -1,9 +1,12 @@
 #include "replay/decision.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "caches/cell_setup.hpp"
+#include "measures/sums.hpp"
 
 namespace kvreplay {
 namespace {
@@ -45,13 +48,14 @@ void read_lists(Decision<Real>& d, const HeadStream<Real>& stream, int32_t cache
 
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
-                             const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings) {
+                             const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings,
+                             int64_t more_rows) {
   Decision<Real> d;
   d.cells = cells;
   const Cell& cell = d.cell();
   CacheSetup setup = cell_setup(cell, stream);
   if (const int32_t ahead = setup.method.needs().rows_ahead; ahead > 0) d.first_measured = stream.prompt + ahead;
-  const int64_t rows = std::count(scored.begin() + d.first_measured, scored.end(), uint8_t{1});
+  const int64_t rows = std::count(scored.begin() + d.first_measured, scored.end(), uint8_t{1}) + more_rows;
   for (size_t i = 0; i < cells.size(); ++i)
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
   d.cache_for_each_kv_head = has_cache_for_each_kv_head(cell);
@@ -67,6 +71,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     setup.given = cell.common_cuts ? given_lists(*cell.common_cuts) : lists_of(d.lists, h, caches);
     setup.first_head = h;
     if (d.cache_for_each_kv_head) setup.first_head = h * group_of(stream), setup.rng.kv_head = uint32_t(h);
+    d.resident.push_back(0);
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
         setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)},
         rows_of_format.tokens));
@@ -93,13 +98,28 @@ void keep_lists(const Decision<Real>& d, size_t number, CellResult& result) {
   }
 }
 
-// One table of pages for all kv heads of the layer.
+// One table of pages for all kv heads of the layer: each head is charged the rows of all its resident pages.
 template <class Real>
 void share_page_table(Decision<Real>& d) {
   std::vector<const PageTable*> tables;
   for (const auto& cache : d.caches) tables.push_back(&cache->account.page_table());
   const PageLedger all = PageTable::shared(tables);
-  for (const auto& cache : d.caches) cache->account.ledger().pages = all;
+  for (const auto& cache : d.caches) {
+    Ledger& ledger = cache->account.ledger();
+    const PageLedger own = std::exchange(ledger.pages, all);
+    const auto bytes = [&](int64_t pages) { return std::llround(double(pages) * ledger.page_bytes); };
+    ledger.bytes_sum += bytes(all.resident_sum - own.resident_sum);
+    ledger.final_bytes += bytes(all.last - own.last);
+    ledger.prompt_bytes += bytes(all.first - own.first);
+    ledger.peak_bytes = std::max<int64_t>(ledger.peak_bytes, bytes(all.attended_peak));
+  }
+}
+
+// Call once, after all rows.
+template <class Real>
+void close_ledgers(Decision<Real>& d) {
+  for (const auto& cache : d.caches) cache->account.take_report();
+  if (d.cache_for_each_kv_head) share_page_table(d);
 }
 
 // A method's query statistics are constants of the model, which no cache stores. They count 4 bytes a number.
@@ -122,19 +142,17 @@ void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stre
 
 }  // namespace
 
+namespace {
+
+// Sizes and lists of a cell after one text, or one branch. Ask for the first cell first.
 template <class Real>
-CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
+CellResult sizes_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
   CellResult result;
   const Cell& cell = *d.cells[number];
-  result.ok = d.alive();
-  result.error = d.failure;
-  if (!d.alive()) return result;
   std::vector<const Ledger*> ledgers;
-  for (const auto& cache : d.caches) {
-    cache->account.take_report();
+  if (number == 0) close_ledgers(d);
+  for (const auto& cache : d.caches)
     if (d.is_replayed_by(number, *cache)) ledgers.push_back(&cache->account.ledger());
-  }
-  if (d.cache_for_each_kv_head) share_page_table(d);
   // Query heads that choose what they read share the full cache, unless one of them has evicted tokens.
   const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
   const MethodInfo& info = cell.method().info;
@@ -147,7 +165,6 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   add_calibration_bytes(d, stream, result.measures.extras);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());
-  d.errors[number].finish(result, d.caches.front()->method().error_bound());
   result.double_precision = sizeof(Real) == sizeof(double);
   result.on_cpu = !d.on_device;
   result.oneshot = cell.options().phase == Phase::oneshot && cell.variant->later == nullptr;
@@ -157,13 +174,65 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   return result;
 }
 
+template <class Real>
+BranchResult of_branch(Decision<Real>& d, const HeadStream<Real>& stream, CellResult result) {
+  return branch_result(stream.branch, std::move(result), stream.tokens - stream.prompt + 1,
+                       d.caches.front()->account.ledger().attended_rows);
+}
+
+}  // namespace
+
+template <class Real>
+CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
+  if (!d.alive()) {
+    CellResult failed;
+    failed.ok = false, failed.error = d.failure;
+    return failed;
+  }
+  CellResult result = sizes_of(d, number, stream, options);
+  if (stream.branch >= 0) {
+    d.branches.resize(d.cells.size());
+    d.branches[number].push_back(of_branch(d, stream, std::move(result)));
+    result = joined(std::move(d.branches[number]));
+  }
+  d.errors[number].finish(result, d.caches.front()->method().error_bound());
+  return result;
+}
+
+template <class Real>
+void go_on(Decision<Real>& d, Decision<Real>& before, const HeadStream<Real>& stream, const RunOptions& options) {
+  if (!before.alive()) d.fail(before.failure);
+  if (!d.alive()) return;
+  d.branches = std::move(before.branches);
+  d.branches.resize(d.cells.size());
+  for (size_t i = 0; i < d.cells.size(); ++i)
+    d.branches[i].push_back(of_branch(before, stream, sizes_of(before, i, stream, options)));
+  d.errors = std::move(before.errors);
+}
+
+template <class Real>
+void open_segment(Decision<Real>& d, const Turns::Segment& segment) {
+  if (d.segment == segment.begin) return;
+  d.segment = segment.begin;
+  for (size_t i = 0; i < d.cells.size(); ++i) {
+    Sums resident;
+    for (size_t c = 0; c < d.caches.size(); ++c)
+      if (d.is_replayed_by(i, *d.caches[c])) resident.add(d.resident[c]);
+    d.errors[i].open_segment({segment.number, segment.name, segment.begin, resident.mean().value_or(0)});
+  }
+}
+
 template struct Decision<float>;
 template struct Decision<double>;
 template Decision<float> make_decision(const std::vector<const Cell*>&, const HeadStream<float>&, const RunOptions&,
-                                       const std::vector<uint8_t>&, RowCodings<float>&);
+                                       const std::vector<uint8_t>&, RowCodings<float>&, int64_t);
 template Decision<double> make_decision(const std::vector<const Cell*>&, const HeadStream<double>&, const RunOptions&,
-                                        const std::vector<uint8_t>&, RowCodings<double>&);
+                                        const std::vector<uint8_t>&, RowCodings<double>&, int64_t);
 template CellResult result_of(Decision<float>&, size_t, const HeadStream<float>&, const RunOptions&);
 template CellResult result_of(Decision<double>&, size_t, const HeadStream<double>&, const RunOptions&);
+template void go_on(Decision<float>&, Decision<float>&, const HeadStream<float>&, const RunOptions&);
+template void go_on(Decision<double>&, Decision<double>&, const HeadStream<double>&, const RunOptions&);
+template void open_segment(Decision<float>&, const Turns::Segment&);
+template void open_segment(Decision<double>&, const Turns::Segment&);
 
 }  // namespace kvreplay

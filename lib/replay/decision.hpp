@@ -7,6 +7,7 @@
 #include "evaluate/choice.hpp"
 #include "evaluate/device_evaluator.hpp"
 #include "measures/accumulator.hpp"
+#include "replay/branch_results.hpp"
 #include "replay/runner.hpp"
 #include "trace/kept_lists.hpp"
 
@@ -24,6 +25,9 @@ struct Decision {
   bool cache_for_each_kv_head = false;  // a layer is replayed together; else its heads share the caches
   int32_t first_measured = 0;           // first row that is measured; an oracle has looked at the rows before it
   std::string failure;                  // "" if nothing failed
+  std::vector<double> resident;         // tokens in each cache when the open segment began
+  int32_t segment = -1;                 // first token of the segment whose rows are measured; -1: none yet
+  std::vector<std::vector<BranchResult>> branches;  // [cells]: of the branches before this one
   // Storage that the caches refer to.
   std::vector<std::vector<double>> uniforms;
   KeptLists lists;
@@ -41,12 +45,20 @@ struct Decision {
   }
 };
 
-// scored: [tokens] 1 for tokens whose rows are scored.
+// scored: [tokens] 1 for tokens whose rows are scored. more_rows: rows that branches behind this one score.
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
-                             const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings);
+                             const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings,
+                             int64_t more_rows);
 // Result of one of its cells, after all rows have been replayed.
 template <class Real>
 CellResult result_of(Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream, const RunOptions& options);
+// Lets a decision on one branch go on where the decision on the branch before it ended: its rows are added to the
+// others. The caches start anew, from the same context. stream: the one that `before` was made for.
+template <class Real>
+void go_on(Decision<Real>& decision, Decision<Real>& before, const HeadStream<Real>& stream, const RunOptions& options);
+// The rows that follow belong to a segment.
+template <class Real>
+void open_segment(Decision<Real>& decision, const Turns::Segment& segment);
 
 }  // namespace kvreplay

@@ -7,9 +7,10 @@
 namespace kvreplay {
 
 template <class Real>
-HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& options)
+HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& options, int64_t more_rows)
     : stream_(stream),
       options_(options),
+      more_rows_(more_rows),
       exact_(stream),
       sparse_(exact_),
       scored_(scored_tokens(stream, options.queries)),
@@ -22,7 +23,7 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
                options.wanted.has(Work::details) || options.save.projections, options.needles.spans(stream.prompt)},
               options.audit} {
   if constexpr (std::is_same_v<Real, float>)
-    if (options.device && !options.audit)
+    if (options.device && !options.audit && !stream.turns.any())
       if (auto device = options.device(stream))
         device_ = std::make_unique<DeviceEvaluator<Real>>(std::move(device), stream, shared_.asked, asked_of_device(),
                                                           norms_);
@@ -38,7 +39,7 @@ HeadDevice::Asked HeadReplay<Real>::asked_of_device() const {
 
 template <class Real>
 void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
-  decisions_.push_back(make_decision(cells, stream_, options_, scored_, codings_));
+  decisions_.push_back(make_decision(cells, stream_, options_, scored_, codings_, more_rows_));
   const Decision<Real>& d = decisions_.back();
   prefixes_ = prefixes_ || (shared_.asked.prefix && d.cell().options().phase == Phase::oneshot);
 }
@@ -56,7 +57,7 @@ void HeadReplay<Real>::guarded(Decision<Real>& d, F work) {
 }
 
 template <class Real>
-void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
+void HeadReplay<Real>::run(const Stop& stop) {
   choose_ways();
   sum_prompt(stop);
   read_prompts(stop);
@@ -64,7 +65,16 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
   make_evaluators();
   replay_on_device();
   replay_on_cores(stop);
-  if (stop()) return;
+}
+
+template <class Real>
+void HeadReplay<Real>::go_on(HeadReplay& before) {
+  for (size_t i = 0; i < decisions_.size(); ++i)
+    kvreplay::go_on(decisions_[i], before.decisions_[i], before.stream_, options_);
+}
+
+template <class Real>
+void HeadReplay<Real>::report(const Report& report) {
   for (Decision<Real>& d : decisions_)
     for (size_t c = 0; c < d.cells.size(); ++c) report(*d.cells[c], result_of(d, c, stream_, options_));
 }
@@ -201,7 +211,8 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
   for (int32_t t = some ? 0 : stream_.prompt; t < stream_.tokens; t = tile.end) {
     if (stop()) return;
     const bool prompt = t < stream_.prompt;
-    next_tile(t, prompt ? stream_.prompt : stream_.tokens, tile);
+    note_residents(t);
+    next_tile(t, prompt ? stream_.prompt : stream_.turns.next_begin(t, stream_.tokens), tile);
     fill_tile(tile);
     outputs_.open(tile);
     const std::vector<ExactRow> exact = exact_rows(tile, norms_);
@@ -215,6 +226,14 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
     each_cache([&](Decision<Real>& d, size_t c) { d.evaluators[c]->decide(tile); });
     each_cache([&](Decision<Real>& d, size_t c) { rows(d, c, tile, exact); });
   }
+}
+
+// A segment begins with a tile.
+template <class Real>
+void HeadReplay<Real>::note_residents(int32_t t) {
+  if (stream_.turns.beginning_at(t) == nullptr) return;
+  for (Decision<Real>& d : decisions_)
+    for (size_t c = 0; c < d.caches.size() && d.alive(); ++c) d.resident[c] = double(d.caches[c]->cache().size());
 }
 
 // Tiles do not depend on which cells are replayed, so a resumed run computes what a whole run does.
@@ -290,8 +309,10 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
   const size_t samples = size_t(stream_.sensitivity.samples);
   int64_t tokens = 0, counted = 0;
   for (int32_t r = 0; r < rows; ++r) {
-    if (exact[size_t(r)].token < d.first_measured) continue;
-    const size_t projected = stream_.sensitivity.at(0, exact[size_t(r)].token) != nullptr ? samples : 0;
+    const int32_t token = exact[size_t(r)].token;
+    if (token < d.first_measured) continue;
+    if (stream_.turns.any()) open_segment(d, stream_.turns.of(token));
+    const size_t projected = stream_.sensitivity.at(0, token) != nullptr ? samples : 0;
     for (size_t i = 0; i < d.cells.size(); ++i) {
       if (!d.is_replayed_by(i, cache)) continue;
       const int32_t first = layer ? d.cells[i]->place.kv_head * group : 0;

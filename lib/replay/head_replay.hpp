@@ -17,14 +17,19 @@ namespace kvreplay {
 template <class Real>
 class HeadReplay {
  public:
-  HeadReplay(const HeadStream<Real>& stream, const RunOptions& options);
+  // more_rows: rows that branches behind this stream's score.
+  HeadReplay(const HeadStream<Real>& stream, const RunOptions& options, int64_t more_rows = 0);
   // Adds one decision: a cell, or with gqa.level layer the cells of the selected kv heads.
   void add(const std::vector<const Cell*>& cells);
   void add(const Cell& cell) { add(std::vector<const Cell*>{&cell}); }
   using Stop = std::function<bool()>;
   using Report = std::function<void(const Cell&, const CellResult&)>;
-  // Reports every finished cell. A stopped run reports none of the cells in flight.
-  void run(const Stop& stop, const Report& report);
+  // A stopped run leaves cells unfinished.
+  void run(const Stop& stop);
+  // Reports every cell, after run().
+  void report(const Report& report);
+  // Lets the decisions go on where those on the branch before ended, after run() of `before`.
+  void go_on(HeadReplay& before);
 
  private:
   using Results = RowResults<Real>;
@@ -40,6 +45,7 @@ class HeadReplay {
   void next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const;
   std::vector<int32_t> rows_from(int32_t t) const;
   void fill_tile(Tile<Real>& tile);
+  void note_residents(int32_t t);
   void rank(Tile<Real>& tile);
   void rows(Decision<Real>& d, size_t cache, const Tile<Real>& tile, const std::vector<ExactRow>& exact);
   void take(Decision<Real>& d, size_t cache, const Results& results, const std::vector<ExactRow>& exact,
@@ -52,6 +58,7 @@ class HeadReplay {
 
   const HeadStream<Real>& stream_;
   const RunOptions& options_;
+  int64_t more_rows_;
   ExactAttention<Real> exact_;
   SparseRows<Real> sparse_;
   std::vector<uint8_t> scored_;  // [tokens]

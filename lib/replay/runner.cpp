@@ -14,6 +14,7 @@
 #include "kernels/kernels.hpp"
 #include "replay/head_replay.hpp"
 #include "replay/read_ahead.hpp"
+#include "trace/branch_tensors.hpp"
 #include "trace/uniforms.hpp"
 
 namespace kvreplay {
@@ -110,11 +111,11 @@ class Reader {
   template <class Real>
   HeadStream<Real> load(const HeadRequest& request) {
     const std::lock_guard lock(mutex_);
-    HeadStream<Real> stream = load_head<Real>(opened(request.place.trace), request);
+    HeadStream<Real> stream = load_head<Real>(text(request), request);
     if (stream.query_rows == 0 && stream.all_query_rows > 0)
       stream.fetch_queries = [this, request](int32_t first, int32_t count, std::vector<Real>& queries) {
         const std::lock_guard fetching(mutex_);
-        read_query_rows(opened(request.place.trace), request, first, count, queries);
+        read_query_rows(text(request), request, first, count, queries);
       };
     return stream;
   }
@@ -139,8 +140,18 @@ class Reader {
     if (tensors == nullptr) tensors = open_(trace, scopes_.at(trace));
     return *tensors;
   }
+  // The trace, or its context followed by a branch.
+  const Tensors& text(const HeadRequest& request) {
+    const Tensors& trace = opened(request.place.trace);
+    const int32_t branch = request.extent.branch;
+    if (branch < 0) return trace;
+    std::unique_ptr<Tensors>& with = branches_[{request.place.trace, request.place.prompt, branch}];
+    if (with == nullptr) with = with_branch(trace, request.place.prompt, size_t(branch));
+    return *with;
+  }
   const OpenTensors& open_;
   const std::map<size_t, TraceScope> scopes_;
+  std::map<std::tuple<size_t, std::string, int32_t>, std::unique_ptr<Tensors>> branches_;
   std::map<size_t, std::unique_ptr<Tensors>> opened_;
   std::mutex mutex_;
 };
@@ -184,6 +195,26 @@ class Reports {
   std::mutex mutex_;
 };
 
+// The requests for the branches of a group's prompt, one after the other; without branches the group's own.
+std::vector<HeadRequest> texts_of(const Group& group) {
+  const std::vector<BranchExtent>& branches = group.decisions.front().front()->branches;
+  if (branches.empty()) return {group.request};
+  std::vector<HeadRequest> texts(branches.size(), group.request);
+  for (size_t i = 0; i < texts.size(); ++i)
+    texts[i].extent.branch = branches[i].number,
+    texts[i].extent.tokens = group.request.extent.prompt_tokens + branches[i].tokens;
+  return texts;
+}
+
+// Rows that the branches of a group score from the one of this index on.
+int64_t rows_from(const Group& group, size_t branch, const QuerySelection& queries) {
+  int64_t rows = 0;
+  const std::vector<BranchExtent>& branches = group.decisions.front().front()->branches;
+  for (size_t i = branch; i < branches.size(); ++i)
+    rows += count_scored(branches[i].tokens - branches[i].input_tokens, queries);
+  return rows;
+}
+
 template <class Real>
 struct Loaded {
   std::optional<HeadStream<Real>> stream;
@@ -193,7 +224,7 @@ struct Loaded {
 template <class Real>
 Loaded<Real> load_or_failure(Reader& reader, const Group& group, bool others_go_on) {
   try {
-    return {reader.load<Real>(group.request), ""};
+    return {reader.load<Real>(texts_of(group).front()), ""};
   } catch (...) {
     return {std::nullopt, head_failure_reason(others_go_on)};
   }
@@ -201,13 +232,24 @@ Loaded<Real> load_or_failure(Reader& reader, const Group& group, bool others_go_
 
 // A head is reported when all of it is replayed, so a head that is lost on the way has reported nothing.
 template <class Real, class Stop>
-void replay_group(const Group& group, const HeadStream<Real>& stream, const RunOptions& options, const Stop& stop,
-                  Reports& reports) {
+void replay_group(const Group& group, HeadStream<Real> first, Reader& reader, const RunOptions& options,
+                  const Stop& stop, Reports& reports) {
   bool reported = false;
   try {
-    HeadReplay<Real> replay(stream, options);
-    for (const auto& decision : group.decisions) replay.add(decision);
-    replay.run(stop, [&](const Cell& cell, const CellResult& result) {
+    // A branch reads the context anew: what a method keeps of it depends on nothing behind it.
+    const std::vector<HeadRequest> texts = texts_of(group);
+    std::unique_ptr<HeadStream<Real>> stream, stream_before;
+    std::unique_ptr<HeadReplay<Real>> replay, before;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      stream = std::make_unique<HeadStream<Real>>(i == 0 ? std::move(first) : reader.load<Real>(texts[i]));
+      replay = std::make_unique<HeadReplay<Real>>(*stream, options, rows_from(group, i + 1, options.queries));
+      for (const auto& decision : group.decisions) replay->add(decision);
+      if (before != nullptr) replay->go_on(*before);
+      replay->run(stop);
+      if (stop()) return;
+      before = std::move(replay), stream_before = std::move(stream);
+    }
+    before->report([&](const Cell& cell, const CellResult& result) {
       reported = true;
       reports.result(cell, result);
     });
@@ -246,10 +288,10 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
       auto next = heads.next();
       if (!next) break;
       const Group& group = groups[next->first];
-      const Loaded<Real> head = std::move(next->second);
+      Loaded<Real> head = std::move(next->second);
       next.reset();
       reports.started(*group.decisions.front().front());
-      if (head.stream) replay_group(group, *head.stream, options, stop, reports);
+      if (head.stream) replay_group(group, std::move(*head.stream), reader, options, stop, reports);
       else reports.lost(group, head.lost);
       reports.finish_head();
     }

@@ -62,10 +62,19 @@ void write_projections(H5Output& file, const Cell&, const CellResult& result) {
     file.write("projections/a_recorded", std::span<const float>(recorded), {shape[0], shape[1]}, compress);
 }
 
-void write_lists(H5Output& file, const std::string& name, const TokenLists& lists) {
+void write_series(H5Output& file, const std::string& name, const TokenLists& lists) {
   assert(lists.off.back() == int64_t(lists.flat.size()));
-  write_flat(file, "kept/" + name + "_flat", lists.flat);
-  write_flat(file, "kept/" + name + "_off", lists.off);
+  write_flat(file, name + "_flat", lists.flat);
+  write_flat(file, name + "_off", lists.off);
+}
+
+void write_lists(H5Output& file, const std::string& group, const TokensHeld& lists, bool double_precision) {
+  const bool query_time = lists.attended.off.size() > 1;
+  if (query_time) write_series(file, group + "/attended", lists.attended);
+  if (!query_time || lists.kept.off.size() > 1) write_series(file, group + "/kept", lists.kept);
+  const std::vector<int64_t> weights = {int64_t(lists.kept.flat.size())};
+  if (!lists.num.empty()) write_reals(file, group + "/num", lists.num, weights, double_precision);
+  if (!lists.den.empty()) write_reals(file, group + "/den", lists.den, weights, double_precision);
 }
 
 // Identifies the lists in the terms of results.csv, so that the file is complete without its table.
@@ -77,12 +86,9 @@ void write_label(H5Output& file, const Cell& cell) {
 }
 
 void write_kept(H5Output& file, const Cell& cell, const CellResult& result) {
-  const bool query_time = result.attended.off.size() > 1;
-  if (query_time) write_lists(file, "attended", result.attended);
-  if (!query_time || result.kept.off.size() > 1) write_lists(file, "kept", result.kept);
-  const std::vector<int64_t> weights = {int64_t(result.kept.flat.size())};
-  if (!result.num.empty()) write_reals(file, "kept/num", result.num, weights, result.double_precision);
-  if (!result.den.empty()) write_reals(file, "kept/den", result.den, weights, result.double_precision);
+  for (const auto& [branch, lists] : result.branches)
+    write_lists(file, fmt::format("kept/branches/{:03}", branch), lists, result.double_precision);
+  if (result.branches.empty()) write_lists(file, "kept", result, result.double_precision);
   const std::pair<const char*, bool> marks[] = {
       {"oneshot", result.oneshot}, {"attends", result.attends}, {"partial", result.partial}};
   for (const auto& [name, holds] : marks)

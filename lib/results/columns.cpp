@@ -118,6 +118,46 @@ JsonObject row_object(const Sources& sources) {
   return row;
 }
 
+struct SegmentSource {
+  Column column;
+  std::string (*json)(const SegmentResult&);
+};
+
+std::string or_null(const std::optional<double>& value) { return value ? json_of(*value) : kEmpty; }
+
+// All columns of segments.csv behind the key.
+constexpr SegmentSource kSegments[] = {
+    {fact("segment", "", "index of the output in the trace's segments, or of the branch"),
+     [](const SegmentResult& s) { return json_of(s.number); }},
+    {fact("name", "", "its name, or output"),
+     [](const SegmentResult& s) { return json_of(s.name.empty() ? std::string("output") : s.name); }},
+    {fact("first_row", "", "token of its first scored row"),
+     [](const SegmentResult& s) { return json_of(s.first_row); }},
+    {fact("rows", "rows", "scored rows"), [](const SegmentResult& s) { return json_of(s.rows); }},
+    {fact("tokens_seen", "tokens", "tokens before its first one"),
+     [](const SegmentResult& s) { return json_of(s.tokens_seen); }},
+    {fact("resident_tokens", "tokens", "tokens in the cache when it begins"),
+     [](const SegmentResult& s) { return json_of(s.resident_tokens); }},
+    {fact("rel_err_out_mean", "1", "as in results.csv, over its rows"),
+     [](const SegmentResult& s) { return or_null(s.rel_err_mean); }},
+    {fact("rel_err_out_max", "1", "as in results.csv, over its rows"),
+     [](const SegmentResult& s) { return or_null(s.rel_err_max); }},
+    {fact("kept_mass_mean", "1", "as in results.csv, over its rows"),
+     [](const SegmentResult& s) { return or_null(s.kept_mass_mean); }},
+    {fact("needle_mass", "1", "as in results.csv, over its rows"),
+     [](const SegmentResult& s) { return or_null(s.needle_mass); }},
+};
+
+std::string segments_json(const std::vector<SegmentResult>& segments) {
+  std::vector<std::string> rows;
+  for (const SegmentResult& segment : segments) {
+    JsonObject row;
+    for (const SegmentSource& source : kSegments) row.add_json(source.column.name, source.json(segment));
+    rows.push_back(row.text());
+  }
+  return rows.empty() ? "" : "[" + join(rows, ",") + "]";
+}
+
 bool finite(const std::vector<double>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); });
 }
@@ -133,6 +173,8 @@ std::string not_a_number(const CellResult& result) {
   if (!finite(result.partition_err)) return "partition_err of a row";
   if (!finite(result.out)) return "out of a row";
   if (!finite(result.num) || !finite(result.den)) return "the weight of a kept token";
+  for (const auto& [branch, lists] : result.branches)
+    if (!finite(lists.num) || !finite(lists.den)) return "the weight of a kept token";
   return "";
 }
 
@@ -165,6 +207,15 @@ const std::vector<Column>& columns() {
   return all;
 }
 
+const std::vector<Column>& segment_columns() {
+  static const std::vector<Column> all = [] {
+    std::vector<Column> out = {kCell[0].column};
+    for (const SegmentSource& source : kSegments) out.push_back(source.column);
+    return out;
+  }();
+  return all;
+}
+
 JsonObject column_facts(const Column& column) {
   JsonObject facts;
   facts.add("unit", std::string(column.unit)).add("help", std::string(column.help)).add("timing", column.timing);
@@ -177,7 +228,7 @@ JsonObject column_facts(const Column& column) {
 
 Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& process) {
   const std::string culprit = result.ok ? not_a_number(result) : "";
-  if (culprit.empty()) return {result.ok, row_object({cell, result, process}).text()};
+  if (culprit.empty()) return {result.ok, row_object({cell, result, process}).text(), segments_json(result.segments)};
   CellResult failed;
   failed.ok = false;
   failed.error = "internal error: " + culprit + " is not a finite number";

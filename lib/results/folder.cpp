@@ -34,7 +34,8 @@ bool is_arrays_file(const std::string& name) { return name.ends_with(kArraysExte
 bool is_final_file(const std::string& name) {
   const std::vector<std::string> kinds = all_kinds();
   const auto gathers = [&](const std::string& kind) { return name == kind + ".h5"; };
-  return name == kTableFile || name == kMetaFile || std::any_of(kinds.begin(), kinds.end(), gathers);
+  return name == kTableFile || name == kSegmentsFile || name == kMetaFile ||
+         std::any_of(kinds.begin(), kinds.end(), gathers);
 }
 json describe_columns() {
   json all = json::object();
@@ -149,11 +150,22 @@ void ResultsFolder::gather(const Keys& plan, const std::string& kind) const {
   gather_arrays(dir_ / (kind + ".h5"), kind, cells, reader);
 }
 
+void ResultsFolder::append_segments(const CellLine& line, std::optional<TextFile>& csv) const {
+  if (!csv) {
+    Fields names;
+    for (const Column& column : segment_columns()) names.emplace_back(column.name);
+    csv.emplace(dir_ / kSegmentsFile);
+    csv->append(csv_line(names));
+  }
+  for (const Fields& row : line.segments) csv->append(csv_line(row));
+}
+
 Notes ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit,
                                   const SharesOfCells& shares, const Registry& methods) const {
   for (const std::string& kind : kinds_of(save_)) gather(plan, kind);
   TextFile csv(dir_ / kTableFile);
   csv.append(csv_line(column_names()));
+  std::optional<TextFile> segments;
   std::map<std::string, int64_t> computed_by;
   const std::vector<std::string> names = column_names();
   const size_t share = size_t(std::find(names.begin(), names.end(), kShareColumn) - names.begin());
@@ -164,11 +176,13 @@ Notes ResultsFolder::write_tables(const Keys& plan, const std::string& meta, con
     const auto asked = shares.find(fields[key]);
     fields[share] = asked == shares.end() ? "" : asked->second;
     csv.append(csv_line(fields));
+    if (!line.segments.empty()) append_segments(line, segments);
     seen.add(fields);
     if (visit) visit(fields);
     ++computed_by[line.path + " " + line.build];
   });
   csv.publish();
+  if (segments) segments->publish();
   json all = json::parse(meta);
   all["computed_by"] = computed_by;
   all["columns"] = describe_columns();

@@ -1,6 +1,7 @@
 #pragma once
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -8,6 +9,7 @@
 
 #include "catalog/cell.hpp"
 #include "results/note.hpp"
+#include "results/output_files.hpp"
 #include "results/shards.hpp"
 
 // Reads the output directory of a run or a sweep.
@@ -15,6 +17,7 @@
 namespace kvreplay {
 
 constexpr const char* kTableFile = "results.csv";
+constexpr const char* kSegmentsFile = "segments.csv";
 constexpr const char* kMetaFile = "results.meta.json";
 
 // Whether a directory has a table, written by any program.
@@ -42,9 +45,10 @@ class ResultsFolder {
   Keys others(const Keys& plan) const;
   // Visits the published cells of a plan, in its order; rows are read one at a time.
   void each_row(const Keys& plan, const RowVisitor& visit) const;
-  // Writes results.csv, results.meta.json (`meta`, a JSON object; the columns' units, the counts, the notes) and the
-  // .h5 files that `save` asks for; each file whole or not at all. `visit` gets each row on the way. Returns the notes;
-  // none while cells are missing. `methods` supply what the notes need to know of methods. Throws OutputError.
+  // Writes results.csv, segments.csv if texts have turns, results.meta.json (`meta`, a JSON object; the columns' units,
+  // the counts, the notes) and the .h5 files that `save` asks for; each file whole or not at all. `visit` gets each row
+  // on the way. Returns the notes; none while cells are missing. `methods` supply what the notes need to know of
+  // methods. Throws OutputError.
   Notes write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {},
                      const SharesOfCells& shares = {}, const Registry& methods = registry()) const;
 
@@ -53,6 +57,8 @@ class ResultsFolder {
   uint32_t add_file(const std::filesystem::path& file);  // a file that this process writes; returns its number
 
  private:
+  // Appends the rows of a cell to segments.csv, which is created with the first.
+  void append_segments(const CellLine& line, std::optional<TextFile>& csv) const;
   void gather(const Keys& plan, const std::string& kind) const;
   // Visits the lines of a plan's published cells, in the plan's order.
   void each_line(const Keys& plan, const std::function<void(const CellLine&)>& visit) const;

@@ -121,6 +121,16 @@ Fields fields_in(const json& row) {
   return fields;
 }
 
+std::vector<Fields> segments_in(const json& line) {
+  std::vector<Fields> rows;
+  for (const json& segment : line.value("segments", json::array())) {
+    Fields& row = rows.emplace_back();
+    for (const Column& column : segment_columns())
+      row.push_back(field_text(segment.value(column.name, json(column.name == kKeyColumn ? line.at("key") : json()))));
+  }
+  return rows;
+}
+
 // The CPU replays cells that a device cannot replay; the row records the device.
 std::string path_of(const json& line) {
   const auto text = [](const json& object, const char* name) {
@@ -162,9 +172,10 @@ Fields fields_of(const std::string& row) { return fields_in(json::parse(row)); }
 
 std::string shard_line(const std::string& key, const Row& row, const ProcessRecord& process,
                        const std::string& arrays) {
-  return sealed_line(fmt::format(R"("key":"{}","status":"{}","build":"{}","arrays":"{}",{},"row":{})", key,
+  const std::string segments = row.segments.empty() ? "" : R"(,"segments":)" + row.segments;
+  return sealed_line(fmt::format(R"("key":"{}","status":"{}","build":"{}","arrays":"{}",{},"row":{}{})", key,
                                  row.ok ? "ok" : "failed", process.build(), arrays, process_object(process).members(),
-                                 row.json));
+                                 row.json, segments));
 }
 
 std::string begun_line(int64_t unit, const ProcessRecord& process) {
@@ -191,7 +202,8 @@ CellLine LineReader::read(const LineAt& at) {
   in_.seekg(std::streamoff(at.offset));
   in_.read(line.data(), std::streamsize(at.bytes));
   const json parsed = in_ && unsealed(line) ? json::parse(line, nullptr, false) : json();
-  if (is_cell_line(parsed)) return {fields_in(parsed.at("row")), parsed.value("build", ""), path_of(parsed)};
+  if (is_cell_line(parsed))
+    return {fields_in(parsed.at("row")), segments_in(parsed), parsed.value("build", ""), path_of(parsed)};
   throw OutputError(
       fmt::format("{}: the line at byte {} was changed while it was read, or was not written by this program. "
                   "Remove the file, and replay the cells that it held",

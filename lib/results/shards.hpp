@@ -58,8 +58,8 @@ bool is_key(const std::string& text);  // k and 16 lower-case hex digits
 
 // Fields of a row that row_of() made. A row of an older build may lack a column.
 Fields fields_of(const std::string& row);
-// {"key", "status", "build", "arrays", the process, "row"} in one sealed line, without its end. `arrays`: location of
-// the arrays that this computation wrote (ArraysAt::text()), or empty.
+// {"key", "status", "build", "arrays", the process, "row", "segments"} in one sealed line, without its end. `arrays`:
+// location of the arrays that this computation wrote (ArraysAt::text()), or empty.
 std::string shard_line(const std::string& key, const Row& row, const ProcessRecord& process, const std::string& arrays);
 std::string begun_line(int64_t unit, const ProcessRecord& process);
 
@@ -71,8 +71,9 @@ Shards read_shards(const std::filesystem::path& out, const std::string& own_buil
 // A line, read again.
 struct CellLine {
   Fields fields;
-  std::string build;  // "version commit" of the program that wrote it
-  std::string path;   // "device isa precision": equal paths give bitwise equal numbers
+  std::vector<Fields> segments;  // rows of segments.csv
+  std::string build;             // "version commit" of the program that wrote it
+  std::string path;              // "device isa precision": equal paths give bitwise equal numbers
 };
 
 // Reads lines by their location. Keeps one file open: neighbours in a table are mostly neighbours in a shard.

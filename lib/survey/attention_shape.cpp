@@ -73,12 +73,12 @@ struct ColumnSums {
   }
 };
 
-struct Sums {
+struct ShapeSums {
   std::vector<RowSums> of_head;
   ColumnSums local, prompt, future;
 };
 
-void add_tile(const HeadStream<double>& stream, const Tile<double>& tile, Sums& sums) {
+void add_tile(const HeadStream<double>& stream, const Tile<double>& tile, ShapeSums& sums) {
   for (int32_t h = 0; h < tile.heads; ++h)
     for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
       const int32_t t = tile.rows[size_t(r)];
@@ -89,9 +89,9 @@ void add_tile(const HeadStream<double>& stream, const Tile<double>& tile, Sums& 
     }
 }
 
-Sums sum_rows(const HeadStream<double>& stream) {
+ShapeSums sum_rows(const HeadStream<double>& stream) {
   const ExactAttention<double> exact(stream);
-  Sums sums;
+  ShapeSums sums;
   sums.of_head.resize(size_t(stream.shape.heads));
   const std::vector<double> zero(size_t(stream.shape.heads) * size_t(stream.tokens), 0.0);
   sums.local.sum = sums.prompt.sum = sums.future.sum = zero;
@@ -134,7 +134,7 @@ std::vector<double> overlap(const Statistic& a, const Statistic& b) {
   return result;
 }
 
-void compare_statistics(const HeadStream<double>& stream, const Sums& sums, AttentionShape& shape) {
+void compare_statistics(const HeadStream<double>& stream, const ShapeSums& sums, AttentionShape& shape) {
   const auto of_prompt = [&](const std::vector<double>& sum) {
     std::vector<double> group = head_sum(sum, stream.tokens);
     group.resize(size_t(stream.prompt));
@@ -190,7 +190,7 @@ std::vector<double> uniform_column_sums(const HeadStream<double>& stream) {
 }
 
 AttentionShape survey_attention(const HeadStream<double>& stream) {
-  const Sums sums = sum_rows(stream);
+  const ShapeSums sums = sum_rows(stream);
   AttentionShape shape;
   shape.heads = stream.shape.heads;
   shape.rows = sums.prompt.rows + sums.future.rows;

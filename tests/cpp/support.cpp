@@ -191,7 +191,8 @@ RunResult replay(const HeadStream<Real>& stream, const std::vector<Cell>& cells,
   HeadReplay<Real> head(stream, options);
   for (const Cell& cell : cells) head.add(cell);
   RunResult result;
-  head.run([] { return false; }, [&](const Cell&, const CellResult& r) { result.cells.push_back(r); });
+  head.run([] { return false; });
+  head.report([&](const Cell&, const CellResult& r) { result.cells.push_back(r); });
   return result;
 }
 

@@ -44,6 +44,8 @@ METHODS = [
 BUDGET = 41
 # Columns that are not a measure of the replay, or repeat another column.
 NOT_RECOMPUTED = {"bound_log10_tokens"}
+# test_turns_replay.py recomputes these.
+NOT_RECOMPUTED |= {"n_segments", "worst_segment", "worst_rel_err_out_mean", "first_rel_err_out_mean"}
 # The memory columns need the method's account, which kept lists of these methods do not contain.
 WITHOUT_MEMORY_COLUMNS = {"balancekv_stream"}
 

@@ -43,8 +43,9 @@ WRONG = {
     ),
     "a parameter of another method": (
         config("methods: [{name: h2o, kernel: 7}]\nbudget: {tokens: [16]}\n"),
-        'c.yaml:3:23: error: "kernel" is a parameter of snapkv and pyramidkv and laq and lava and defensivekv '
-        "and self_balancing_walk and rocketkv and rkv and vase and gkv and block_eviction, not of h2o\n",
+        'c.yaml:3:23: error: "kernel" is a parameter of snapkv and pyramidkv and laq and lava and '
+        "defensivekv and self_balancing_walk and rocketkv and rkv and vase and gkv and "
+        "block_eviction, not of h2o\n",
     ),
     "a key given twice": (
         config(REST + "budget: {tokens: [8]}\n"),

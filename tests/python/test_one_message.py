@@ -285,7 +285,8 @@ def test_a_parameter_at_the_root_is_refused_with_an_entry_that_works(setting, sa
 def test_a_parameter_at_the_root_of_a_file_is_refused_in_the_words_of_a_file(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
-        f"schema: 1\ntraces: [{SAMPLE}]\nmethods: [h2o]\nbudget: {{tokens: 64}}\ngqa.level: query\nkernel: 5\n"
+        f"schema: 1\ntraces: [{SAMPLE}]\nmethods: [h2o]\nbudget: {{tokens: 64}}\n"
+        "gqa.level: query\nkernel: 5\n"
     )
     assert kvreplay("run", path, "-n").stderr.splitlines() == [
         f"{path}:5:1: error: gqa.level belongs to a method: {{name: h2o, gqa.level: query}}",

@@ -22,7 +22,14 @@ from whole_traces import (
 
 KINDS = (*SAVED, "projections")
 NEEDLES = {"at": [0.2, 0.7], "tokens": 4}
-NEVER_FILLED = {"error", "budget_share"}  # no cell fails, and no budget is a share
+# No cell fails, no budget is a share, and no text has turns.
+NEVER_FILLED = {"error", "budget_share"}
+NEVER_FILLED |= {
+    "n_segments",
+    "worst_segment",
+    "worst_rel_err_out_mean",
+    "first_rel_err_out_mean",
+}  # no turns
 NOT_MEASURES = {
     *("key", "trace_id", "model", "prompt", "layer", "kv_head", "method", "params", "given", "budget_tokens"),
     *("budget_share", "seed", "n_prefill", "n_tokens", "n_queries", "status", "error", "extras", "precision"),

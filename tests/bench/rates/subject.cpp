@@ -100,13 +100,12 @@ void replay_cells(const Subject& subject, const std::vector<Cell>& cells, const 
   HeadReplay<float> replay(subject.stream, options);
   for (const Cell& cell : cells) replay.add(cell);
   std::string failure;
-  replay.run([] { return false; },
-             [&](const Cell& cell, const CellResult& result) {
-               const char* const name = cell.method().info.name;
-               if (!result.ok) failure = fmt::format("{}: {}", name, result.error);
-               else if (options.device && result.on_cpu)
-                 failure = fmt::format("{}: the device leaves it to the cores", name);
-             });
+  replay.run([] { return false; });
+  replay.report([&](const Cell& cell, const CellResult& result) {
+    const char* const name = cell.method().info.name;
+    if (!result.ok) failure = fmt::format("{}: {}", name, result.error);
+    else if (options.device && result.on_cpu) failure = fmt::format("{}: the device leaves it to the cores", name);
+  });
   if (!failure.empty()) throw UserError(1, fmt::format("bench: a cell failed: {}", failure));
 }
 

@@ -84,12 +84,12 @@ Row by_hand(const Problem& p, const List& list, int32_t head, int32_t row) {
   return r;
 }
 
-struct Sums {
+struct GroupSums {
   std::vector<float> top, z, tokens, squares, out;
 };
 
 // As DeviceHead does: uploads everything, packs it and attends to it.
-Sums attend(const Problem& p, const std::vector<List>& lists, Grade grade, Schedule schedule = Schedule::forward) {
+GroupSums attend(const Problem& p, const std::vector<List>& lists, Grade grade, Schedule schedule = Schedule::forward) {
   const auto runtime = runtime_under_test(schedule);
   const Planes q = packed(*runtime, p.q, p.dim, p.width, grade), k = packed(*runtime, p.k, p.dim, p.width, grade),
                v = packed(*runtime, p.v, p.dim, p.width, grade);
@@ -131,7 +131,7 @@ Sums attend(const Problem& p, const std::vector<List>& lists, Grade grade, Sched
           downloaded(*runtime, squares), downloaded(*runtime, out)};
 }
 
-void check_rows(const Problem& p, const std::vector<List>& lists, const Sums& sums, double tolerance) {
+void check_rows(const Problem& p, const std::vector<List>& lists, const GroupSums& sums, double tolerance) {
   for (size_t part = 0; part < lists.size(); ++part)
     for (int32_t head = lists[part].first_head; head < lists[part].first_head + lists[part].heads; ++head)
       for (int32_t row = 0; row < p.rows; ++row) {
@@ -168,7 +168,7 @@ std::vector<List> example_lists(const Problem& p) {
   return {all, set, moving};
 }
 
-void same_bits(const Sums& a, const Sums& b) {
+void same_bits(const GroupSums& a, const GroupSums& b) {
   const auto bits = [](const std::vector<float>& x) {
     std::vector<uint32_t> all(x.size());
     std::transform(x.begin(), x.end(), all.begin(), [](float one) { return float_bits(one); });
@@ -250,7 +250,7 @@ TEST_CASE("the order of threads changes no bit of attention", "[emulator][many]"
   Problem p;
   p.fill();
   const auto lists = example_lists(p);
-  const Sums forward = attend(p, lists, Grade::single);
+  const GroupSums forward = attend(p, lists, Grade::single);
   for (const Schedule schedule : {Schedule::backward, Schedule::shuffled})
     same_bits(forward, attend(p, lists, Grade::single, schedule));
 }
@@ -260,7 +260,7 @@ TEST_CASE("a NaN key makes every row that attends to it NaN", "[device][kernel]"
   p.fill();
   p.k[size_t(100 * p.dim)] = NAN;
   const List all{0, p.tokens - 1, {}, {}, {}, {}, 0, p.heads};
-  const Sums sums = attend(p, {all}, Grade::single);
+  const GroupSums sums = attend(p, {all}, Grade::single);
   for (int32_t row = 0; row < p.rows; ++row) {
     CAPTURE(row);
     CHECK(std::isnan(sums.z[size_t(row)]) == (p.row_token[size_t(row)] >= 100));

@@ -1,0 +1,148 @@
+#include "trace/branch_tensors.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace kvreplay {
+namespace {
+
+class WithBranch final : public Tensors {
+ public:
+  WithBranch(const Tensors& trace, const std::string& prompt, size_t branch)
+      : trace_(trace), prompt_(prompt), branch_(branch), info_(trace.info()) {
+    PromptInfo& own = *std::find_if(info_.prompts.begin(), info_.prompts.end(),
+                                    [&](const PromptInfo& candidate) { return candidate.id == prompt; });
+    const BranchInfo& follows = own.branches.at(branch);
+    context_ = own.context_tokens, tokens_ = follows.tokens;
+    own.tokens = context_ + tokens_, own.n_prompt = context_;
+    const auto context = int32_t(context_), all = int32_t(own.tokens), input = int32_t(follows.input_tokens);
+    own.segments = {{0, context}, {SegmentKind::context}, {follows.name}};
+    const auto add = [&](int32_t end, SegmentKind kind) {
+      if (end == own.segments.start.back()) return;
+      own.segments.start.push_back(end), own.segments.kind.push_back(kind), own.segments.names.push_back(follows.name);
+    };
+    add(context + input, SegmentKind::input);
+    add(all, SegmentKind::output);
+    for (LayerInfo& layer : own.layers) {
+      layer.tokens = own.tokens;
+      layer.query_rows = context_queries(layer.layer) + tokens_;
+      layer.gradient_samples = layer.gradient_rows = 0, layer.gradient_recorded = false;
+    }
+  }
+
+  const TraceInfo& info() const override { return info_; }
+  void read_keys(const std::string& prompt, int32_t layer, int32_t head, int64_t count,
+                 std::span<float> into) const override {
+    read_rows(
+        prompt, count, into, [&](int64_t n, std::span<float> to) { trace_.read_keys(prompt, layer, head, n, to); },
+        [&](std::span<float> to) { trace_.read_branch_keys(prompt, branch_, layer, head, to); });
+  }
+  void read_values(const std::string& prompt, int32_t layer, int32_t head, int64_t count,
+                   std::span<float> into) const override {
+    read_rows(
+        prompt, count, into, [&](int64_t n, std::span<float> to) { trace_.read_values(prompt, layer, head, n, to); },
+        [&](std::span<float> to) { trace_.read_branch_values(prompt, branch_, layer, head, to); });
+  }
+  void read_queries(const std::string& prompt, int32_t layer, int32_t head, int64_t first, int64_t rows,
+                    std::span<float> into) const override {
+    if (prompt != prompt_) return trace_.read_queries(prompt, layer, head, first, rows, into);
+    const int64_t context = context_queries(layer), before = std::clamp<int64_t>(context - first, 0, rows);
+    const size_t width = rows > 0 ? into.size() / size_t(rows) : 0;
+    if (before > 0) trace_.read_queries(prompt, layer, head, first, before, into.first(size_t(before) * width));
+    if (before == rows) return;
+    std::vector<float> all(size_t(tokens_) * width);
+    trace_.read_branch_queries(prompt, branch_, layer, head, all);
+    const int64_t from = first + before - context;
+    std::copy_n(all.begin() + from * int64_t(width), (rows - before) * int64_t(width),
+                into.begin() + before * int64_t(width));
+  }
+  DeviceTensors on_device(const std::string& prompt, int32_t layer) const override {
+    return prompt == prompt_ ? DeviceTensors{} : trace_.on_device(prompt, layer);
+  }
+  // Classes of a branch's tokens are not recorded: they count as plain.
+  std::vector<uint8_t> token_classes(const std::string& prompt) const override {
+    std::vector<uint8_t> classes = trace_.token_classes(prompt);
+    if (prompt == prompt_ && !classes.empty())
+      classes.resize(size_t(context_)), classes.resize(size_t(context_ + tokens_));
+    return classes;
+  }
+  std::vector<int32_t> position_ids(const std::string& prompt) const override {
+    std::vector<int32_t> positions = trace_.position_ids(prompt);
+    if (prompt != prompt_) return positions;
+    const std::vector<int32_t> later = trace_.branch_position_ids(prompt, branch_);
+    positions.resize(size_t(context_));
+    positions.insert(positions.end(), later.begin(), later.end());
+    return positions;
+  }
+  std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const override {
+    std::vector<int32_t> positions = trace_.query_positions(prompt, layer);
+    if (prompt != prompt_) return positions;
+    std::erase_if(positions, [&](int32_t token) { return token >= context_; });
+    for (int64_t t = 0; t < tokens_; ++t) positions.push_back(int32_t(context_ + t));
+    return positions;
+  }
+  std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const override {
+    return trace_.sink_logits(prompt, layer);
+  }
+  void read_up_values(const std::string& prompt, int32_t layer, int32_t head, std::span<float> into) const override {
+    trace_.read_up_values(prompt, layer, head, into);
+  }
+  void read_output_weights(const std::string& prompt, int32_t layer, int32_t head,
+                           std::span<float> into) const override {
+    trace_.read_output_weights(prompt, layer, head, into);
+  }
+  void read_repeat_queries(const std::string& prompt, int32_t layer, int32_t head,
+                           std::span<float> into) const override {
+    trace_.read_repeat_queries(prompt, layer, head, into);
+  }
+  void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t head, std::span<float> into) const override {
+    trace_.read_repeat_keys(prompt, layer, head, into);
+  }
+  std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const override {
+    return trace_.repeat_input_norms(prompt, layer);
+  }
+  void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t head,
+                              std::span<float> into) const override {
+    trace_.read_lookahead_queries(prompt, layer, head, into);
+  }
+  std::vector<int32_t> gradient_rows(const std::string& prompt, int32_t layer) const override {
+    return prompt == prompt_ ? std::vector<int32_t>{} : trace_.gradient_rows(prompt, layer);
+  }
+  void read_gradient(const std::string& prompt, int32_t layer, int32_t head, int32_t sample,
+                     std::span<float> into) const override {
+    trace_.read_gradient(prompt, layer, head, sample, into);
+  }
+
+ private:
+  int64_t context_queries(int32_t layer) const {
+    const std::vector<int32_t> positions = trace_.query_positions(prompt_, layer);
+    return std::count_if(positions.begin(), positions.end(), [&](int32_t token) { return token < context_; });
+  }
+  // of_trace(count, into): rows of the trace's prompt; of_branch(into): all rows of the branch.
+  template <class Trace, class Branch>
+  void read_rows(const std::string& prompt, int64_t count, std::span<float> into, Trace of_trace,
+                 Branch of_branch) const {
+    if (prompt != prompt_) return of_trace(count, into);
+    const int64_t before = std::min(count, context_);
+    const size_t width = count > 0 ? into.size() / size_t(count) : 0;
+    of_trace(before, into.first(size_t(before) * width));
+    if (before == count) return;
+    std::vector<float> all(size_t(tokens_) * width);
+    of_branch(all);
+    std::copy_n(all.begin(), size_t(count - before) * width, into.begin() + before * int64_t(width));
+  }
+
+  const Tensors& trace_;
+  const std::string prompt_;
+  const size_t branch_;
+  TraceInfo info_;
+  int64_t context_ = 0, tokens_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Tensors> with_branch(const Tensors& trace, const std::string& prompt, size_t branch) {
+  return std::make_unique<WithBranch>(trace, prompt, branch);
+}
+
+}  // namespace kvreplay

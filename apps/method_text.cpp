@@ -326,7 +326,7 @@ std::string formats_markdown_page() {
 }
 
 std::string instance_text(const MethodInstance& instance) {
-  const std::string later = instance.later == nullptr ? "" : later_json(*instance.later, nullptr);
+  const std::string later = later_json(instance.later.get());
   return NamedInstance{instance.method_name(), given_json(instance.values, instance.options, {}, later)}.label();
 }
 

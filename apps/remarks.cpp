@@ -52,8 +52,8 @@ std::string unreachable_json(const RunConfig& config, const SolvedShares& solved
   for (const Unreachable& one : solved.unreachable) {
     const MethodInstance& m = config.methods[one.instance];
     JsonObject entry;
-    const std::string later = m.later == nullptr ? "" : later_json(*m.later, nullptr);
-    entry.add("method", m.method_name()).add_json("given", given_json(m.values, m.options, {}, later));
+    entry.add("method", m.method_name());
+    entry.add_json("given", given_json(m.values, m.options, {}, later_json(m.later.get())));
     if (!one.failure.empty()) entry.add("failure", one.failure);
     if (one.fails_in_run) entry.add("fails_in_run", true);
     entry.add("share", one.share).add("floor_low", one.floor_low).add("floor_high", one.floor_high);

@@ -43,14 +43,15 @@ std::string name_of(const Method& method, const LaterMethod* later) {
   return later == nullptr ? first : first + "+" + later->values.method().info.name;
 }
 
-std::string later_json(const LaterMethod& later, const MethodContext* first) {
+std::string later_json(const LaterMethod* later, const MethodContext* first) {
+  if (later == nullptr) return "";
   JsonObject all;
-  all.add("name", later.values.method().info.name);
-  all.add_json("params", first == nullptr ? given_json(later.values, later.options)
-                                          : params_json(later.method_for(*first), later.options));
-  if (later.budget.growth.any())
-    all.add("ratio_of_seen", later.budget.growth.ratio).add("floor", later.budget.growth.floor);
-  else if (!later.budget.none()) all.add("tokens", later.budget.tokens);
+  all.add("name", later->values.method().info.name);
+  all.add_json("params", first == nullptr ? given_json(later->values, later->options)
+                                          : params_json(later->method_for(*first), later->options));
+  const Budget& budget = later->budget;
+  if (budget.growth.any()) all.add("ratio_of_seen", budget.growth.ratio).add("floor", budget.growth.floor);
+  else if (!budget.none()) all.add("tokens", budget.tokens);
   return all.text();
 }
 
@@ -59,8 +60,7 @@ std::string shown_params(const BoundMethod& method, const Variant& variant) {
   const std::string given = method.method().lists_in.empty() ? variant.digests.given : "";
   return params_json(method, variant.options,
                      {given, variant.digests.allocator, variant.digests.uniforms, variant.digests.calibration},
-                     method.context().budget.growth,
-                     variant.later == nullptr ? "" : later_json(*variant.later, &method.context()));
+                     method.context().budget.growth, later_json(variant.later.get(), &method.context()));
 }
 
 namespace {

@@ -41,8 +41,8 @@ struct LaterMethod {
 std::string name_of(const Method& method, const LaterMethod* later);
 
 // JSON of the method, its values that differ from the defaults and its budget. first: the context of the method before
-// it, for all values as they are resolved, or null.
-std::string later_json(const LaterMethod& later, const MethodContext* first);
+// it, for all values as they are resolved, or null. "" for null: no other method decides.
+std::string later_json(const LaterMethod* later, const MethodContext* first = nullptr);
 
 // The common part of the cells of one method instance, layer and budget.
 struct Variant {

@@ -119,6 +119,11 @@ Refusal lacks_turns(const char* what, const TraceInfo& trace, const PromptInfo& 
           .places = places_of(trace, prompt)};
 }
 
+// Tokens of a recorded question that end the first `prefill` tokens.
+int32_t question_tokens(const PromptInfo& prompt, int64_t prefill) {
+  return int32_t(prefill - std::min(prefill, prompt.question_from.value_or(prefill)));
+}
+
 // A prompt of several turns: the first output ends the prompt.
 std::optional<Extent> extent_of_turns(const RunConfig& config, const TraceInfo& trace, const PromptInfo& prompt,
                                       int64_t tokens, Problems& problems) {
@@ -132,8 +137,7 @@ std::optional<Extent> extent_of_turns(const RunConfig& config, const TraceInfo& 
                              .remedy = "record answers, or replay more tokens",
                              .places = places_of(trace, prompt)}),
            std::nullopt;
-  const int64_t question = prompt.n_prompt - std::min(prompt.n_prompt, prompt.question_from.value_or(prompt.n_prompt));
-  Extent extent{int32_t(tokens), int32_t(prompt.n_prompt), int32_t(question), true};
+  Extent extent{int32_t(tokens), int32_t(prompt.n_prompt), question_tokens(prompt, prompt.n_prompt), true};
   extent.longest_input = longest_input(prompt.segments, extent.prompt_tokens, extent.tokens);
   return extent;
 }
@@ -231,8 +235,7 @@ std::optional<Extent> extent_of(const RunConfig& config, const TraceInfo& trace,
     problems.error(config.mark_of({"replay.prefill", "replay.tokens", "traces[0]"}), std::move(refusal));
     return std::nullopt;
   }
-  const int64_t question = prefill - std::min(prefill, prompt.question_from.value_or(prefill));
-  return Extent{int32_t(tokens), int32_t(prefill), int32_t(question)};
+  return Extent{int32_t(tokens), int32_t(prefill), question_tokens(prompt, prefill)};
 }
 
 std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,

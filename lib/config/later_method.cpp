@@ -1,6 +1,7 @@
 #include "config/later_method.hpp"
 
 #include "config/budget.hpp"
+#include "config/method_keys.hpp"
 #include "config/sections.hpp"
 #include "config/serving.hpp"
 #include "config/values.hpp"
@@ -9,14 +10,6 @@ namespace kvreplay {
 namespace {
 
 constexpr const char* kBudget = "budget";
-
-Node without_budget(const Node& entry) {
-  Node left = entry;
-  for (size_t i = left.keys.size(); i-- > 0;)
-    if (left.keys[i].text == kBudget)
-      left.keys.erase(left.keys.begin() + int64_t(i)), left.items.erase(left.items.begin() + int64_t(i));
-  return left;
-}
 
 // The budget of its own, or none.
 Budget read_own_budget(const Node& entry, Problems& problems) {
@@ -39,7 +32,7 @@ std::shared_ptr<const LaterMethod> read_later_method(const Key& key, const Node&
                                                      const std::function<void(RunConfig&, const Node&)>& read) {
   const size_t before = problems.errors();
   RunConfig own;
-  read(own, without_budget(value));
+  read(own, without(value, {kBudget}));
   const Budget budget = read_own_budget(value, problems);
   if (problems.errors() > before) return nullptr;
   if (own.methods.size() != 1) {

@@ -364,7 +364,7 @@ class MethodsReader {
 
   static std::string identity(const MethodInstance& m) {
     return m.method().info.name + m.values.file() + m.values.calibration().name + params_json(m.values, m.options) +
-           m.uniforms.string() + (m.later == nullptr ? "" : later_json(*m.later, nullptr));
+           m.uniforms.string() + later_json(m.later.get());
   }
 
   void report_repetition(const MethodInstance& instance, const Mark& first) {

@@ -23,18 +23,14 @@ bool is_word(const Node* node, const char* word) {
 
 std::string indexed(const std::string& name, size_t i) { return fmt::format("{}[{}]", name, i); }
 
-// Reads `all`, one value or a list without repetition.
+// Reads `all`, one value or a list without repetition. remedy: what to do about an empty list.
 template <class T, class Read>
-std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& section, const std::string& key,
-                                             Problems& problems, Read read) {
-  const Node* node = section.find(key);
-  const std::string name = "select." + key;
+std::optional<std::vector<T>> read_selection(RunConfig& config, const Node* node, const std::string& name,
+                                             const std::string& remedy, Problems& problems, Read read) {
   if (is_word(node, "all")) return std::nullopt;
   config.marks[name] = node->mark;
   if (node->kind == Node::Kind::list && node->items.empty())
-    return problems.error(node->mark, problems.words().key(name) +
-                                          " is an empty list: name what to select, or leave it out for all"),
-           std::nullopt;
+    return problems.error(node->mark, problems.words().key(name) + " is an empty list: " + remedy), std::nullopt;
   std::vector<T> chosen;
   for (const Node* item : one_or_many(*node)) {
     const auto value = read(*item);
@@ -120,20 +116,11 @@ namespace {
 void read_branches(RunConfig& config, const Node* node, Problems& problems) {
   if (node == nullptr) return;
   const std::string name = "replay.branches";
-  auto& branches = config.replay.branches;
-  branches.any = true;
   config.marks[name] = node->mark;
-  if (is_word(node, "all")) return;
-  if (node->kind == Node::Kind::list && node->items.empty())
-    return problems.error(node->mark, problems.words().key(name) + " is an empty list: name branches, or write " +
-                                          problems.words().literal(R"("all")"));
-  for (const Node* item : one_or_many(*node)) {
-    const auto number = read_integer(problems, *item, name, kBranches);
-    if (!number) continue;
-    if (std::find(branches.numbers.begin(), branches.numbers.end(), int32_t(*number)) != branches.numbers.end())
-      problems.error(item->mark, fmt::format("{} is listed twice in {}", *number, problems.words().key(name)));
-    else branches.numbers.push_back(int32_t(*number));
-  }
+  const std::string remedy = "name branches, or write " + problems.words().literal(R"("all")");
+  const auto read = [&](const Node& item) { return read_integer(problems, item, name, kBranches); };
+  config.replay.branches = {
+      true, read_selection<int32_t>(config, node, name, remedy, problems, read).value_or(std::vector<int32_t>{})};
 }
 
 // What turns and branches say themselves.
@@ -158,16 +145,17 @@ void check_turns(const RunConfig& config, const Section& section, Problems& prob
 
 void read_select(RunConfig& config, const Node* node, Problems& problems) {
   const Section section(node, "select", {"prompts", "layers", "kv_heads"}, problems);
-  const auto integers = [&](const std::string& name, Range range) {
-    return [&problems, name, range](const Node& item) { return read_integer(problems, item, name, range); };
+  const std::string remedy = "name what to select, or leave it out for all";
+  const auto integers = [&](const std::string& key, Range range) {
+    const std::string name = "select." + key;
+    return read_selection<int32_t>(config, section.find(key), name, remedy, problems,
+                                   [&](const Node& item) { return read_integer(problems, item, name, range); });
   };
-  config.select.prompts = read_selection<std::string>(config, section, "prompts", problems, [&](const Node& item) {
-    return read_text(problems, item, "select.prompts");
-  });
-  config.select.layers =
-      read_selection<int32_t>(config, section, "layers", problems, integers("select.layers", kLayers));
-  config.select.kv_heads =
-      read_selection<int32_t>(config, section, "kv_heads", problems, integers("select.kv_heads", kHeads));
+  config.select.prompts =
+      read_selection<std::string>(config, section.find("prompts"), "select.prompts", remedy, problems,
+                                  [&](const Node& item) { return read_text(problems, item, "select.prompts"); });
+  config.select.layers = integers("layers", kLayers);
+  config.select.kv_heads = integers("kv_heads", kHeads);
 }
 
 void read_replay(RunConfig& config, const Node* node, Problems& problems) {

@@ -123,8 +123,7 @@ class Planner {
     if (const Calibration& by = instance.values.calibration(); by.source == Calibration::Source::file)
       variant->digests.calibration = digest_of_file(by.name);
     variant->params = shown_params(selected.method, *variant);
-    variant->given = given_json(instance.values, instance.options, variant->digests,
-                                instance.later == nullptr ? "" : later_json(*instance.later, nullptr));
+    variant->given = given_json(instance.values, instance.options, variant->digests, later_json(instance.later.get()));
     variant->options.serving = selected.method.context().serving;
     variant->prompt_streams = config_.replay.streams_prompt(variant->options);
     variant->shape = selected.method.context().shape;

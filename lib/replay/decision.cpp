@@ -115,13 +115,6 @@ void share_page_table(Decision<Real>& d) {
   }
 }
 
-// Call once, after all rows.
-template <class Real>
-void close_ledgers(Decision<Real>& d) {
-  for (const auto& cache : d.caches) cache->account.take_report();
-  if (d.cache_for_each_kv_head) share_page_table(d);
-}
-
 // A method's query statistics are constants of the model, which no cache stores. They count 4 bytes a number.
 template <class Real>
 void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stream,
@@ -144,13 +137,12 @@ void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stre
 
 namespace {
 
-// Sizes and lists of a cell after one text, or one branch. Ask for the first cell first.
+// Sizes and lists of a cell after one text, or one branch.
 template <class Real>
 CellResult sizes_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
   CellResult result;
   const Cell& cell = *d.cells[number];
   std::vector<const Ledger*> ledgers;
-  if (number == 0) close_ledgers(d);
   for (const auto& cache : d.caches)
     if (d.is_replayed_by(number, *cache)) ledgers.push_back(&cache->account.ledger());
   // Query heads that choose what they read share the full cache, unless one of them has evicted tokens.
@@ -181,6 +173,12 @@ BranchResult of_branch(Decision<Real>& d, const HeadStream<Real>& stream, CellRe
 }
 
 }  // namespace
+
+template <class Real>
+void close(Decision<Real>& d) {
+  for (const auto& cache : d.caches) cache->account.take_report();
+  if (d.cache_for_each_kv_head) share_page_table(d);
+}
 
 template <class Real>
 CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
@@ -230,6 +228,8 @@ template Decision<double> make_decision(const std::vector<const Cell*>&, const H
                                         const std::vector<uint8_t>&, RowCodings<double>&, int64_t);
 template CellResult result_of(Decision<float>&, size_t, const HeadStream<float>&, const RunOptions&);
 template CellResult result_of(Decision<double>&, size_t, const HeadStream<double>&, const RunOptions&);
+template void close(Decision<float>&);
+template void close(Decision<double>&);
 template void go_on(Decision<float>&, Decision<float>&, const HeadStream<float>&, const RunOptions&);
 template void go_on(Decision<double>&, Decision<double>&, const HeadStream<double>&, const RunOptions&);
 template void open_segment(Decision<float>&, const Turns::Segment&);

@@ -50,7 +50,10 @@ template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
                              const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings,
                              int64_t more_rows);
-// Result of one of its cells, after all rows have been replayed.
+// Ends a decision that is alive, after all rows. Call once, before its results are asked for.
+template <class Real>
+void close(Decision<Real>& decision);
+// Result of one of its cells, after close().
 template <class Real>
 CellResult result_of(Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream, const RunOptions& options);
 // Lets a decision on one branch go on where the decision on the branch before it ended: its rows are added to the

@@ -65,6 +65,9 @@ void HeadReplay<Real>::run(const Stop& stop) {
   make_evaluators();
   replay_on_device();
   replay_on_cores(stop);
+  if (stop()) return;
+  for (Decision<Real>& d : decisions_)
+    if (d.alive()) close(d);
 }
 
 template <class Real>

@@ -25,6 +25,7 @@ namespace {
 struct Group {
   HeadRequest request;
   std::vector<std::vector<const Cell*>> decisions;
+  const Cell& first() const { return *decisions.front().front(); }
 };
 
 bool decides_together(const Cell& cell) {
@@ -197,7 +198,7 @@ class Reports {
 
 // The requests for the branches of a group's prompt, one after the other; without branches the group's own.
 std::vector<HeadRequest> texts_of(const Group& group) {
-  const std::vector<BranchExtent>& branches = group.decisions.front().front()->branches;
+  const std::vector<BranchExtent>& branches = group.first().branches;
   if (branches.empty()) return {group.request};
   std::vector<HeadRequest> texts(branches.size(), group.request);
   for (size_t i = 0; i < texts.size(); ++i)
@@ -209,7 +210,7 @@ std::vector<HeadRequest> texts_of(const Group& group) {
 // Rows that the branches of a group score from the one of this index on.
 int64_t rows_from(const Group& group, size_t branch, const QuerySelection& queries) {
   int64_t rows = 0;
-  const std::vector<BranchExtent>& branches = group.decisions.front().front()->branches;
+  const std::vector<BranchExtent>& branches = group.first().branches;
   for (size_t i = branch; i < branches.size(); ++i)
     rows += count_scored(branches[i].tokens - branches[i].input_tokens, queries);
   return rows;
@@ -230,6 +231,15 @@ Loaded<Real> load_or_failure(Reader& reader, const Group& group, bool others_go_
   }
 }
 
+// A text and its replay.
+template <class Real>
+struct Pass {
+  HeadStream<Real> stream;
+  HeadReplay<Real> replay;
+  Pass(HeadStream<Real> text, const RunOptions& options, int64_t more_rows)
+      : stream(std::move(text)), replay(stream, options, more_rows) {}
+};
+
 // A head is reported when all of it is replayed, so a head that is lost on the way has reported nothing.
 template <class Real, class Stop>
 void replay_group(const Group& group, HeadStream<Real> first, Reader& reader, const RunOptions& options,
@@ -238,18 +248,17 @@ void replay_group(const Group& group, HeadStream<Real> first, Reader& reader, co
   try {
     // A branch reads the context anew: what a method keeps of it depends on nothing behind it.
     const std::vector<HeadRequest> texts = texts_of(group);
-    std::unique_ptr<HeadStream<Real>> stream, stream_before;
-    std::unique_ptr<HeadReplay<Real>> replay, before;
+    std::unique_ptr<Pass<Real>> last;
     for (size_t i = 0; i < texts.size(); ++i) {
-      stream = std::make_unique<HeadStream<Real>>(i == 0 ? std::move(first) : reader.load<Real>(texts[i]));
-      replay = std::make_unique<HeadReplay<Real>>(*stream, options, rows_from(group, i + 1, options.queries));
-      for (const auto& decision : group.decisions) replay->add(decision);
-      if (before != nullptr) replay->go_on(*before);
-      replay->run(stop);
+      auto pass = std::make_unique<Pass<Real>>(i == 0 ? std::move(first) : reader.load<Real>(texts[i]), options,
+                                               rows_from(group, i + 1, options.queries));
+      for (const auto& decision : group.decisions) pass->replay.add(decision);
+      if (last != nullptr) pass->replay.go_on(last->replay);
+      pass->replay.run(stop);
       if (stop()) return;
-      before = std::move(replay), stream_before = std::move(stream);
+      last = std::move(pass);
     }
-    before->report([&](const Cell& cell, const CellResult& result) {
+    last->replay.report([&](const Cell& cell, const CellResult& result) {
       reported = true;
       reports.result(cell, result);
     });
@@ -290,7 +299,7 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
       const Group& group = groups[next->first];
       Loaded<Real> head = std::move(next->second);
       next.reset();
-      reports.started(*group.decisions.front().front());
+      reports.started(group.first());
       if (head.stream) replay_group(group, std::move(*head.stream), reader, options, stop, reports);
       else reports.lost(group, head.lost);
       reports.finish_head();

@@ -42,7 +42,7 @@ struct Row {
 };
 Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& process);
 
-// The columns of segments.csv, which has a row for each output or branch of each cell.
+// The columns of segments.csv, which has a row for each output or branch of each cell. The first is the key.
 const std::vector<Column>& segment_columns();
 
 // The column with the shares that a budget was asked for. Shares are no part of a cell, so its published line has none.
@@ -50,7 +50,6 @@ constexpr const char* kShareColumn = "budget_share";
 std::string shares_text(const std::vector<double>& shares);
 std::vector<double> shares_of_text(std::string_view text);
 
-constexpr std::string_view kKeyColumn = "key";
 std::vector<std::string> column_names();
 size_t column_index(std::string_view name);  // index in columns()
 // Fields joined by commas and quoted where needed, with the line's end.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <span>
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
@@ -124,9 +125,9 @@ Fields fields_in(const json& row) {
 std::vector<Fields> segments_in(const json& line) {
   std::vector<Fields> rows;
   for (const json& segment : line.value("segments", json::array())) {
-    Fields& row = rows.emplace_back();
-    for (const Column& column : segment_columns())
-      row.push_back(field_text(segment.value(column.name, json(column.name == kKeyColumn ? line.at("key") : json()))));
+    Fields& row = rows.emplace_back(Fields{field_text(line.at("key"))});
+    for (const Column& column : std::span(segment_columns()).subspan(1))
+      row.push_back(field_text(segment.value(column.name, json())));
   }
   return rows;
 }

@@ -25,7 +25,8 @@ class WithBranch final : public Tensors {
     add(all, SegmentKind::output);
     for (LayerInfo& layer : own.layers) {
       layer.tokens = own.tokens;
-      layer.query_rows = context_queries(layer.layer) + tokens_;
+      const std::vector<int32_t> rows = query_positions(prompt, layer.layer);
+      layer.query_rows = int64_t(rows.size());
       layer.gradient_samples = layer.gradient_rows = 0, layer.gradient_recorded = false;
     }
   }
@@ -33,28 +34,26 @@ class WithBranch final : public Tensors {
   const TraceInfo& info() const override { return info_; }
   void read_keys(const std::string& prompt, int32_t layer, int32_t head, int64_t count,
                  std::span<float> into) const override {
+    if (prompt != prompt_) return trace_.read_keys(prompt, layer, head, count, into);
     read_rows(
-        prompt, count, into, [&](int64_t n, std::span<float> to) { trace_.read_keys(prompt, layer, head, n, to); },
+        context_, 0, count, into, [&](int64_t n, std::span<float> to) { trace_.read_keys(prompt, layer, head, n, to); },
         [&](std::span<float> to) { trace_.read_branch_keys(prompt, branch_, layer, head, to); });
   }
   void read_values(const std::string& prompt, int32_t layer, int32_t head, int64_t count,
                    std::span<float> into) const override {
+    if (prompt != prompt_) return trace_.read_values(prompt, layer, head, count, into);
     read_rows(
-        prompt, count, into, [&](int64_t n, std::span<float> to) { trace_.read_values(prompt, layer, head, n, to); },
+        context_, 0, count, into,
+        [&](int64_t n, std::span<float> to) { trace_.read_values(prompt, layer, head, n, to); },
         [&](std::span<float> to) { trace_.read_branch_values(prompt, branch_, layer, head, to); });
   }
   void read_queries(const std::string& prompt, int32_t layer, int32_t head, int64_t first, int64_t rows,
                     std::span<float> into) const override {
     if (prompt != prompt_) return trace_.read_queries(prompt, layer, head, first, rows, into);
-    const int64_t context = context_queries(layer), before = std::clamp<int64_t>(context - first, 0, rows);
-    const size_t width = rows > 0 ? into.size() / size_t(rows) : 0;
-    if (before > 0) trace_.read_queries(prompt, layer, head, first, before, into.first(size_t(before) * width));
-    if (before == rows) return;
-    std::vector<float> all(size_t(tokens_) * width);
-    trace_.read_branch_queries(prompt, branch_, layer, head, all);
-    const int64_t from = first + before - context;
-    std::copy_n(all.begin() + from * int64_t(width), (rows - before) * int64_t(width),
-                into.begin() + before * int64_t(width));
+    read_rows(
+        context_queries(layer), first, rows, into,
+        [&](int64_t n, std::span<float> to) { trace_.read_queries(prompt, layer, head, first, n, to); },
+        [&](std::span<float> to) { trace_.read_branch_queries(prompt, branch_, layer, head, to); });
   }
   DeviceTensors on_device(const std::string& prompt, int32_t layer) const override {
     return prompt == prompt_ ? DeviceTensors{} : trace_.on_device(prompt, layer);
@@ -114,22 +113,20 @@ class WithBranch final : public Tensors {
   }
 
  private:
-  int64_t context_queries(int32_t layer) const {
-    const std::vector<int32_t> positions = trace_.query_positions(prompt_, layer);
-    return std::count_if(positions.begin(), positions.end(), [&](int32_t token) { return token < context_; });
-  }
-  // of_trace(count, into): rows of the trace's prompt; of_branch(into): all rows of the branch.
+  int64_t context_queries(int32_t number) const { return layer(prompt_, number).query_rows - tokens_; }
+  // Rows first..first+count-1 of a head that has `context` rows before the branch's. of_trace(n, into): the first n of
+  // them, which are the context's. of_branch(into): all rows of the branch.
   template <class Trace, class Branch>
-  void read_rows(const std::string& prompt, int64_t count, std::span<float> into, Trace of_trace,
+  void read_rows(int64_t context, int64_t first, int64_t count, std::span<float> into, Trace of_trace,
                  Branch of_branch) const {
-    if (prompt != prompt_) return of_trace(count, into);
-    const int64_t before = std::min(count, context_);
-    const size_t width = count > 0 ? into.size() / size_t(count) : 0;
-    of_trace(before, into.first(size_t(before) * width));
+    const int64_t before = std::clamp<int64_t>(context - first, 0, count);
+    const auto width = count > 0 ? int64_t(into.size()) / count : 0;
+    if (before > 0) of_trace(before, into.first(size_t(before * width)));
     if (before == count) return;
-    std::vector<float> all(size_t(tokens_) * width);
+    std::vector<float> all(size_t(tokens_ * width));
     of_branch(all);
-    std::copy_n(all.begin(), size_t(count - before) * width, into.begin() + before * int64_t(width));
+    std::copy_n(all.begin() + (first + before - context) * width, (count - before) * width,
+                into.begin() + before * width);
   }
 
   const Tensors& trace_;

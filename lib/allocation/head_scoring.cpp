@@ -40,7 +40,7 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
     Cell cell = scoring->cell;
     cell.place.layer = at.layer, cell.place.kv_head = at.kv_head;
     CacheSetup setup = cell_setup(cell, stream);
-    inject(cell, setup, uniforms);
+    inject(cell, cell.place.kv_head, setup, uniforms);
     if (const auto told = scoring->cuts.find({at.layer, at.kv_head}); told != scoring->cuts.end())
       setup.given = given_lists(told->second);
     caches.push_back(std::make_unique<CacheReplay<Real>>(std::move(setup), stream, CacheWatch{options.audit}));

@@ -9,7 +9,8 @@
 namespace kvreplay {
 
 template <class Real>
-CacheAccount<Real>::CacheAccount(CacheState<Real>& state) : state_(state), keeper_(state.stream.stored_bytes) {
+CacheAccount<Real>::CacheAccount(CacheState<Real>& state)
+    : state_(state), keeper_(state.stream.stored_bytes), in_chunks_(state.setup.options.serving.prefill_chunk > 0) {
   if (state_.setup.method.traits().chooses) lists_.attended.resize(size_t(state_.heads()));
   lists_.reading = reading_of(state_.setup.method, state_.setup.options);
   const Pages& pages = state_.setup.options.serving.pages;
@@ -30,12 +31,15 @@ void CacheAccount<Real>::follow_pages(int32_t t) {
   pages_.follow(t, gone, state_.cache.tokens());
   paged_evictions_ = evictions;
   const int64_t slots = pages_.resident() * pages_.size();
-  keeper_.hold_spare(std::llround(double(slots - state_.cache.size()) * row_bytes_) * state_.cache.shape().blocks);
+  keeper_.hold_spare(std::llround(double(slots - state_.cache.size()) * row_bytes_));
 }
 
 template <class Real>
 void CacheAccount<Real>::open_step(int32_t t) {
-  if (t < state_.stream.prompt) return;  // rows of the prompt stay exact while it is read
+  if (t < state_.stream.prompt) {  // rows of the prompt stay exact while it is read
+    prompt_peak_ = std::max(prompt_peak_, state_.cache.size());
+    return;
+  }
   state_.formatter.code_own(state_.cache);
   follow_pages(t);
   keeper_.attended(state_.cache.size(), state_.formatter.payload(state_.cache), !state_.setup.method.traits().chooses);
@@ -70,10 +74,9 @@ void CacheAccount<Real>::list_kept() {
 template <class Real>
 void CacheAccount<Real>::open_step_by_rule(int32_t t) {
   const int32_t size = state_.cache.size();
-  if (t < state_.stream.prompt) return;
   if (size == charged_open_ && !pages_.any()) keeper_.attended_again();
   else open_step(t);
-  charged_open_ = size;
+  if (t >= state_.stream.prompt) charged_open_ = size;
 }
 
 template <class Real>
@@ -101,7 +104,7 @@ void CacheAccount<Real>::note_ages(int32_t t) {
 }
 
 template <class Real>
-ExtraBytes CacheAccount<Real>::extra_bytes() const {
+ExtraBytes CacheAccount<Real>::extra_bytes(int32_t t) const {
   ExtraBytes extra;
   const BasicCache<Real>& cache = state_.cache;
   const Method& m = state_.setup.method.method();
@@ -109,6 +112,8 @@ ExtraBytes CacheAccount<Real>::extra_bytes() const {
     hook(state_.setup.method.policy(), extra, cache);
   if (state_.wrapped.steps())  // in addition to the one score per row that is charged anyway
     extra.mark_bytes += 8 * int64_t(state_.wrapped.scores.size() / size_t(state_.stream.tokens)) * cache.size();
+  if (state_.tied.any()) extra.mark_bytes *= state_.tied.count();  // each head has its own
+  if (state_.keeps_queries(t)) extra.sketch_floats += state_.reading.query_floats(t + 1);
   state_.merging.charge(cache, state_.rules.streaming, extra);
   extra.aux_bytes += mask_bytes(state_.setup.options.think, cache.shape());
   return extra;
@@ -118,10 +123,11 @@ template <class Real>
 void CacheAccount<Real>::charge(int32_t t) {
   const BasicCache<Real>& cache = state_.cache;
   Formatter<Real>& formatter = state_.formatter;
-  keeper_.kept({cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), formatter.payload(cache),
-                formatter.sketch_bytes(cache), !state_.setup.method.traits().implied_layout, state_.observes(),
-                state_.reweighted, t == state_.stream.prompt - 1},
-               extra_bytes());
+  keeper_.kept(
+      {cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), formatter.payload(cache),
+       formatter.sketch_bytes(cache), !state_.setup.method.traits().implied_layout,
+       state_.observes() ? std::max(1, state_.tied.count()) : 0, state_.reweighted, t == state_.stream.prompt - 1},
+      extra_bytes(t));
 }
 
 template <class Real>
@@ -143,6 +149,7 @@ void CacheAccount<Real>::take_report() {
     hook(state_.setup.method.policy(), extras, state_.cache);
   state_.merging.report(extras);
   keeper_.ledger.pages = pages_.ledger();
+  if (in_chunks_) extras["peak_attended_prompt"] = prompt_peak_;
   if (state_.setup.options.serving.pages.compact) extras["moved_rows"] = double(pages_.ledger().moved_rows);
   const CodedNumbers& coded = state_.formatter.numbers();
   if (coded.all == 0) return;

@@ -24,6 +24,7 @@ class CacheAccount {
   void close_step_by_rule(int32_t t);
   void count_attended(int64_t tokens, int64_t rows, double seconds);
   void count_read(std::span<const uint8_t> read);  // for query-time methods, in a step
+  void add_attention_seconds(double seconds) { keeper_.ledger.attend_s += seconds; }
   void add_selection_seconds(double seconds) { keeper_.ledger.select_s += seconds; }
   void take_report();  // the policy's extras in its current state
   bool has_lists() const { return state_.watch.kept; }
@@ -36,7 +37,7 @@ class CacheAccount {
   void note_ages(int32_t t);
   void charge(int32_t t);
   void list_kept();
-  ExtraBytes extra_bytes() const;
+  ExtraBytes extra_bytes(int32_t t) const;
   void follow_pages(int32_t t);
 
   CacheState<Real>& state_;
@@ -45,6 +46,8 @@ class CacheAccount {
   PageTable pages_;
   double row_bytes_ = 0;                            // a plain row takes
   int32_t paged_evictions_ = 0;                     // evictions that the table of pages knows
+  bool in_chunks_;                                  // whether the prompt was asked to arrive in chunks
+  int32_t prompt_peak_ = 0;                         // most rows of the cache while the prompt arrives
   int32_t charged_open_ = -1, charged_close_ = -1;  // sizes in the last step by a rule
 };
 

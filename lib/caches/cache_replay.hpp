@@ -33,8 +33,9 @@ class CacheReplay {
   int32_t heads() const { return state_.heads(); }
   bool heads_differ() const { return method().heads_differ(options()); }
   bool observes() const { return state_.observes(); }
-  bool hands_over() const { return state_.later.has_value(); }  // to another method, at the end of the prompt
-  bool observes_later() const {                                 // from the end of the prompt on, by another method
+  bool observes_heads() { return state_.step_calls().observes_heads(); }  // each query head's probabilities apart
+  bool hands_over() const { return state_.later.has_value(); }            // to another method, at the end of the prompt
+  bool observes_later() const {  // from the end of the prompt on, by another method
     return state_.later && state_.later->traits().observes;
   }
   bool streams_prompt() const { return state_.prompt_streams; }

@@ -40,6 +40,7 @@ void CacheState<Real>::open_later() {
   later_state.assign(size_t(later->layout().state_doubles), 0.0);
   later->bind_rng(setup.rng);
   later->bind_state(later_state);
+  two_follow = rules.chunked > 0;
 }
 
 // The method's layout, extended by what the options need.
@@ -105,23 +106,37 @@ template <class Real>
 void CacheState<Real>::open_memory() {
   if (memory.allocated()) return;
   memory.allocate(stream, setup.method.context().shape, layout, most_rows(), watch.audit, coded.get(),
-                  stream.shape.block_of(setup.first_head), std::max(1, tied.count()));
+                  stream.shape.block_of(setup.first_head), has_listener() ? 2 : std::max(1, tied.count()));
   cache = BasicCache<Real>(memory.storage());
   cache.clear(SerialTeam{});
-  if (tied.any()) tied.bind(memory.state(), setup.rng);
+  if (tied.any()) tied.bind(memory.state(), setup.rng, setup.head_rngs);
   else setup.method.bind_state(memory.state());
 }
 
 template <class Real>
-void CacheState<Real>::hand_over(const Prompt<Real>& prompt) {
+void CacheState<Real>::follow_later() {
   setup.method = std::move(*later);
   setup.options = setup.later->options_of(setup.options);
   later.reset(), setup.later = nullptr;
   BoundMethod& method = setup.method;
   rules.streaming = handed_over = true;
-  most_kept = std::max<int64_t>(cache.size(), method.max_rows(setup.options)) + 1;
+  // Until its first cut it holds what the other method left, and what waits.
+  most_kept = method.max_rows(setup.options);
+  if (most_kept >= 0) most_kept += cache.size() + 1;
   reading.follow(method);
+}
+
+template <class Real>
+void CacheState<Real>::hand_over(const Prompt<Real>& prompt) {
+  follow_later();
   step_calls().read_prompt(SerialTeam{}, prompt, cache);
+}
+
+template <class Real>
+void CacheState<Real>::hand_over() {
+  follow_later();
+  const BasicCache<Real> followed = cache.scores_of(1);
+  for (int32_t i = 0; i < cache.size() && layout.scores; ++i) cache.score(i) = followed.score(i);
 }
 
 template <class Real>

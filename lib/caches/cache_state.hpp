@@ -141,6 +141,7 @@ class CacheMemory {
                 {},
                 score_sets,
                 0,
+                0,
                 shape.blocks};
   }
   // For rows that refer to the trace: reduces the room to `rows`, for the rows held now and those to come. Forgets
@@ -218,6 +219,7 @@ struct CacheSetup {
   Rng rng;
   // page_heads tied, where whole pages leave: the method for each kv head of the layer; else empty.
   std::vector<BoundMethod> heads = {};
+  std::vector<Rng> head_rngs = {};                // theirs, where the numbers are injected; else empty
   std::shared_ptr<const LaterMethod> later = {};  // option `then`
   GivenLists given = {};
   std::shared_ptr<const RowCoding> coding = {};  // null: rows as the trace has them
@@ -238,22 +240,32 @@ struct CacheState {
   CacheState(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch,
              std::shared_ptr<CodedTokens<Real>> coded);
 
-  // Hands the cache over to the method that decides after the prompt (option `then`).
+  // Hands the cache over to the method that decides after the prompt (option `then`), which reads it now.
   void hand_over(const Prompt<Real>& prompt);
+  // Likewise once the last chunk of a prompt is cut: that method has followed its rows.
+  void hand_over();
+  // Whether it follows rows that another method cuts.
+  bool has_listener() const { return later.has_value() && rules.chunked > 0; }
 
   const HostHooks& host() const { return setup.method.method().host; }
   int32_t heads() const { return setup.method.context().shape.heads; }
-  bool observes() const { return setup.method.observes(setup.options) || (rules.streaming && merging.observes()); }
+  bool observes() const {
+    return setup.method.observes(setup.options) || (rules.streaming && merging.observes()) ||
+           (has_listener() && later->traits().observes);
+  }
+  // Whether queries are kept for later cuts once row t has been attended to: in decode, and in chunks of the prompt.
+  bool keeps_queries(int32_t t) const {
+    const bool again = rules.streaming ? t >= stream.prompt || rules.chunked > 0 : rules.chunked > t;
+    return reading.any() && again;
+  }
   bool moves_positions() const { return setup.options.positions == Positions::cache && stream.rotate().active(); }
   // The hooks of the policy, and those hooks wrapped by the options `wrapper` and `merge`.
-  TableCalls<Real> calls() const {
-    const Method& m = setup.method.method();
-    return {const_cast<std::byte*>(setup.method.policy()), m.host, m.template of<Real>(),
-            setup.method.traits().chooses};
-  }
+  TableCalls<Real> calls() const { return calls_of(setup.method); }
   MergedCalls<Real> step_calls() {
-    return {{{calls(), &reading, &memory.storage(), &tied}, setup.options.wrapper.is_none() ? nullptr : &wrapped},
-            setup.options.merge.is_none() ? nullptr : &merging};
+    const auto listener = has_listener() ? std::optional(calls_of(*later)) : std::nullopt;
+    return {
+        {{calls(), &reading, &memory.storage(), &tied, listener}, setup.options.wrapper.is_none() ? nullptr : &wrapped},
+        setup.options.merge.is_none() ? nullptr : &merging};
   }
   // Called as late as possible: a cache that is cut needs the whole prompt only for a moment.
   void open_memory();
@@ -271,6 +283,7 @@ struct CacheState {
   StepRules rules;
   Layout layout;
   bool prompt_streams = false, reweighted = false;
+  bool two_follow = false;                 // two methods follow a prompt in chunks (option `then`)
   bool handed_over = false;                // another method has cut the prompt
   int64_t most_kept = Traits::kUnbounded;  // most rows after a step
   std::shared_ptr<CodedTokens<Real>> coded;
@@ -285,6 +298,11 @@ struct CacheState {
   std::vector<double> later_state = {};
 
  private:
+  static TableCalls<Real> calls_of(const BoundMethod& method) {
+    const Method& m = method.method();
+    return {const_cast<std::byte*>(method.policy()), m.host, m.template of<Real>(), method.traits().chooses};
+  }
+  void follow_later();
   void open_wrapper();
   void open_later();
   Layout full_layout() const;

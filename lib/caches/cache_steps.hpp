@@ -34,6 +34,7 @@ class CacheSteps {
     state_.memory.reveal(t, t + 1);
     replay_step(SerialTeam{}, state_.step_calls(), state_.cache, state_.token_at(t), state_.rules, heads, scratch,
                 attends);
+    if (state_.has_listener() && t + 1 == state_.stream.prompt) state_.hand_over();
     account_.close_step(t);
   }
   void step_unattended(int32_t t);

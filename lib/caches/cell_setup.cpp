@@ -38,15 +38,28 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   return setup;
 }
 
-void inject(const Cell& cell, CacheSetup& setup, std::vector<std::vector<double>>& held) {
-  if (cell.variant->uniforms.empty()) return;
-  const std::vector<RngArray> arrays = setup.method.rng_arrays();
+namespace {
+
+void inject(const Cell& cell, const BoundMethod& method, int32_t kv_head, Rng& rng,
+            std::vector<std::vector<double>>& held) {
+  const std::vector<RngArray> arrays = method.rng_arrays();
   for (size_t i = 0; i < arrays.size() && i < size_t(Rng::kArrays); ++i) {
     const RngArray& a = arrays[i];
-    InjectedUniforms u = read_uniforms(cell.variant->uniforms, cell.place.prompt, cell.place.layer, cell.place.kv_head,
+    InjectedUniforms u = read_uniforms(cell.variant->uniforms, cell.place.prompt, cell.place.layer, kv_head,
                                        {split_words(a.names), a.rounds, a.positions, a.slots});
     held.push_back(std::move(u.values));
-    setup.rng.injected[i] = {held.back().data(), a.stream, u.positions, u.slots};
+    rng.injected[i] = {held.back().data(), a.stream, u.positions, u.slots};
+  }
+}
+
+}  // namespace
+
+void inject(const Cell& cell, int32_t kv_head, CacheSetup& setup, std::vector<std::vector<double>>& held) {
+  if (cell.variant->uniforms.empty()) return;
+  inject(cell, setup.method, kv_head, setup.rng, held);
+  for (size_t b = 0; b < setup.heads.size(); ++b) {
+    setup.head_rngs.push_back(setup.rng);
+    inject(cell, setup.heads[b], int32_t(b), setup.head_rngs.back(), held);
   }
 }
 

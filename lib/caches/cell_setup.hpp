@@ -24,8 +24,9 @@ inline GivenLists given_lists(const TokenLists& all) {
   return {all.flat.data(), nullptr, nullptr, all.off.data(), int32_t(all.off.size()) - 1};
 }
 
-// If the cell has a file of uniforms, reads the policy's random numbers from there. held: owns the numbers.
-void inject(const Cell& cell, CacheSetup& setup, std::vector<std::vector<double>>& held);
+// If the cell has a file of uniforms, reads the random numbers of a kv head's policy from there. held: owns the
+// numbers.
+void inject(const Cell& cell, int32_t kv_head, CacheSetup& setup, std::vector<std::vector<double>>& held);
 
 // Tokens that a cache without a method holds: all tokens, or those in a layer's window.
 struct HeldTokens {

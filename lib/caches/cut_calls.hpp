@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "caches/cut_reading.hpp"
@@ -16,7 +17,8 @@ class TiedHeads {
   bool any() const { return !methods_.empty(); }
   int32_t count() const { return int32_t(methods_.size()); }
   int64_t state_doubles() const;  // for all heads
-  void bind(std::span<double> state, const Rng& rng);
+  // rngs: of each head; empty: made from `rng`.
+  void bind(std::span<double> state, const Rng& rng, const std::vector<Rng>& rngs);
   void skip(int32_t tokens) {
     for (CutReading<Real>& reading : readings_) reading.skip(tokens);
   }
@@ -52,9 +54,12 @@ struct CutCalls : TableCalls<Real> {
   CutReading<Real>* reading;
   const CacheStorage<Real>* held;
   TiedHeads<Real>* tied;
+  std::optional<Base> listener = {};  // another method that follows the rows, with scores of its own (option `then`)
 
   bool is_tied() const { return tied != nullptr && tied->any(); }
-  bool observes_heads() const { return (is_tied() && Base::observes()) || Base::observes_heads(); }
+  bool observes() const { return Base::observes() || (listener && listener->observes()); }
+  bool observes_heads() const { return Base::observes_heads() || (observes() && (is_tied() || listener)); }
+  bool observes_queries() const { return Base::observes_queries() || (listener && listener->observes_queries()); }
   void read_prompt(const SerialTeam& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) const {
     reading->skip(prompt.size());
     if (!is_tied()) return Base::read_prompt(team, prompt, cache);
@@ -65,6 +70,8 @@ struct CutCalls : TableCalls<Real> {
     });
   }
   void observe_queries(const SerialTeam& team, const StepQueries<Real>& queries) const {
+    if (listener && listener->observes_queries()) listener->observe_queries(team, queries);
+    if (!Base::observes_queries()) return;
     if (!is_tied()) return Base::observe_queries(team, queries);
     tied->each([&](const Base& head, int32_t b) {
       StepQueries<Real> own = queries;
@@ -74,21 +81,24 @@ struct CutCalls : TableCalls<Real> {
     });
   }
   using Base::observe;
-  void observe(const SerialTeam& team, BasicCache<Real>& cache, const HeadProbabilities& p) const {
-    if (!is_tied()) return Base::observe(team, cache, p);
-    std::vector<double> group(size_t(p.rows));
-    tied->each([&](const Base& head, int32_t b) {
-      BasicCache<Real> own = cache.block(b);
-      const HeadProbabilities q = tied->of_head(p, b);
-      if (head.observes_heads()) return head.observe(team, own, q);
-      for (int32_t i = 0; i < p.rows; ++i) group[size_t(i)] = q.group(i);
-      head.observe(team, own, std::span<const double>(group));
-    });
+  void observe(const SerialTeam&, BasicCache<Real>& cache, const HeadProbabilities& p) const {
+    if (listener) show(*listener, cache.scores_of(1), p);
+    if (!is_tied()) return show(*this, cache, p);
+    tied->each([&](const Base& head, int32_t b) { show(head, cache.block(b), tied->of_head(p, b)); });
   }
   void evict(const SerialTeam& team, BasicCache<Real>& cache) const {
     if (is_tied()) return tied->evict(*held, cache);
     reading->read(static_cast<const Base&>(*this), *held, cache);
     Base::evict(team, cache);
+  }
+
+ private:
+  static void show(const Base& policy, BasicCache<Real> cache, const HeadProbabilities& p) {
+    if (!policy.observes()) return;
+    if (policy.observes_heads()) return policy.observe(SerialTeam{}, cache, p);
+    std::vector<double> group(size_t(p.rows));
+    for (int32_t i = 0; i < p.rows; ++i) group[size_t(i)] = p.group(i);
+    policy.observe(SerialTeam{}, cache, std::span<const double>(group));
   }
 };
 

@@ -26,6 +26,15 @@ void CutReading<Real>::follow(const BoundMethod& method) {
 }
 
 template <class Real>
+int64_t CutReading<Real>::query_floats(int32_t seen) const {
+  const PromptNeeds needs = method_->needs_at(seen);
+  const int32_t first = needs.column_sums_from >= 0 ? needs.column_sums_from : needs.rows_from;
+  const int64_t d = stream_.shape.dim, moments = d + d * (d + 1) / 2;
+  const bool learns = needs.queries || (needs.known.any() && !method_->calibration().is_offline());
+  return heads_ * (first >= 0 ? (seen - first) * d : learns ? moments : 0);
+}
+
+template <class Real>
 typename Prompt<Real>::View CutReading<Real>::look(const CacheStorage<Real>& held, const BasicCache<Real>& cache) {
   const int32_t seen = cache.token(cache.size() - 1) + 1;
   seen_ = seen;
@@ -34,7 +43,7 @@ typename Prompt<Real>::View CutReading<Real>::look(const CacheStorage<Real>& hel
   view.size = seen;
   if (cache.has_changed_rows()) copy_rows(cache, view);
   if (needs.known.any() && !method_->calibration().is_offline())
-    known_ = learn({query_rows(stream_, seen)}, query_shape(stream_), needs.known);
+    known_ = learn({query_rows(stream_, seen)}, query_shape(stream_), needs.known.of_prompt());
   if (needs.known.any())
     view.known =
         (method_->calibration().is_offline() ? stream_.known.at({method_->calibration(), needs.known.moments_after})
@@ -77,7 +86,7 @@ void CutReading<Real>::attend(int32_t head, int32_t row, int32_t rows, const Bas
   double top = stream_.sink_logit(in_stream);
   for (int32_t i = 0; i < rows; ++i) {
     const bool sees = cache.token(i) >= first_seen;
-    logits[i] = sees ? double(stream_.rule(Real(wide_dot(query, cache.key(i, block))))) : -double(INFINITY);
+    logits[i] = sees ? double(stream_.rule(dot_product(query, cache.key(i, block)))) : -double(INFINITY);
     top = std::max(top, logits[i]);
   }
   double sum = sink_term(stream_.sink_logit(in_stream), top);

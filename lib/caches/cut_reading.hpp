@@ -17,6 +17,9 @@ class CutReading {
   CutReading(const HeadStream<Real>& stream, const BoundMethod& method, int32_t first_head, Aggregate how);
   // Whether the method reads the text at cuts.
   bool any() const { return any_; }
+  // Numbers of the queries that its next cut needs once `seen` tokens are: those of the rows that vote, or the mean and
+  // second moments of all.
+  int64_t query_floats(int32_t seen) const;
   // If a cut is due and the text has grown since the last call. calls: the hooks of the method.
   template <class Calls>
   void read(const Calls& calls, const CacheStorage<Real>& held, BasicCache<Real>& cache) {

@@ -98,7 +98,7 @@ void LedgerKeeper::take_peaks(int64_t keys, int64_t values, int64_t bytes) {
 
 // sketches, mark_bytes: over all kv heads. Only decisions read marks.
 void LedgerKeeper::take_aux(const Kept& now, int64_t sketches, int64_t mark_bytes) {
-  const int64_t positions = now.positions ? 4 * now.rows : 0, scores = now.scores ? 8 * now.rows : 0;
+  const int64_t positions = now.positions ? 4 * now.rows : 0, scores = 8 * now.scores * now.rows;
   aux_ = (sketches + mark_bytes + positions + scores) / now.blocks + now.coding;
   sketches_ = (sketches + mark_bytes) / now.blocks + now.coding;
   read_sketches_ = sketches_ - mark_bytes / now.blocks;

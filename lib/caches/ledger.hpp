@@ -70,12 +70,15 @@ class LedgerKeeper {
   void hold_spare(int64_t bytes) { spare_ = bytes; }
   // Bytes of C_t that a step reads; adds all sketches.
   void read(int64_t bytes);
-  // S_t after coding. The engine charges 4 bytes per position that the layout does not imply, and 8 per score.
+  // S_t after coding. The engine charges 4 bytes per position that the layout does not imply, and 8 per score. scores:
+  // number in each row.
   struct Kept {
     int64_t rows, blocks, evictions, quantised;
     Payload payload;
     int64_t coding;  // bytes per kv head that the row format adds
-    bool positions, scores, reweighted;
+    bool positions;
+    int32_t scores;
+    bool reweighted;
     bool ends_prompt;  // the prompt ends here
   };
   void kept(const Kept& now, const ExtraBytes& extra);

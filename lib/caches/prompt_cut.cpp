@@ -1,7 +1,8 @@
 #include "caches/prompt_cut.hpp"
 
-#include <chrono>
 #include <cmath>
+
+#include "base/stopwatch.hpp"
 
 namespace kvreplay {
 namespace {
@@ -11,15 +12,13 @@ template <class Real>
 class SelectionClock {
  public:
   explicit SelectionClock(CacheAccount<Real>& account) : account_(account) {}
-  ~SelectionClock() {
-    account_.add_selection_seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count());
-  }
+  ~SelectionClock() { account_.add_selection_seconds(watch_.seconds()); }
   SelectionClock(const SelectionClock&) = delete;
   SelectionClock& operator=(const SelectionClock&) = delete;
 
  private:
   CacheAccount<Real>& account_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Stopwatch watch_;
 };
 
 }  // namespace
@@ -35,13 +34,15 @@ void PromptCut<Real>::observe(int32_t t, const HeadProbabilities& p) {
   const SelectionClock<Real> clock(account_);
   const double* own = p.values + int64_t(state_.setup.first_head) * p.rows;
   const HeadProbabilities seen{own, state_.heads(), p.rows, state_.rules.aggregate};
-  const auto show = [&](BoundMethod& method) {
+  const auto shows = [&](const BoundMethod& method) {
     const int32_t from = method.needs().rows_from;
-    const auto hook = method.method().host.observe_prompt;
-    if (hook != nullptr && from >= 0 && t >= from) hook(method.self(), t, seen);
+    return method.method().host.observe_prompt != nullptr && from >= 0 && t >= from;
   };
-  show(state_.setup.method);
-  if (state_.later) show(*state_.later);
+  if (state_.later && shows(*state_.later)) state_.later->method().host.observe_prompt(state_.later->self(), t, seen);
+  if (!shows(state_.setup.method)) return;
+  const auto hook = state_.host().observe_prompt;
+  if (!state_.tied.any()) return hook(state_.setup.method.self(), t, seen);
+  state_.tied.each([&](const TableCalls<Real>& head, int32_t b) { hook(head.self, t, state_.tied.of_head(seen, b)); });
 }
 
 // Passes the attention that the prompt's tokens got to the merge rule.

@@ -23,7 +23,7 @@ void PromptReading<Real>::add(CacheReplay<Real>& cache) {
   if (needs.column_sums_from >= 0) pass_.sums.push_back(wanted_sum(needs));
   const PromptNeeds later = cache.prompt.later_needs();
   if (later.column_sums_from >= 0) pass_.sums.push_back(wanted_sum(later));
-  if (later.known.any()) known_needs_ = known_needs_ | later.known;
+  if (later.known.any()) known_needs_ = known_needs_ | later.known.of_prompt();
   if (const int32_t row = cache.prompt.merge_rows_from(); row >= 0)
     pass_.sums.push_back({TokenScore::attention, 0, row});
   const int32_t from = needs.rows_from < 0 || later.rows_from < 0 ? std::max(needs.rows_from, later.rows_from)
@@ -41,10 +41,14 @@ void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& futur
     for (const Watcher& watcher : watchers_)
       if (t >= watcher.from && !stop()) watcher.cache->prompt.observe(t, p);
   };
-  std::vector<std::vector<double>> sums = columns(pass_);
-  for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums[i]] = std::move(sums[i]);
+  const auto looks_ahead = [](const ColumnSum& sum) { return sum.ahead > 0; };
+  if (!known_prompt_ || !watchers_.empty() || std::any_of(pass_.sums.begin(), pass_.sums.end(), looks_ahead)) {
+    std::vector<std::vector<double>> sums = columns(pass_);
+    for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums[i]] = std::move(sums[i]);
+  }
   if (future_) future_sums_ = future();
-  if (known_needs_.any()) known_ = learn({query_rows(*stream_, stream_->prompt)}, query_shape(*stream_), known_needs_);
+  if (known_needs_.any() && !known_prompt_)
+    known_ = learn({query_rows(*stream_, stream_->prompt)}, query_shape(*stream_), known_needs_);
 }
 
 template <class Real>

@@ -17,6 +17,10 @@ class PromptReading {
   void request_future() { future_ = true; }  // for other users than a cache
   // [heads, tokens] of the stream, after sum(), if requested.
   const std::vector<double>& future_sums() const { return future_sums_; }
+  // The prompt is that of another text, which was read: takes over its sums and statistics.
+  void go_on(PromptReading& before) {
+    sums_ = std::move(before.sums_), known_ = std::move(before.known_), known_prompt_ = true;
+  }
   // Functions that compute column sums and future sums, possibly on a device.
   using ColumnSums = std::function<std::vector<std::vector<double>>(const PromptPass& pass)>;
   using FutureSums = std::function<std::vector<double>()>;
@@ -34,7 +38,7 @@ class PromptReading {
   const KnownQueries* known_for(const CacheReplay<Real>& cache) const;
   std::vector<Watcher> watchers_;
   PromptPass pass_;
-  bool future_ = false;
+  bool future_ = false, known_prompt_ = false;
   std::map<ColumnSum, std::vector<double>> sums_;
   std::vector<double> future_sums_;
   const HeadStream<Real>* stream_ = nullptr;

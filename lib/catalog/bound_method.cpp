@@ -102,6 +102,10 @@ bool MethodValues::heads_differ(const CommonOptions& options) const {
 bool MethodValues::observes(const CommonOptions& options) const {
   return (options.phase == Phase::stream || options.serving.prefill_chunk > 0) && traits_.observes;
 }
+bool MethodValues::sees_later_rows() const {
+  const PromptNeeds needs = host().needs != nullptr ? host().needs(policy(), MethodContext{}) : PromptNeeds{};
+  return needs.future_sums || needs.rows_ahead > 0;
+}
 OracleNeeds MethodValues::oracle_needs() const {
   return host().oracle_needs != nullptr ? host().oracle_needs(policy()) : OracleNeeds{};
 }
@@ -113,6 +117,9 @@ CommonOptions MethodValues::default_options() const {
   return options;
 }
 std::string MethodValues::warning(const CommonOptions& options) const {
+  constexpr int32_t kSmallestPage = 8;
+  if (const Pages& pages = options.serving.pages; pages.any() && pages.size < kSmallestPage)
+    return "engines store pages of 8 to 128 tokens: page " + std::to_string(pages.size) + " is smaller";
   const bool streams = options.phase == Phase::stream && *traits_.warning_when_streaming != 0;
   return streams ? traits_.warning_when_streaming : traits_.warning;
 }

@@ -31,6 +31,7 @@ class MethodValues {
   bool heads_differ(const CommonOptions& options) const;  // query heads attend to different tokens
   bool observes(const CommonOptions& options) const;      // the probabilities of every decode row
   OracleNeeds oracle_needs() const;
+  bool sees_later_rows() const;                             // its cut of the prompt depends on rows behind the prompt
   CommonOptions default_options() const;                    // used if the configuration sets none
   std::string warning(const CommonOptions& options) const;  // shown before a run; "" if there is none
 

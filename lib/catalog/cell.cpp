@@ -19,9 +19,10 @@ MethodContext Cell::context() const {
 
 BoundMethod LaterMethod::method_for(MethodContext context) const {
   context.phase = Phase::stream;
-  const Pages pages = context.serving.pages;
+  context.handed_tokens = context.prompt_tokens;
+  const Serving first = context.serving;
   context.serving = options.serving;
-  context.serving.pages = pages;
+  context.serving.pages = first.pages, context.serving.prefill_chunk = first.prefill_chunk;
   if (!budget.none() || budget.growth.any()) context.budget = budget;
   if (budget.growth.any())
     context.budget.tokens = CutPlan{{}, budget.growth}.target(context.tokens),

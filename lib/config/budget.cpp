@@ -191,6 +191,15 @@ bool runs_without_budget(const MethodInstance& instance, const BudgetList& list)
   return !instance.values.traits().takes_budget || (list.values.empty() && !instance.method().lists_in.empty());
 }
 
+void check_later(const MethodInstance& instance, const MethodContext& context) {
+  if (instance.later == nullptr) return;
+  try {
+    (void)instance.later->method_for(context);
+  } catch (const ParameterError& e) {
+    throw ParameterError("then", fmt::format("then {}: {}", instance.later->values.method().info.name, e.what()));
+  }
+}
+
 namespace {
 
 constexpr int32_t kMostTried = 4096;  // a budget that needs more is no slip
@@ -200,6 +209,7 @@ std::string obstacle(const MethodInstance& instance, MethodContext context, int3
   context.budget = {tokens, double(tokens)};
   try {
     (void)BoundMethod(instance.values, context);
+    check_later(instance, context);
     return "";
   } catch (const ParameterError& e) {
     return e.what();

@@ -8,4 +8,7 @@ namespace kvreplay {
 // budget is too small, it names the smallest that works. why: the refusal's text at that budget.
 Refusal refusal_at_budget(const MethodInstance& instance, const MethodContext& context, const std::string& why);
 
+// Whether the method that decides after the prompt can be resolved, if there is one. Throws ParameterError.
+void check_later(const MethodInstance& instance, const MethodContext& context);
+
 }  // namespace kvreplay

@@ -184,7 +184,7 @@ std::string combination_problem(const MethodInstance& m, const Wording& words) {
   if (const std::string why = wrapper_problem(m, words); !why.empty()) return why;
   if (const std::string why = merge_problem(m, words); !why.empty()) return why;
   if (const std::string why = think_problem(m, words); !why.empty()) return why;
-  if (const std::string why = first_problem(m); !why.empty()) return why;
+  if (const std::string why = first_problem(m, words); !why.empty()) return why;
   if (const std::string why = serving_problem(m, words); !why.empty()) return why;
   if (!options.row_format.is_source() && m.method().info.own_row_format)
     return fmt::format("{} <stores its|store their> rows in a format of <its|their> own: leave out row_format", name);

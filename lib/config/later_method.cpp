@@ -22,7 +22,9 @@ Budget read_own_budget(const Node& entry, Problems& problems) {
   if (one && list.kind == BudgetList::Kind::tokens) return {int32_t(list.values[0]), list.values[0]};
   if (one && list.kind == BudgetList::Kind::ratio_of_seen) return {.growth = {list.values[0], list.floor}};
   if (!list.values.empty() || list.has_shares())
-    must_be(problems, *node, "then.budget", "one number of tokens, or one ratio_of_seen");
+    problems.error(node->mark,
+                   "then.budget takes one number of tokens, or one ratio_of_seen: write an entry of `methods:` for "
+                   "every combination");
   return {};
 }
 
@@ -42,6 +44,12 @@ std::shared_ptr<const LaterMethod> read_later_method(const Key& key, const Node&
     return nullptr;
   }
   const MethodInstance& m = own.methods.front();
+  if (!m.uniforms.empty() || m.values.calibration().is_offline()) {
+    problems.error(key.mark, Refusal{.methods = {m.named()},
+                                     .rule = "a method inside then draws its own numbers and learns from the prompt "
+                                             "itself: leave out uniforms and calibration"});
+    return nullptr;
+  }
   if (const std::string why = later_problem(m, problems.words()); !why.empty()) {
     problems.error(key.mark, Refusal{.methods = {m.named()}, .rule = why});
     return nullptr;

@@ -233,7 +233,9 @@ void check_turns(const RunConfig& config, Problems& problems) {
                    fmt::format("{} have no recorded gradient: leave projections out of {}",
                                problems.words().key("replay.branches"), problems.words().key("output.save")));
   for (const MethodInstance& m : config.methods)
-    if (const std::string why = turns_problem(m, config.replay.has_turns(), problems.words()); !why.empty())
+    if (const std::string why =
+            turns_problem(m, config.replay.has_turns(), config.replay.branches.any, problems.words());
+        !why.empty())
       problems.error(m.mark, Refusal{.methods = {m.named()}, .rule = why});
 }
 

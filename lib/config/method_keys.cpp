@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "config/common_options.hpp"
+#include "config/later_method.hpp"
 #include "config/row_format.hpp"
 #include "config/serving.hpp"
 
@@ -16,6 +17,25 @@ const std::string kGqa = "gqa";
 bool is_option(const std::string& key) {
   const bool is_axis = key == kRowFormat || key == kWrapper || key == kMerge || key == kThink;
   return is_axis || option_words().count(key) > 0 || is_serving_key(key);
+}
+
+std::vector<std::string> keys_of(const Method& method) {
+  std::vector<std::string> keys;
+  for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
+  for (const auto& [name, words] : option_words()) keys.push_back(name);
+  keys.insert(keys.end(), {kRowFormat, kWrapper, kMerge, kThink});
+  if (has_ends(method)) keys.emplace_back(kEnds);
+  keys.insert(keys.end(), serving_keys().begin(), serving_keys().end());
+  keys.insert(keys.end(), {"name", "uniforms", "gqa", kThen});
+  return keys;
+}
+
+// The methods that have the parameter: "snapkv and pyramidkv".
+std::string owners(const Registry& methods, const std::string& parameter) {
+  std::vector<std::string> names;
+  for (const Method& m : methods)
+    if (m.parameter(parameter) != nullptr) names.emplace_back(m.info.name);
+  return join(names, " and ");
 }
 
 bool takes(const Method& method, const std::string& key) {
@@ -83,6 +103,22 @@ std::string example(const RunConfig& config, const Given& given, const Source& s
 }
 
 }  // namespace
+
+std::string unknown_key(const Method& method, const std::string& key, const Registry& methods, const Wording& words) {
+  const std::string name = method.info.name;
+  if (key == "budget" || key == "tokens" || key == "fraction_kept" || key == "bytes" || key == "share_of_cache") {
+    if (!method.info.takes_budget)
+      return fmt::format("{} has no budget of its own: its size is an output. Remove \"{}\"", name, key);
+    return fmt::format("{} has no budget of its own: budgets are written once, {}, and apply to every method", name,
+                       words.budgets());
+  }
+  if (key == kEnds && method.info.selects)
+    return fmt::format("{} has no sinks and recent tokens that {} could set: leave it out", name, key);
+  const std::string whose = owners(methods, key);
+  if (!whose.empty()) return fmt::format("{} is a parameter of {}, not of {}", in_quotes(key), whose, name);
+  const std::string guess = did_you_mean(key, keys_of(method));
+  return fmt::format("unknown parameter {} of {}{}: see {}", in_quotes(key), name, guess, words.description(name));
+}
 
 std::vector<std::string> method_keys_at_root(const Node& root, const std::vector<std::string>& known,
                                              const Registry& methods) {

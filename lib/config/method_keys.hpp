@@ -1,9 +1,12 @@
 #pragma once
 #include "config/sections.hpp"
 
-// Keys of a method that stand at the root of a configuration, where they mean nothing.
+// Keys that a method lacks, and keys of a method that stand at the root of a configuration, where they mean nothing.
 
 namespace kvreplay {
+
+// Why a method does not take a key, with the one that was meant.
+std::string unknown_key(const Method& method, const std::string& key, const Registry& methods, const Wording& words);
 
 // The keys of the root, beside `known`, that methods take and no section does.
 std::vector<std::string> method_keys_at_root(const Node& root, const std::vector<std::string>& known,

@@ -8,6 +8,7 @@
 #include "config/allocator.hpp"
 #include "config/common_options.hpp"
 #include "config/later_method.hpp"
+#include "config/method_keys.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
 #include "config/serving.hpp"
@@ -54,25 +55,6 @@ std::vector<std::string> names_of(const Registry& methods) {
   return names;
 }
 
-std::vector<std::string> keys_of(const Method& method) {
-  std::vector<std::string> keys;
-  for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
-  for (const auto& [name, words] : option_words()) keys.push_back(name);
-  keys.insert(keys.end(), {kRowFormat, kWrapper, kMerge, kThink});
-  if (has_ends(method)) keys.emplace_back(kEnds);
-  keys.insert(keys.end(), serving_keys().begin(), serving_keys().end());
-  keys.insert(keys.end(), {"name", "uniforms", "gqa", kThen});
-  return keys;
-}
-
-// The methods that have the parameter: "snapkv and pyramidkv".
-std::string owners(const Registry& methods, const std::string& parameter) {
-  std::vector<std::string> names;
-  for (const Method& m : methods)
-    if (m.parameter(parameter) != nullptr) names.emplace_back(m.info.name);
-  return join(names, " and ");
-}
-
 class MethodsReader {
  public:
   // later: reads the method of an option `then`.
@@ -86,7 +68,7 @@ class MethodsReader {
     const size_t before = problems_.errors();
     if (node.kind == Node::Kind::map)
       for (size_t i = 0; i < node.keys.size(); ++i) read_key(entry, node.keys[i], node.items[i]);
-    check_ends(entry);
+    check_twins(entry);
     entry.sound = problems_.errors() == before;
     if (has_its_files(entry, node)) expand(entry);
   }
@@ -132,21 +114,7 @@ class MethodsReader {
     }
     const auto axis = option_words().find(key.text);
     if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
-    problems_.error(key.mark, unknown_key(*entry.method, key.text));
-  }
-
-  std::string unknown_key(const Method& method, const std::string& key) const {
-    const std::string name = method.info.name;
-    if (key == "budget" || key == "tokens" || key == "fraction_kept" || key == "bytes" || key == "share_of_cache") {
-      if (!method.info.takes_budget)
-        return fmt::format("{} has no budget of its own: its size is an output. Remove \"{}\"", name, key);
-      return fmt::format("{} has no budget of its own: budgets are written once, {}, and apply to every method", name,
-                         words().budgets());
-    }
-    const std::string whose = owners(source_.methods, key);
-    if (!whose.empty()) return fmt::format("{} is a parameter of {}, not of {}", in_quotes(key), whose, name);
-    const std::string guess = did_you_mean(key, keys_of(method));
-    return fmt::format("unknown parameter {} of {}{}: see {}", in_quotes(key), name, guess, words().description(name));
+    problems_.error(key.mark, unknown_key(*entry.method, key.text, source_.methods, words()));
   }
 
   void read_uniforms(Entry& entry, const Node& value) {
@@ -231,8 +199,8 @@ class MethodsReader {
     read_axis(entry, key, value, read, is_one);
   }
 
-  // protect_ends sets both sinks and recent.
-  void check_ends(const Entry& entry) {
+  // protect_ends sets both sinks and recent; cut_every is another word for buffer.
+  void check_twins(const Entry& entry) {
     const auto given = [&](const char* name) {
       return std::any_of(entry.sweep.begin(), entry.sweep.end(), [&](const SweepAxis& a) { return a.name == name; });
     };
@@ -240,6 +208,9 @@ class MethodsReader {
       if (given(kEnds) && given(end))
         problems_.error(entry.mark, fmt::format("{} sets sinks and recent of {}, and {} is given too: remove one",
                                                 kEnds, entry.method->info.name, end));
+    if (given("cut_every") && given("buffer"))
+      problems_.error(entry.mark, fmt::format("cut_every is the buffer of {}, and both are given: remove one",
+                                              entry.method->info.name));
   }
 
   void read_words(Entry& entry, const Key& key, const Node& value, const std::string& axis) {
@@ -278,17 +249,32 @@ class MethodsReader {
     const auto text = read_word(problems_, item, axis, option_words().at(axis));
     if (!text) return std::nullopt;
     const MethodInfo& info = entry.method->info;
-    const bool has = axis != "phase" || (*text == "stream" ? info.streams : info.oneshots);
-    if (!has) return refuse_word(entry, item, "the phase", info.streams ? "stream" : "oneshot"), std::nullopt;
+    const bool streams = info.streams || info.selects;  // with cut_every any method that selects streams
+    const bool has = axis != "phase" || (*text == "stream" ? streams : info.oneshots);
+    if (!has) return refuse_word(entry, item.mark, item.text, "the phase"), std::nullopt;
     const bool positioned = axis != "positions" || *text == "original" || info.any_positions;
-    if (!positioned) return refuse_word(entry, item, "positions", "original"), std::nullopt;
+    if (!positioned) return refuse_word(entry, item.mark, item.text, "positions"), std::nullopt;
     return OptionValue{*text};
   }
 
-  void refuse_word(const Entry& entry, const Node& item, const char* what, const char* only) {
-    problems_.error(item.mark, Refusal{.methods = {{entry.method->info.name, entry.index}},
-                                       .rule = fmt::format("{} of {{methods}} is {} and must be {}", what,
-                                                           in_quotes(item.text), only)});
+  void refuse_word(const Entry& entry, const Mark& mark, const std::string& text, const std::string& what) {
+    const MethodInfo& info = entry.method->info;
+    const char* only = what == "positions" ? "original" : info.streams ? "stream" : "oneshot";
+    problems_.error(
+        mark, Refusal{.methods = {{info.name, entry.index}},
+                      .rule = fmt::format("{} of {{methods}} is {} and must be {}", what, in_quotes(text), only)});
+  }
+
+  // Whether the phase that an instance names is one that it has.
+  bool accepts_phase(const Entry& entry, const MethodInstance& m, const std::string& phase, const Mark& mark) {
+    const bool streams = phase == "stream";
+    const char* wrong = later_ && !streams              ? "a method inside then streams: leave out phase"
+                        : m.later != nullptr && streams ? "a method before then cuts the prompt once: leave out phase"
+                                                        : nullptr;
+    if (wrong != nullptr) problems_.error(mark, wrong);
+    else if (later_ || !streams || m.method().info.streams || m.options.serving.cuts_again()) return true;
+    else refuse_word(entry, mark, phase, "the phase");
+    return false;
   }
 
   template <class Read>
@@ -337,8 +323,10 @@ class MethodsReader {
     for (const auto& [name, value] : options) set_option(instance.options, *name, *value);
     for (const auto& [name, value] : options)
       if (*name == kEnds) instance.values.protect_ends(value->ends);
-    set_phase(instance, std::any_of(options.begin(), options.end(), [](const auto& o) { return *o.first == "phase"; }),
-              later_);
+    const auto phase = std::find_if(options.begin(), options.end(), [](const auto& o) { return *o.first == "phase"; });
+    const bool has_phase = phase != options.end();
+    if (has_phase && !accepts_phase(entry, instance, phase->second->word, config_.marks[place + ".phase"])) return;
+    set_phase(instance, has_phase, later_);
     if (const std::string why = combination_problem(instance, words()); !why.empty())
       return problems_.error(entry.mark, Refusal{.methods = {instance.named()}, .rule = why});
     check_file_names(instance);

@@ -181,7 +181,7 @@ class Selection {
     const MethodInstance& instance = config_.methods[m];
     try {
       BoundMethod method(instance.values, context);
-      if (instance.later != nullptr) (void)instance.later->method_for(context);
+      check_later(instance, context);
       if (!instance.uniforms.empty()) check_uniforms(instance, method, prompt, selected);
       if (!instance.method().lists_in.empty()) lists_.check(m, prompt, context);
       selected.variants.push_back({m, std::move(method), context.budget});

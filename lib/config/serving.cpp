@@ -89,6 +89,16 @@ const ServingKey& key_of(const std::string& name) {
   return *std::find_if(keys().begin(), keys().end(), [&](const ServingKey& key) { return name == key.name; });
 }
 
+// The first option in which two differ.
+std::string first_difference(const Serving& a, const Serving& b) {
+  for (const ServingKey& key : keys()) {
+    Serving changed = b;
+    key.copy(changed, a);
+    if (!(changed == b)) return key.name;
+  }
+  return "";
+}
+
 // Why the method has no cut that the options could change; "" if it has one.
 std::string why_no_cut(const MethodInstance& m) {
   const std::string name = Refusal::kMethods;
@@ -183,7 +193,11 @@ void set_serving(CommonOptions& options, const std::string& key, const Serving& 
 
 std::string serving_problem(const MethodInstance& m, const Wording& words) {
   const Serving& s = m.options.serving;
-  if (s == Serving{} || s == m.values.default_options().serving) return "";
+  const Serving own = m.values.default_options().serving;
+  if (s == Serving{} || s == own) return "";
+  if (own.pages.any())
+    return fmt::format("{} <evicts|evict> pages by <its|their> own rule: leave out {}", std::string(Refusal::kMethods),
+                       first_difference(s, own));
   if (const std::string why = lonely_option(s); !why.empty()) return why;
   const std::string cutting = cutting_option(s), option = cutting.empty() ? "page" : cutting;
   const std::string why = why_no_cut(m);
@@ -194,6 +208,7 @@ std::string serving_problem(const MethodInstance& m, const Wording& words) {
 
 std::string later_problem(const MethodInstance& m, const Wording& words) {
   const std::string name = Refusal::kMethods;
+  if (m.later != nullptr) return "then takes one method: leave out the then inside it";
   if (const std::string why = why_no_cut(m); !why.empty()) return why + ": then takes a method that selects by scores";
   const CommonOptions& o = m.options;
   const CommonOptions usual = m.values.default_options();
@@ -201,36 +216,43 @@ std::string later_problem(const MethodInstance& m, const Wording& words) {
   same.phase = usual.phase, same.serving.cut_every = 0, same.serving.cut_in_budget = false;
   if (options_json(same) != options_json(usual) || o.serving.pages.any() || o.serving.keep_prompt)
     return "then takes the parameters of {methods}, cut_every and budget; write other options beside the first method";
-  if (usual.gqa_level != GqaLevel::kv || m.later != nullptr)
+  if (usual.gqa_level != GqaLevel::kv)
     return name + " <holds|hold> other tokens in each kv head than the method before it: leave out then";
   return serving_problem(m, words);
 }
 
-std::string first_problem(const MethodInstance& m) {
+std::string first_problem(const MethodInstance& m, const Wording& words) {
   if (m.later == nullptr) return "";
   const std::string name = Refusal::kMethods;
   const CommonOptions& o = m.options;
-  const bool keeps_all = !m.values.traits().takes_budget && !m.method().info.reads_full_cache && !writes_rows(m);
-  const bool selects = m.method().info.selects || m.method().scores_prompt || keeps_all;
-  if (!m.method().info.oneshots)
+  const bool plain = !m.method().info.reads_full_cache && !writes_rows(m) && m.method().lists_in.empty();
+  const bool keeps_all = plain && !m.method().hooks.has(Hook::evict) && !m.method().hooks.has(Hook::append);
+  if (!m.method().info.oneshots && !keeps_all)
     return name + " <decides|decide> at every step and cannot cut a prompt once: leave out then";
   if (!m.values.traits().takes_budget && m.later->budget.none() && !m.later->budget.growth.any())
     return name + " <takes|take> no budget, so the method after it needs one: write budget inside then";
-  if (!selects || writes_rows(m) || !m.method().lists_in.empty())
-    return name + " <leaves|leave> no plain tokens behind the prompt for another method: leave out then";
-  if (o.prompt == PromptMode::stream || o.serving.prefill_chunk > 0)
-    return "then begins when the whole prompt is cut: leave out prefill_chunk and prompt: stream";
-  if (o.gqa_level != GqaLevel::kv || o.positions == Positions::cache || o.order == Order::evict_then_attend)
-    return "then hands over the tokens of one kv head as recorded: leave out gqa.level, positions and order";
+  if (!plain) return name + " <leaves|leave> no plain tokens behind the prompt for another method: leave out then";
+  if (o.prompt == PromptMode::stream) return "then begins when the whole prompt is cut: leave out prompt: stream";
+  const CommonOptions usual = m.values.default_options();
+  if (o.positions == Positions::cache)
+    return "then hands over tokens at their recorded positions: " +
+           std::string(usual.positions == o.positions ? "add " + words.option("positions", "original")
+                                                      : "leave out positions");
+  if (usual.gqa_level != GqaLevel::kv)
+    return name + " <decides|decide> for all kv heads of a layer, and the method after it for one: leave out then";
+  if (o.gqa_level != GqaLevel::kv || o.order == Order::evict_then_attend)
+    return "then hands over the tokens of one kv head after attention: leave out gqa.level and order";
   if (!o.merge.is_none() || !o.wrapper.is_none() || o.reweight != Reweight::none)
     return "then hands over plain tokens: leave out merge, wrapper and reweight";
   if (o.serving.cuts_again() || o.serving.keep_prompt)
     return "cut_every, recut and keep_prompt belong to the method that decides after the prompt: write them inside "
            "then";
-  return o.serving.pages.any() && o.serving.pages.tied() ? "page_heads: tied needs one method: leave out then" : "";
+  return o.serving.pages.whole() && o.serving.pages.tied()
+             ? "evict: page with page_heads: tied needs one method: leave out then"
+             : "";
 }
 
-std::string turns_problem(const MethodInstance& m, bool has_turns, const Wording& words) {
+std::string turns_problem(const MethodInstance& m, bool has_turns, bool has_branches, const Wording& words) {
   const CommonOptions& o = m.options;
   const std::string name = Refusal::kMethods;
   if (!has_turns)
@@ -238,6 +260,12 @@ std::string turns_problem(const MethodInstance& m, bool has_turns, const Wording
                ? "recut cuts behind each input, and the replay has one: add " + words.mention("replay.turns", "true") +
                      " or " + words.mention("replay.branches", R"("all")") + ", or leave it out"
                : "";
+  if (has_branches && m.values.sees_later_rows())
+    return name + " <cuts|cut> the prompt by rows behind it, and each branch has others: leave it out";
+  if (has_branches && o.allocator == Allocator::lu_kv && !o.lu_kv.calibration.is_offline())
+    return "allocator lu_kv compares heads by rows behind the prompt, and each branch has others: give it a "
+           "calibration "
+           "by other prompts";
   const std::string arrives = ", and an input of several tokens arrives at once";
   if (!m.method().lists_in.empty())
     return name + " <follows|follow> lists that were made step by step" + arrives + ": leave it out";

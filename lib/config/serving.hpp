@@ -25,9 +25,9 @@ std::string serving_problem(const MethodInstance& m, const Wording& words);
 // Why a method cannot decide after a prompt that another one has cut (option `then`), and why one cannot cut it; "" if
 // it can.
 std::string later_problem(const MethodInstance& m, const Wording& words);
-std::string first_problem(const MethodInstance& m);
+std::string first_problem(const MethodInstance& m, const Wording& words);
 // Why a text with turns or branches cannot be replayed with it; "" if it can. has_turns: the run replays such a text.
-std::string turns_problem(const MethodInstance& m, bool has_turns, const Wording& words);
+std::string turns_problem(const MethodInstance& m, bool has_turns, bool has_branches, const Wording& words);
 // Why its budget cannot grow with the text; "" if it can.
 std::string growth_problem(const MethodInstance& m);
 

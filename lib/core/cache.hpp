@@ -45,11 +45,16 @@ constexpr int32_t kEvicted = -1;
 // How a query-time method uses a row. A weighed row counts in the denominator, but its value is not read.
 constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2;
 
-// Sums of the scores of pages over the kv heads of a layer, which evict together.
+// A cut of whole pages that kv heads of a layer make together: the tokens that stay (the first `sinks`, the last
+// `recent` rows, and the first `kept_prompt` beside the budget), and the number of full pages that are left.
+struct PageCut {
+  bool due = false;
+  int32_t sinks = 0, recent = 0, kept_prompt = 0, left = 0;
+};
+// Where the heads add the scores of their pages. Each adds, and none evicts.
 struct PageBoard {
   double* sums = nullptr;  // [pages] by number; null: the cache decides alone
-  bool complete = false;   // every head has added its scores: evict by the sums
-  bool shown() const { return sums != nullptr && complete; }
+  PageCut* cut = nullptr;
 };
 
 template <class Real>
@@ -73,19 +78,26 @@ struct CacheStorage {
   int64_t key_block = 0, value_block = 0;  // elements from one kv head of the trace to the next
   HeadShape shape{};
   PageBoard board = {};
-  int32_t score_sets = 1;  // scores of a row: one for each policy that decides, `capacity` apart
+  // Scores of a row: one for each policy that decides, `capacity` apart; `score` is that of policy score_set.
+  int32_t score_sets = 1, score_set = 0;
   // Rows stored here have this number of kv heads, of which this cache begins with own_block.
   int32_t own_block = 0, own_blocks = 1;
 
   // One kv head of a cache that spans a layer: its keys, values and scores, and the rows of all.
   CacheStorage block(int32_t b) const {
     const auto at = [b](auto* base, int64_t offset) { return base == nullptr ? nullptr : base + b * offset; };
-    CacheStorage one = *this;
+    CacheStorage one = score_sets > 1 ? scores_of(b) : *this;
     one.keys = at(keys, key_block), one.values = at(values, value_block);
     one.coded_keys = at(coded_keys, key_block), one.coded_values = at(coded_values, value_block);
-    one.score = score_sets > 1 ? at(score, capacity) : score;
     one.own_block = b;
     one.shape = shape.one_block();
+    return one;
+  }
+  // The rows of all with the scores of policy k.
+  CacheStorage scores_of(int32_t k) const {
+    CacheStorage one = *this;
+    if (score != nullptr) one.score += int64_t(k - score_set) * capacity;
+    one.score_set = k;
     return one;
   }
 };
@@ -134,6 +146,7 @@ class BasicCache {
   }
   PageBoard page_board() const { return s_.board; }
   BasicCache block(int32_t b) const { return BasicCache(s_.block(b)); }
+  BasicCache scores_of(int32_t k) const { return BasicCache(s_.scores_of(k)); }
   BasicCache with_board(PageBoard board) const {
     BasicCache shown = *this;
     shown.s_.board = board;
@@ -264,15 +277,13 @@ class BasicCache {
 
  private:
   // Scores of the k-th policy.
-  double* scores(int32_t k) const {
-    return s_.score + (s_.score_sets > 1 ? int64_t(k - s_.own_block) * s_.capacity : 0);
-  }
+  double* scores(int32_t k) const { return s_.score + int64_t(k - s_.score_set) * s_.capacity; }
   int32_t own_row(int32_t row, int32_t block) const { return s_.slot[row] * s_.own_blocks + s_.own_block + block; }
   // The scores of all policies but this cache's own; call before rows are moved.
   template <class F>
   void compact_more_scores(int32_t n, F stays) {
     for (int32_t k = 0; k < s_.score_sets && s_.score != nullptr && s_.score_sets > 1; ++k) {
-      if (k == s_.own_block) continue;
+      if (k == s_.score_set) continue;
       int32_t to = 0;
       for (int32_t i = 0; i < n; ++i)
         if (stays(i)) scores(k)[to++] = scores(k)[i];

@@ -20,6 +20,13 @@ bool is_due(const CutPlan& plan, const Cache auto& cache) {
   return cache.size() > 0 && plan.is_due(cache.token(cache.size() - 1));
 }
 
+// Whether the cut that is due now makes tokens leave.
+bool exceeds(const CutPlan& plan, const Cache auto& cache) {
+  const int32_t m = plan.target(cache.token(cache.size() - 1) + 1), kept = plan.options.keep_prompt ? plan.prompt : 0;
+  if (plan.options.pages.whole()) return HeldPages(cache, plan.options.pages.size, {}, kept).full() > plan.pages(m);
+  return cache.size() - held_sinks(cache, kept) > m;
+}
+
 // Cuts by the plan, if a cut is due. protect(m): the rows that stay where m tokens do. score(row): higher stays.
 template <Team T, Cache C, class P, class F>
 void cut(const T& team, C& cache, const CutPlan& plan, P protect, F score) {
@@ -40,6 +47,14 @@ void keep_newest(const T& team, C& cache, const CutPlan& plan, int32_t sinks) {
       [&](int32_t i) { return double(cache.token(i)); });
 }
 
+// A budget that grows must hold the tokens that are protected by number at its first cut.
+inline void check_first_cut(const CutPlan& plan, int32_t protected_tokens) {
+  const int32_t m = plan.target(plan.prompt);
+  if (plan.growth.any() && protected_tokens > m)
+    throw ParameterError("", std::to_string(protected_tokens) + " protected tokens exceed the " + std::to_string(m) +
+                                 " of the first cut; raise floor or ratio_of_seen");
+}
+
 // The plan for a context. least: tokens that every cut protects. Throws ParameterError if they do not fit.
 inline CutPlan cut_plan(const MethodContext& context, Protect least) {
   const CutPlan plan = plan_cuts(context);
@@ -50,9 +65,6 @@ inline CutPlan cut_plan(const MethodContext& context, Protect least) {
                                               std::to_string(least.sinks + least.recent) +
                                               " protected tokens leave nothing" + budget +
                                               " to choose; make them smaller or the budget larger");
-  if (plan.growth.any() && least.sinks + least.recent > m)
-    throw ParameterError("", std::to_string(least.sinks + least.recent) + " protected tokens exceed the " +
-                                 std::to_string(m) + " of the first cut; raise floor or ratio_of_seen");
   if (!plan.options.pages.whole()) return plan;
   const int32_t size = plan.options.pages.size, recent = least.recent > 1 ? least.recent - 1 : 0;
   const int32_t sinks = plan.options.keep_prompt ? 0 : least.sinks;

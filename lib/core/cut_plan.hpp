@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -14,6 +15,7 @@ struct CutPlan {
   int32_t budget = 0;  // B, if it does not grow
   int32_t prompt = 0;  // P
   int32_t every = 1;   // decode steps between two cuts
+  int32_t handed = 0;  // most tokens that another method leaves at the end of the prompt (option `then`)
   // With turns: [tokens] outputs up to each token since the last input, see Turns::step. Steps are counted from there.
   const int32_t* turn_step = nullptr;
   int32_t longest_input = 0;  // tokens behind the prompt that arrive together
@@ -23,8 +25,8 @@ struct CutPlan {
 
   // Every step cuts to B, and any unprotected token competes.
   KVR_FN bool is_plain() const {
-    return every == 1 && turn_step == nullptr && !growth.any() && !options.keep_prompt && options.prefill_chunk == 0 &&
-           !options.pages.whole();
+    return every == 1 && !options.cut_in_budget && turn_step == nullptr && !growth.any() && !options.keep_prompt &&
+           options.prefill_chunk == 0 && !options.pages.whole();
   }
   // Whether a cut is due once token t, the newest, has been attended to.
   KVR_FN bool is_due(int32_t t) const {
@@ -32,6 +34,20 @@ struct CutPlan {
     if (t < prompt) return options.prefill_chunk == 0 || (t + 1) % options.prefill_chunk == 0;
     if (turn_step != nullptr) return turn_step[t] >= 0 && turn_step[t] % every == 0;
     return (t + 1 - prompt) % every == 0;
+  }
+  // Rows that have arrived in one call when token t, the newest, has: those of a chunk or an input so far, else one.
+  KVR_FN int32_t rows_of_call(int32_t t) const {
+    const int32_t chunk = options.prefill_chunk;
+    if (t < prompt) return chunk > 0 ? t % chunk + 1 : 1;
+    int32_t rows = 1;
+    if (turn_step == nullptr || turn_step[t] > 0) return rows;
+    while (t - rows >= prompt && turn_step[t - rows] < 0) ++rows;
+    return rows;
+  }
+  // Whether more rows of this call follow token t.
+  KVR_FN bool is_inside_call(int32_t t) const {
+    if (t + 1 < prompt) return options.prefill_chunk > 0 && (t + 1) % options.prefill_chunk != 0;
+    return t >= prompt && turn_step != nullptr && turn_step[t] < 0;
   }
   // Which cut the one after token t is, from 0 at the end of the prompt, or of its first chunk.
   KVR_FN int32_t number(int32_t t) const {
@@ -54,7 +70,8 @@ struct CutPlan {
   KVR_FN int32_t pages(int32_t target) const { return target / options.pages.size - (options.pages.in_budget ? 1 : 0); }
   // Most tokens after a step, of `tokens` in all.
   int64_t most_rows(int32_t tokens) const {
-    const int64_t last = target(tokens), waiting = options.recut ? tokens : every > 1 ? every : 0;
+    const int64_t last = std::max(target(tokens), handed);
+    const int64_t waiting = options.recut ? tokens : every > 1 ? every : 0;
     const int64_t arriving = (options.prefill_chunk > waiting ? options.prefill_chunk : waiting) + longest_input;
     const int64_t filling = options.pages.whole() ? options.pages.size : 0;
     return last + arriving + filling + (options.keep_prompt ? prompt + filling : 0);

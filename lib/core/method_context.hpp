@@ -45,6 +45,7 @@ struct MethodContext : Extent {
   double median_key_distance = 0, largest_query_norm = 0;
   bool compares_heads = false;  // scores of several kv heads will be ranked together
   Serving serving = {};
+  int32_t handed_tokens = 0;  // most tokens that another method leaves at the end of the prompt (option `then`)
 };
 
 // When a method that selects cuts in this context, and to how many tokens, if it has no rule of its own.
@@ -52,6 +53,7 @@ inline CutPlan plan_cuts(const MethodContext& context) {
   CutPlan plan{context.serving, context.budget.growth, context.budget.tokens, context.prompt_tokens};
   if (plan.options.cut_every > 0) plan.every = plan.options.cut_every;
   if (plan.options.recut) plan.every = CutPlan::kNever;
+  plan.handed = context.handed_tokens;
   plan.turn_step = context.turn_step, plan.longest_input = context.longest_input;
   return plan;
 }

@@ -82,13 +82,13 @@ void cut_pages(const T& team, C& cache, const CutPlan& plan, Protect protect, in
   const int32_t left = plan.pages(m);
   if (pages.full() <= left) return;
   const auto own = [&](const HeldPage& g) { return page_score(options.score, g.first, g.last, score); };
-  const PageBoard board = cache.page_board();
-  if (board.sums != nullptr && !board.complete) {
+  if (const PageBoard board = cache.page_board(); board.sums != nullptr) {
+    *board.cut = {true, protect.sinks, protect.recent, plan.options.keep_prompt ? plan.prompt : 0, left};
     for (const HeldPage& g : pages.all())
       if (g.full) board.sums[g.number] += own(g);
     return;
   }
-  pages.choose(team, left, [&](const HeldPage& g) { return board.shown() ? board.sums[g.number] : own(g); });
+  pages.choose(team, left, own);
   pages.retain(team, cache);
 }
 

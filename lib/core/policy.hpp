@@ -97,6 +97,7 @@ struct StepQueries {
   int32_t heads, dim, token;
   int32_t position;  // position of the token, by which its query is rotated
   double scale;
+  double softcap = 0;  // the layer's; 0: none
   std::span<const Real> operator()(int32_t head) const { return {values + head * head_stride, size_t(dim)}; }
 };
 

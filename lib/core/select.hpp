@@ -95,6 +95,18 @@ int32_t held_sinks(const C& cache, int32_t sinks) {
   return held;
 }
 
+// Number of rows that hold tokens up to this one.
+template <Cache C>
+int32_t rows_until(const C& cache, int32_t token) {
+  int32_t low = 0, high = cache.size();
+  while (low < high) {
+    const int32_t middle = low + (high - low) / 2;
+    if (cache.token(middle) <= token) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
 // Rows that no selection may evict: the first `sinks` and the last `recent` (convention C16).
 struct Protect {
   int32_t sinks = 0, recent = 0;

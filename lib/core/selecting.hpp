@@ -27,6 +27,7 @@ struct Selecting {
     const int32_t counted = context.serving.keep_prompt ? recent : sinks + recent;
     if (counted > budget) throw protection_error(sinks, recent, budget);
     plan = cut_plan(context, least);
+    check_first_cut(plan, counted);
   }
   // For methods that find their budget themselves, after resolve().
   void set_budget(int32_t tokens) { budget = plan.budget = tokens; }

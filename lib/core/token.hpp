@@ -145,6 +145,7 @@ class Prompt {
   int32_t size() const { return view_.size; }
   HeadShape shape() const { return view_.shape; }
   double scale() const { return view_.scale; }
+  double softcap() const { return view_.softcap; }  // 0: none
   // Logit for an inner product of a query and a key: scale, then soft cap.
   double logit(double product) const {
     const double l = view_.scale * product;

@@ -1,21 +1,10 @@
 #include "evaluate/device_evaluator.hpp"
 
 #include <algorithm>
-#include <chrono>
+
+#include "base/stopwatch.hpp"
 
 namespace kvreplay {
-namespace {
-
-class Stopwatch {
- public:
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point start_ = Clock::now();
-};
-
-}  // namespace
 
 template <class Real>
 DeviceEvaluator<Real>::DeviceEvaluator(std::unique_ptr<HeadDevice> device, const HeadStream<Real>& stream,

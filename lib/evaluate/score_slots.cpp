@@ -19,10 +19,17 @@ constexpr Real kGone = -std::numeric_limits<Real>::infinity();
 
 template <class Real>
 ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, CacheReplay<Real>& cache, const RequestedOutputs& asked)
-    : exact_(exact), stream_(exact.stream()), replay_(cache), asked_(asked), rule_(cache.steps.fast_path().rule) {
-  const int64_t most =
-      rule_.plan.is_plain() ? rule_.budget - rule_.protect.recent : rule_.plan.most_rows(stream_.tokens);
-  make_slots(int32_t(std::min<int64_t>(most, stream_.tokens)));
+    : exact_(exact), stream_(exact.stream()), replay_(cache), asked_(asked), rule_(cache.steps.fast_path().rule) {}
+
+// Most tokens older than the window: a cut leaves the newest ones alone, unless they grow more with the text. chunks:
+// of the prompt arrive while there are slots.
+template <class Real>
+int32_t ScoreSlots<Real>::most_slots(bool chunks) const {
+  CutPlan plan = rule_.plan;
+  plan.handed = 0;  // load() makes room for these
+  if (!chunks) plan.options.prefill_chunk = 0;
+  const int64_t most = rule_.plan.is_plain() ? rule_.budget : plan.most_rows(stream_.tokens);
+  return int32_t(std::min<int64_t>(most - (plan.growth.any() ? 0 : rule_.protect.recent), stream_.tokens));
 }
 
 template <class Real>
@@ -53,10 +60,14 @@ void ScoreSlots<Real>::fill_slot(int32_t slot, int32_t token, double score) {
 }
 
 // Loads the tokens of the cache. The longest run of consecutive tokens at its end, at most the protected ones, becomes
-// the window.
+// the window. Where the prompt arrives in chunks, it is the window, as no output needs copies of its values; without
+// strips a row would cost O(n).
 template <class Real>
-void ScoreSlots<Real>::load(int32_t begin) {
+void ScoreSlots<Real>::load(const Tile<Real>& tile) {
   const BasicCache<Real>& cache = replay_.cache();
+  const int32_t begin = tile.begin;
+  in_chunks_ = begin == 0 && rule_.plan.options.prefill_chunk > 0 && int32_t(tile.rows.size()) == tile.end;
+  make_slots(in_chunks_ ? 0 : most_slots(true));
   int32_t first = cache.size();
   const int32_t most = std::min(first, rule_.protect.recent);
   while (cache.size() - first < most && cache.token(first - 1) == begin - (cache.size() - first) - 1) --first;
@@ -66,15 +77,15 @@ void ScoreSlots<Real>::load(int32_t begin) {
   for (int32_t i = first; i < cache.size(); ++i) score_.push_back(score(i));
   alive_.assign(score_.size(), Real(1));
   gone_.assign(score_.size(), Real(0));
-  // Rows outside the window, which may be more than the slots made so far.
-  if (first > slots_) make_slots(first);
+  // Rows that another method left may be more than this one keeps, until its first cut.
+  if (first > slots_) make_slots(first + rule_.plan.every);
   for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), score(i));
   if (rule_.plan.is_plain()) replay_.steps.drop_scores();
 }
 
 template <class Real>
 void ScoreSlots<Real>::open(const Tile<Real>& tile) {
-  if (end_ < 0) load(tile.begin);
+  if (end_ < 0) load(tile);
   end_ = tile.end;
   const size_t window = size_t(rounded(tile.end - low_));
   alive_.resize(window, Real(1));
@@ -139,7 +150,8 @@ void ScoreSlots<Real>::step(const Tile<Real>& tile, int32_t t, int32_t r, RowRes
   const auto at = std::lower_bound(scored_.begin(), scored_.end(), r);
   const bool scored = r >= 0 && at != scored_.end() && *at == r;
   score_[size_t(t - low_)] = 0;
-  for (int32_t h = 0; h < heads(); ++h) {
+  const bool votes = rule_.carry != 0 || rule_.plan.is_due(t);  // scores that no later row carries on decide at cuts
+  for (int32_t h = 0; h < heads() && (scored || votes); ++h) {
     const int32_t place = scored ? int32_t(h * int64_t(scored_.size()) + (at - scored_.begin())) : -1;
     if (r < 0) attend_without_strip(h, t);
     else attend({stream_, tile, asked_, results, replay_.first_head(), h, r}, place);
@@ -359,6 +371,8 @@ void ScoreSlots<Real>::close(const Tile<Real>& tile, RowResults<Real>& results) 
 // Moves tokens that grew older than the protected window into free slots.
 template <class Real>
 void ScoreSlots<Real>::end_tile(int32_t end) {
+  if (in_chunks_ && end < rule_.plan.prompt) return;
+  if (in_chunks_) in_chunks_ = false, make_slots(most_slots(false));
   const int32_t next = std::max(low_, end - rule_.protect.recent);
   int32_t slot = 0;
   for (int32_t i = 0; i < next - low_; ++i) {

@@ -20,7 +20,8 @@ class ScoreSlots final : public Evaluator<Real> {
 
  private:
   void make_slots(int32_t count);
-  void load(int32_t begin);
+  int32_t most_slots(bool chunks) const;
+  void load(const Tile<Real>& tile);
   void open(const Tile<Real>& tile);
   void find_logits(const Tile<Real>& tile);
   void step(const Tile<Real>& tile, int32_t t, int32_t row, RowResults<Real>& results);
@@ -58,6 +59,7 @@ class ScoreSlots final : public Evaluator<Real> {
   // [slots + window] low_marks: probabilities of a row; noisy: votes of a head, and its draws.
   std::vector<double> sums_, noise_;
   std::vector<int32_t> positions_;  // tokens of these draws
+  bool in_chunks_ = false;          // a prompt in chunks is being read
   int32_t end_ = -1, low_ = 0, slots_ = 0,
           width_ = 0;                            // end_: end of the current tile, a column of zeros in its strip
   std::vector<int32_t> slot_token_, column_;     // [slots] token or -1; column in the strip, a zero column if empty

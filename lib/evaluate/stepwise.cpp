@@ -131,8 +131,7 @@ std::span<const int32_t> Stepwise<Real>::rows_of_products(const Tile<Real>& tile
 template <class Real>
 void Stepwise<Real>::reserve(int32_t rows) {
   const auto& hooks = replay_.method().method().template of<Real>();
-  const bool by_head = replay_.method().method().hooks.has(Hook::choose) || hooks.observe_heads != nullptr ||
-                       !replay_.options().wrapper.is_none();
+  const bool by_head = replay_.method().method().hooks.has(Hook::choose) || replay_.observes_heads();
   const size_t n = size_t(rows + 1), all = by_head ? size_t(replay_.heads()) * n : 0;
   if (w_.e.size() < n) w_.e.resize(n), w_.coefficients.resize(n), w_.group.resize(n);
   if (w_.by_head.size() < all) w_.by_head.resize(all), w_.chosen.resize(all);

@@ -9,7 +9,8 @@ namespace kvreplay {
 //     older tokens, divided by its maximum.
 //  2. With the score s that a token carries: f <- max(alpha s, f)  (mean: alpha s + (1-alpha) f;  sum: alpha s + f).
 //  3. z = f, max pool of `kernel`.  4. redundancy x: z <- x z - (1-x) R / max R, with R of R-KV over all L keys.
-//  5. Keep the window and the top m-w by z. Kept tokens outside the window carry f, not pooled.
+//  5. Keep the window and the top m-w by z. Kept tokens outside the window carry f, not pooled. A cut point at which
+//     nothing leaves changes no score.
 struct Gkv : Buffered {
   static constexpr MethodInfo info{
       .name = "gkv",
@@ -30,7 +31,6 @@ struct Gkv : Buffered {
   int32_t window = 8, kernel = 1;
   double alpha = 0.8, redundancy = kUnset;
   Smooth smooth = Smooth::max;
-  double scale = 1;
   int32_t room = 0;
   int32_t carried = 0;  // tokens before this one carry a score
   QueryRing ring;
@@ -62,17 +62,15 @@ struct Gkv : Buffered {
 
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
-    scale = prompt.scale();
     ring.read(team, prompt, state);
   }
   template <class Real>
   void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
-    scale = queries.scale;
-    ring.add(team, queries, state);
+    ring.observe(team, queries, state);
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), older = rows - window;
-    if (older <= 0 || !is_due(plan, cache)) return;
+    if (older <= 0 || !is_due(plan, cache) || !exceeds(plan, cache)) return;
     const std::span<double> f = column(kVotes).first(size_t(older)), z = column(kRank).first(size_t(older));
     find_votes(team, cache, f);
     team.each(older, [&](int32_t i) {
@@ -101,14 +99,17 @@ struct Gkv : Buffered {
     const std::span<double> largest = column(kLargest);
     team.each(older, [&](int32_t i) { f[size_t(i)] = 0; });
     for (int32_t v = 0; v < voters; ++v) {
-      const int32_t seen = rows - (voters - 1 - v);  // rows up to the voter's own token
+      // Rows up to the voter's own token, which another method may have left out.
+      const int32_t seen = rows_until(cache, ring.token(v, cache.token(rows - 1)));
+      if (seen == 0) continue;
       const std::span<double> p = column(kRow).first(size_t(seen));
       for (int32_t h = 0; h < ring.heads; ++h) {
-        team.each(seen, [&](int32_t i) { p[size_t(i)] = scale * wide_dot(ring.query(v, h), cache.key(i)); });
+        team.each(seen, [&](int32_t i) { p[size_t(i)] = ring.logit(v, h, cache.key(i)); });
         softmax(team, p);
         team.each(older, [&](int32_t i) {
+          const double x = i < seen ? p[size_t(i)] : 0;
           double& most = largest[size_t(i)];
-          most = h == 0 || p[size_t(i)] > most ? p[size_t(i)] : most;
+          most = h == 0 || x > most ? x : most;
         });
       }
       team.each(older, [&](int32_t i) { f[size_t(i)] += largest[size_t(i)] / voters; });

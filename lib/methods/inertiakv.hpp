@@ -26,10 +26,11 @@ struct InertiaKv : Selecting<> {
           "turn; here each layer has its own.",
       .selects = true,
   };
-  static constexpr Hooks hooks{"append read_prompt evict observe layout needs protection voters"};
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection voters"};
   double alpha = 0.8;
   int32_t refresh = 1;
   int32_t prompt = 0;
+  int32_t computed = -1;  // the last row that was computed; later tokens have no value
 
   static void declare(auto& d) {
     d.real("alpha", &InertiaKv::alpha, {0, 1}, "share of the old average, below 1; 0 is tova");
@@ -50,29 +51,27 @@ struct InertiaKv : Selecting<> {
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& all, BasicCache<Real>& cache) {
     accumulate_prompt(team, all, cache);  // the sums cover the last row alone
-  }
-  template <class Real>
-  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    cache.push(token);
-    team.each(1, [&](int32_t) { cache.score(cache.size() - 1) = NAN; });
+    computed = all.size() - 1;
   }
   void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    if (!is_computed(cache.token(cache.size() - 1))) return;
+    const int32_t t = cache.token(cache.size() - 1);
+    if (!is_computed(t)) return;
     team.each(cache.size(), [&](int32_t i) {
       double& m = cache.score(i);
-      m = has_value(m) ? alpha * m + (1 - alpha) * p[size_t(i)] : p[size_t(i)];
+      m = has_value(cache, i) ? alpha * m + (1 - alpha) * p[size_t(i)] : p[size_t(i)];
     });
+    computed = t;
   }
   void evict(const Team auto& team, Cache auto& cache) {
     // Averages are at most the number of query heads.
     const double above_all = cache.shape().heads + 1.0;
     cut(
         team, cache, plan, [&](int32_t) { return protection(); },
-        [&](int32_t i) { return has_value(cache.score(i)) ? cache.score(i) : above_all + cache.token(i); });
+        [&](int32_t i) { return has_value(cache, i) ? cache.score(i) : above_all + cache.token(i); });
   }
 
  private:
-  static bool has_value(double m) { return m == m; }
+  bool has_value(const auto& cache, int32_t row) const { return cache.token(row) <= computed; }
   // In a prompt that arrives in pieces the last row of each is computed.
   bool is_computed(int32_t t) const {
     if (t < prompt) return plan.is_due(t);

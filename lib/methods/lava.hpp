@@ -104,7 +104,7 @@ struct Lava : Selecting<> {
   int32_t base(const std::vector<double>& entropies, size_t layer, int32_t tokens) const {
     const double sum = std::accumulate(entropies.begin(), entropies.end(), 0.0);
     const double total = double(tokens - window) * double(entropies.size());
-    return int32_t(std::floor(sum > 0 ? total * entropies[layer] / sum : tokens - window));
+    return int32_t(std::floor((sum > 0 ? total * entropies[layer] / sum : tokens - window) + 1e-9));
   }
 
  private:

@@ -39,6 +39,7 @@ struct RandomAttention : Buffered {
   void resolve(const MethodContext& context) {
     MethodContext own = context;
     own.serving.keep_prompt = keep_prompt;
+    if (keep_prompt && own.serving.prefill_chunk > 0) throw kept_chunks_error();
     Buffered::resolve(own, {.sinks = keep_prompt ? 0 : sinks, .recent = recent});
   }
   void traits(Traits& t) const {

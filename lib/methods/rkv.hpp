@@ -76,7 +76,6 @@ struct Rkv : Buffered {
   double lambda = 0.1, threshold = 0.5;
   Retain retain = Retain::last;
   Votes agg = Votes::max;
-  double scale = 1;  // scale of the logits
   int32_t room = 0;  // length of each column below
   QueryRing ring;
   std::span<double> state;  // the ring, [dim] sum of directions, columns of [room] numbers
@@ -108,12 +107,10 @@ struct Rkv : Buffered {
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     ring.read(team, prompt, state);
-    scale = prompt.scale();
   }
   template <class Real>
   void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
-    ring.add(team, queries, state);
-    scale = queries.scale;
+    ring.observe(team, queries, state);
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size();
@@ -149,9 +146,7 @@ struct Rkv : Buffered {
       softmax(team, x);
       team.each(older, [&](int32_t j) { importance[size_t(j)] += share * x[size_t(j)]; });
     };
-    const auto logit = [&](int32_t row, int32_t h, int32_t j) {
-      return scale * wide_dot(ring.query(row, h), cache.key(j));
-    };
+    const auto logit = [&](int32_t row, int32_t h, int32_t j) { return ring.logit(row, h, cache.key(j)); };
     for (int32_t row = 0; row < rows; ++row) {
       for (int32_t h = 0; h < shape.heads && agg == Votes::sum; ++h) {
         team.each(older, [&](int32_t j) { x[size_t(j)] = logit(row, h, j); });

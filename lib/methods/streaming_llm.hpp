@@ -39,6 +39,7 @@ struct StreamingLlm {
                                         " leave no room for recent tokens in a budget of " + std::to_string(budget) +
                                         "; give fewer sinks or a larger budget");
     plan = cut_plan(context, {.sinks = sinks});
+    check_first_cut(plan, sinks);
     plan.budget -= room_for;
   }
 

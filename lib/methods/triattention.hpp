@@ -92,6 +92,7 @@ struct TriAttention : Buffered, CommonCuts {
   void resolve(const MethodContext& context) {
     MethodContext own = context;
     own.serving.keep_prompt = keep_prompt;
+    if (keep_prompt && own.serving.prefill_chunk > 0) throw kept_chunks_error();
     Buffered::resolve(own, {.sinks = keep_prompt ? 0 : sinks, .recent = recent});
     prompt = context.prompt_tokens;
     room = int32_t(most_rows(context));

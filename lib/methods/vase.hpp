@@ -33,7 +33,6 @@ struct VaSe : Buffered {
       "read_prompt evict observe_queries extra_bytes layout needs traits protection rng_arrays state rng"};
   int32_t recent = 64, sinks = 4, kernel = 1;
   double large_frac = 0.25;
-  double scale = 1;
   int32_t room = 0;
   QueryRing ring;
   std::span<double> state;  // the ring, then [3, room]: widths, attention, one row
@@ -71,13 +70,11 @@ struct VaSe : Buffered {
 
   template <class Real>
   void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
-    scale = prompt.scale();
     ring.read(team, prompt, state);
   }
   template <class Real>
   void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
-    scale = queries.scale;
-    ring.add(team, queries, state);
+    ring.observe(team, queries, state);
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), first = plan.options.keep_prompt ? held_sinks(cache, plan.prompt) : 0;
@@ -121,7 +118,7 @@ struct VaSe : Buffered {
     team.each(n, [&](int32_t i) { sum[size_t(i)] = 0; });
     for (int32_t row = 0; row < rows; ++row)
       for (int32_t h = 0; h < ring.heads; ++h) {
-        team.each(n, [&](int32_t i) { a[size_t(i)] = scale * wide_dot(ring.query(row, h), cache.key(first + i)); });
+        team.each(n, [&](int32_t i) { a[size_t(i)] = ring.logit(row, h, cache.key(first + i)); });
         softmax(team, a);
         team.each(n, [&](int32_t i) { sum[size_t(i)] += a[size_t(i)] / (double(rows) * ring.heads); });
       }

@@ -65,12 +65,15 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   // An audit reads only the cache's own copy.
   const auto rows_of_format = codings.of(cell, setup.options.row_format, stream, !options.audit);
   setup.coding = rows_of_format.coding;
-  inject(cell, setup, d.uniforms);
+  inject(cell, cell.place.kv_head, setup, d.uniforms);
   if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);
   for (int32_t h = 0; h < caches; ++h) {
     setup.given = cell.common_cuts ? given_lists(*cell.common_cuts) : lists_of(d.lists, h, caches);
     setup.first_head = h;
-    if (d.cache_for_each_kv_head) setup.first_head = h * group_of(stream), setup.rng.kv_head = uint32_t(h);
+    if (d.cache_for_each_kv_head) {
+      setup.first_head = h * group_of(stream), setup.rng.kv_head = uint32_t(h);
+      inject(cell, h, setup, d.uniforms);
+    }
     d.resident.push_back(0);
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
         setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)},

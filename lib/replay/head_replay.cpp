@@ -1,8 +1,9 @@
 #include "replay/head_replay.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
+
+#include "base/stopwatch.hpp"
 
 namespace kvreplay {
 
@@ -72,6 +73,7 @@ void HeadReplay<Real>::run(const Stop& stop) {
 
 template <class Real>
 void HeadReplay<Real>::go_on(HeadReplay& before) {
+  prompt_.go_on(before.prompt_);
   for (size_t i = 0; i < decisions_.size(); ++i)
     kvreplay::go_on(decisions_[i], before.decisions_[i], before.stream_, options_);
 }
@@ -226,7 +228,11 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
             for (size_t c = 0; c < d.caches.size(); ++c) work(d, c);
           });
     };
-    each_cache([&](Decision<Real>& d, size_t c) { d.evaluators[c]->decide(tile); });
+    each_cache([&](Decision<Real>& d, size_t c) {
+      const Stopwatch watch;
+      d.evaluators[c]->decide(tile);
+      d.caches[c]->account.add_attention_seconds(watch.seconds());
+    });
     each_cache([&](Decision<Real>& d, size_t c) { rows(d, c, tile, exact); });
   }
 }
@@ -289,15 +295,14 @@ void HeadReplay<Real>::rank(Tile<Real>& tile) {
 
 template <class Real>
 void HeadReplay<Real>::rows(Decision<Real>& d, size_t c, const Tile<Real>& tile, const std::vector<ExactRow>& exact) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   CacheReplay<Real>& cache = *d.caches[c];
   results_.open(cache.heads(), int32_t(tile.rows.size()), stream_.shape.v_dim);
   d.evaluators[c]->rows(tile, results_);
   outputs_.project(cache.first_head(), results_);
   compare_outputs(tile, outputs_, cache.first_head(), shared_.asked.details, results_);
   project_errors(tile, outputs_, cache.first_head(), stream_.sensitivity, results_);
-  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-  take(d, c, results_, exact, passed.count());
+  take(d, c, results_, exact, watch.seconds());
 }
 
 // Hands a cache's rows to the cells that they belong to. exact: [heads of the stream, rows], token -1 for rows that are

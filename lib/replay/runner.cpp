@@ -246,7 +246,7 @@ void replay_group(const Group& group, HeadStream<Real> first, Reader& reader, co
                   const Stop& stop, Reports& reports) {
   bool reported = false;
   try {
-    // A branch reads the context anew: what a method keeps of it depends on nothing behind it.
+    // A branch cuts the context anew: what a method keeps of it depends on nothing behind it.
     const std::vector<HeadRequest> texts = texts_of(group);
     std::unique_ptr<Pass<Real>> last;
     for (size_t i = 0; i < texts.size(); ++i) {

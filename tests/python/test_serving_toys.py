@@ -1,5 +1,7 @@
 """The small examples of options of serving, by hand. Scores are fixed: a key's norm is 10 minus its score."""
 
+import json
+
 import kvreplay as kv
 import numpy as np
 import pytest
@@ -96,8 +98,10 @@ def test_a_prompt_in_chunks():
     scores = [5, 1, 4, 2, 9, 3]
     for method in ({"name": "knorm", "prefill_chunk": 3}, "knorm"):
         assert lists(replayed(scores, method, 2, len(scores))) == [[0, 4]]
-    whole = row(replayed(scores, {"name": "knorm", "prefill_chunk": 3}, 2, len(scores)))
-    assert '"prefill_chunk":3' in whole["given"]
+    for chunk, peak in ((3, 5), (2, 4), (4, 4), (1, 3), (6, None), (9, None)):
+        told = row(replayed(scores, {"name": "knorm", "prefill_chunk": chunk}, 2, len(scores)))
+        assert f'"prefill_chunk":{chunk}' in told["given"]
+        assert told["extras"] == (peak and json.dumps({"peak_attended_prompt": peak}, separators=(",", ":")))
 
 
 def test_another_method_for_the_decode():

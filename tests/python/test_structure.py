@@ -27,7 +27,7 @@ INCLUDES = {
     "survey": {"base", "core", "kernels", "trace", "exact"},
     "measures": {"base", "core", "kernels", "catalog", "exact"},
     "caches": {"base", "core", "formats", "trace", "calibration", "catalog", "exact", "measures"},
-    "evaluate": {"core", "kernels", "formats", "exact", "measures", "caches"},
+    "evaluate": {"base", "core", "kernels", "formats", "exact", "measures", "caches"},
     "allocation": {"base", "core", "catalog", "exact", "caches"},
     "device": {"base", "core", "exact", "measures", "caches", "evaluate"},
     "replay": {

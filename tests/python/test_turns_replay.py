@@ -225,6 +225,8 @@ def test_the_toy_of_two_branches(tmp_path):
 # They stream, and cut by another rule than one score for each token.
 REFUSED = {"balancekv_stream", "buzz", "duo_attention", "paged_eviction", "qjl", "simlayerkv"}
 REFUSED |= {"sparse_fixed", "sparse_strided"}
+ORACLE = {"name": "lu_kv", "calibration": "self"}
+BY_LATER_ROWS = {"laq", "static_oracle"}  # in a branch, they would cut the context by what is asked
 
 
 def columns_of(run):
@@ -277,7 +279,29 @@ def test_a_branch_and_a_turn_that_are_the_continuation_give_its_numbers(continue
         refused = {
             name for name, run in runs.items() if isinstance(run, str) and not isinstance(plain[name], str)
         }
-        assert refused == REFUSED
+        assert refused == REFUSED | (BY_LATER_ROWS if "branches" in replay else set())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_stays_of_a_context_depends_on_no_branch(tmp_path):
+    """For every method that evicts."""
+    draw = np.random.default_rng(6)
+    q, k, v = (draw.standard_normal((h, 306, 16)).astype(np.float32) for h in (2, 1, 1))
+    branches = [
+        BranchArrays({LAYER: tuple(x[:, at : at + 25] for x in (q, k, v))}, 1 + i, f"question {i}")
+        for i, at in enumerate((256, 281))
+    ]
+    prompt = PromptArrays(
+        layers={LAYER: tuple(x[:, :256] for x in (q, k, v))}, branches=branches, context_tokens=256
+    )
+    path = kv.Trace.write(tmp_path / "t.h5", prompts={"p0": prompt}, rope={"theta": 10000.0}).path
+    evicting = 0
+    for name, run in replays(path, branches="all", save="kept").items():
+        if isinstance(run, str) or run.row()["n_evictions"] == 0 or name == "rocketkv":  # lists what it reads
+            continue
+        assert run.kept(branch=0)[0].tolist() == run.kept(branch=1)[0].tolist(), name
+        evicting += 1
+    assert evicting > 25
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -319,6 +343,8 @@ def test_branches_may_be_chosen_and_come_in_any_order(trace):
         ({"branches": [3]}, "names a branch that"),
         ({"branches": [0, 0]}, "0 is listed twice"),
         ({"branches": "all", "methods": "balancekv_stream"}, "an input of several tokens arrives at once"),
+        ({"branches": "all", "methods": "static_oracle"}, "by rows behind it, and each branch has others"),
+        ({"branches": "all", "methods": {"name": "knorm", "allocator": ORACLE}}, "each branch has others"),
         ({"methods": {"name": "snapkv", "recut": "turns"}}, "recut cuts behind each input"),
         (
             {"turns": True, "methods": {"name": "h2o", "recut": "turns", "cut_every": 4}},

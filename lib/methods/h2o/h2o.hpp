@@ -23,8 +23,8 @@ namespace kvreplay {
 // (core/token.hpp).
 // Changes to the scores of real_drop (scores.hpp), after the package keys_values and Q-Hitter, MLSys 2024:
 //   `score_norm: age`  a cut with T tokens seen goes by A[i] / (T - max(i, P-1)); `recent` is its grace period.
-//   `weight: vnorm`    a call of R rows (the prompt: all its rows; a step: 1) adds R m_i ||v_i|| / sum_j m_j ||v_j||,
-//                      with m_i the attention that these rows give to token i.
+//   `weight: vnorm`    a call of R rows (the prompt or a chunk: all its rows; a step: 1) adds
+//                      R m_i ||v_i|| / sum_j m_j ||v_j||, with m_i the attention that these rows give to token i.
 //   `qhitter: c`       a cut goes by c mm(A) + (c-1)/2 mm(E) + (1-c). E is the token's error in the row format int4, mm
 //                      scales the unprotected tokens to 0..1. With `score_norm: age` A is divided first.
 // Variants that only mask (h2o_masks.hpp): hf_mask, local_mask, and the oracle oracle_global.
@@ -51,12 +51,14 @@ struct H2o : H2oVariants {
       "voters failure_text set_options state"};
   int32_t first_voter = 0;  // prompt rows from this index on vote
   bool ranked = false;      // oracle_global: the future was read
-  std::span<double> state;  // columns of the masks; the outputs of a step, for scores that use them; errors in int4
+  // Columns of the masks; the outputs of a step, for scores that use them; errors in int4 [tokens], then the votes of a
+  // call so far [tokens].
+  std::span<double> state;
 
   static void declare(auto& d) { declare_variants<H2o>(d); }
   Layout layout(const MethodContext& context) const {
     const bool columns = is(Variant::local_mask) || is(Variant::oracle_global);
-    if (asks_for_errors()) return {.state_doubles = context.tokens, .scores = true};
+    if (more_numbers() > 0) return {.state_doubles = 2 * int64_t(context.tokens), .scores = true};
     return {.state_doubles = columns ? 2 * int64_t(context.tokens) : StepScores::state_doubles(score, context.shape),
             .scores = true};
   }
@@ -113,7 +115,8 @@ struct H2o : H2oVariants {
       cache.score(i) = x / (means() ? seen_by(cache.token(i), p.size() - 1) : 1);
     };
     const auto sum = [&](int32_t i) { return p.column_sum(cache.token(i)); };
-    if (weighs_values()) h2o_scores::weigh_by_values(team, cache, p.size() - first_voter, sum, add);
+    if (weighs_values())
+      h2o_scores::weigh_by_values(team, cache, p.size() - first_voter, h2o_scores::sum_by_values(team, p), sum, add);
     else team.each(cache.size(), [&](int32_t i) { add(i, sum(i)); });
   }
   void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
@@ -134,14 +137,8 @@ struct H2o : H2oVariants {
     if (asks_for_errors()) errors().add(cache, cache.size() - 1);
     const StepScores given{score, p, state};
     given.open(team, cache);
-    const auto add = [&](int32_t i, double x) {
-      double& a = cache.score(i);
-      a += means() ? (x - a) / seen_by(cache.token(i), t) : x;  // the mean, including one more row
-    };
-    if (weighs_values())
-      h2o_scores::weigh_by_values(
-          team, cache, 1, [&](int32_t i) { return p.group(i); }, add);
-    else team.each(cache.size(), [&](int32_t i) { add(i, given(cache, i)); });
+    if (weighs_values()) return add_weighted(team, cache, p);
+    team.each(cache.size(), [&](int32_t i) { add_votes(cache, i, t, 1, given(cache, i)); });
   }
   void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size();
@@ -162,7 +159,25 @@ struct H2o : H2oVariants {
     if (score_rows == kAllRows) return 0;
     return score_rows == kDecodeRows ? size : size > score_rows ? size - score_rows : 0;
   }
-  h2o_scores::Int4Errors errors() const { return {state}; }
+  h2o_scores::Int4Errors errors() const { return {state.first(state.size() / 2)}; }
+  // Adds what `rows` rows, up to row t, give to a row of the cache: to its sum, or to its mean.
+  void add_votes(Cache auto& cache, int32_t i, int32_t t, int32_t rows, double x) const {
+    double& a = cache.score(i);
+    if (!means()) return void(a += x);
+    const int32_t seen = seen_by(cache.token(i), t);
+    a += (x - (rows < seen ? rows : seen) * a) / seen;
+  }
+  // `weight: vnorm`, row by row. Nothing is cut inside a call.
+  void add_weighted(const Team auto& team, Cache auto& cache, HeadProbabilities p) const {
+    const int32_t t = cache.token(cache.size() - 1);
+    const auto votes = [&](int32_t i) -> double& { return state[state.size() / 2 + size_t(cache.token(i))]; };
+    team.each(cache.size(), [&](int32_t i) { votes(i) += p.group(i); });
+    if (plan.is_inside_call(t)) return;
+    const int32_t rows = plan.rows_of_call(t);
+    h2o_scores::weigh_by_values(team, cache, rows, h2o_scores::sum_by_values(team, cache, votes), votes,
+                                [&](int32_t i, double x) { add_votes(cache, i, t, rows, x); });
+    team.each(cache.size(), [&](int32_t i) { votes(i) = 0; });
+  }
   // Cuts by scores that depend on the cut: sums divided by ages, sums set against errors.
   void cut_adjusted(const Team auto& team, Cache auto& cache, auto safe) const {
     if (!is_due(plan, cache)) return;

@@ -14,19 +14,33 @@ inline int32_t age(int32_t token, int32_t seen, int32_t prompt) {
   return seen > first ? seen - first : 1;
 }
 
-// Norm of a row's value, over all kv heads of the cache.
-double value_norm(const Cache auto& cache, int32_t row) {
+// Norm of a value over all kv heads: value(block) of one of them.
+double norm_over(int32_t blocks, auto value) {
   double square = 0;
-  for (int32_t b = 0; b < cache.shape().blocks; ++b) square += wide_dot(cache.value(row, b), cache.value(row, b));
+  for (int32_t b = 0; b < blocks; ++b) square += wide_dot(value(b), value(b));
   return std::sqrt(square);
 }
+double value_norm(const Cache auto& cache, int32_t row) {
+  return norm_over(cache.shape().blocks, [&](int32_t b) { return cache.value(row, b); });
+}
 
-// `weight: vnorm`: rows that give m(row) to the rows of the cache add `rows` * m ||v|| / sum of m ||v||. Calls
-// add(row, number).
-void weigh_by_values(const Team auto& team, const Cache auto& cache, double rows, auto m, auto add) {
-  const double sum = team.sum(cache.size(), [&](int32_t i) { return m(i) * value_norm(cache, i); });
+// `weight: vnorm`: rows that give m(row) to the rows of the cache add `rows` * m ||v|| / sum of m ||v||. sum: over all
+// tokens that these rows attend to. Calls add(row, number).
+void weigh_by_values(const Team auto& team, const Cache auto& cache, double rows, double sum, auto m, auto add) {
   if (!(sum > 0)) return;
   team.each(cache.size(), [&](int32_t i) { add(i, rows * m(i) * value_norm(cache, i) / sum); });
+}
+// That sum over the rows of the cache.
+double sum_by_values(const Team auto& team, const Cache auto& cache, auto m) {
+  return team.sum(cache.size(), [&](int32_t i) { return m(i) * value_norm(cache, i); });
+}
+// That sum over a prompt, of which the cache may hold a part.
+template <class Real>
+double sum_by_values(const Team auto& team, const Prompt<Real>& prompt) {
+  const auto norm_of = [&](int32_t i) {
+    return norm_over(prompt.shape().blocks, [&](int32_t b) { return prompt.block(b).value(i); });
+  };
+  return team.sum(prompt.size(), [&](int32_t i) { return prompt.column_sum(i) * norm_of(i); });
 }
 
 // `qhitter`: E = ||k - k^|| + ||v - v^||, where k^ and v^ are read back from the row format int4.

@@ -99,6 +99,7 @@ struct H2oVariants : Selecting<0, kDerived> {
   void check_plan(const MethodContext& context) {
     const int32_t m = std::max(1, cut_plan(context, {}).target(context.prompt_tokens));
     plan = cut_plan(context, {.sinks = sinks, .recent = recent_of(m)});
+    check_first_cut(plan, sinks + recent_of(m));
     if (!plan.is_plain() && (masks() || is(Variant::alg1) || is(Variant::flexgen)))
       throw ParameterError("variant", std::string("variant ") + kVariants[int(variant)] +
                                           " follows released code, which evicts at every step; leave out the variant, "

@@ -6,6 +6,12 @@
 
 namespace kvreplay {
 
+inline ParameterError kept_chunks_error() {
+  return {"keep_prompt",
+          "keep_prompt keeps the prompt that prefill_chunk cuts: write keep_prompt: false, or leave out "
+          "prefill_chunk"};
+}
+
 // How evictors for long decodes cut: once at the end of the prompt, then once every `buffer` tokens. Between two cuts
 // every new token stays, so at most B + buffer tokens are attended to (at most B with buffer_in_budget). `cut_every` is
 // another word for `buffer`. A method derives from it, calls declare_buffer() in declare(), and cuts by `plan`.

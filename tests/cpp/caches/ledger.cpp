@@ -9,7 +9,7 @@ TEST_CASE("a step like the last one is charged as that one", "[caches]") {
   LedgerKeeper keeper;
   const Payload three{12, 12, 96}, four{16, 16, 128};
   LedgerKeeper::Kept kept{};
-  kept.rows = 3, kept.blocks = 1, kept.payload = three, kept.positions = kept.scores = true;
+  kept.rows = 3, kept.blocks = 1, kept.payload = three, kept.positions = true, kept.scores = 1;
   ExtraBytes marks;
   marks.mark_bytes = 10;
   const int64_t aux = 3 * 4 + 3 * 8 + 10;

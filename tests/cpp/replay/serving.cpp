@@ -104,6 +104,28 @@ TEST_CASE("a prompt in chunks never attends to more than the budget and a chunk"
     const CellResult r = replayed(streamed(cell_with(with(v, [](Serving& s) { s.prefill_chunk = 11; }))));
     CHECK(int32_t(kept_list(r, 0).size()) == kBudget);
     CHECK(*r.measures["peak_kept_tokens"] == kBudget);
+    CHECK(r.measures.extras.at("peak_attended_prompt") == kBudget + 11);
+  }
+}
+
+TEST_CASE("a second method that follows whole chunks decides as after a whole prompt", "[properties][serving]") {
+  for (const MethodCase& v : served()) {
+    INFO(v.method);
+    if (v.entry().info.needs_whole_prompt || v.method == "inertiakv") continue;  // carries its scores at every chunk
+    if (v.method == "qfilters" || v.method == "triattention") continue;  // learn from queries at every cut of chunks
+    if (has_buffer(v) && is_random(v)) continue;  // its cuts have other numbers, and so other draws
+    CommonOptions first = default_options("knorm");
+    const Cell second = cell_with(v);
+    const auto pair = [&](int32_t chunk) {
+      first.serving.prefill_chunk = chunk;
+      const Cell cell = make_cell("knorm", kShape.prompt, kShape, nlohmann::json::object(), first);
+      return changed(cell, [&](Variant& variant) {
+        variant.prompt_streams = chunk > 0;
+        variant.later =
+            std::make_shared<LaterMethod>(LaterMethod{second.variant->values, v.options, {kBudget, kBudget}});
+      });
+    };
+    same_sets(pair(11), pair(0));
   }
 }
 

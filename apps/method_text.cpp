@@ -247,19 +247,24 @@ std::string bytes_text(const RowFormatEntry& format) {
                      fixed > 0 ? fmt::format(", and {} once for a kv head of 64", fixed) : "");
 }
 
+std::string widths_text(const FormatInfo& info) {
+  if (info.power_of_two) return "powers of two";
+  if (info.multiple_of == 1) return "";
+  return fmt::format("multiples of {}{}", info.multiple_of, info.parts_differ ? " for values" : "");
+}
+
 Lines facts(const RowFormatEntry& format) {
   const RowFormat f = both(format);
-  const Lines all = {
-      {"source", format.info.source},
-      {"tier", std::to_string(format.info.tier)},
-      {"bytes", bytes_text(format)},
-      {"rotation", rotation_text(format)},
-      {"keys", format.info.keys_pre_rope ? "pre_rope by default" : ""},
-      {"rows", format.info.of_latents ? "of latent attention only" : ""},
-      {"widths", format.info.multiple_of > 1 ? fmt::format("multiples of {}", format.info.multiple_of) : ""},
-      {"constants", is_calibrated(f) ? "from the prompt, once for each kv head" : ""},
-      {"coded", format.info.by_block ? "several rows together" : ""},
-      {"deviation", format.info.deviation}};
+  const Lines all = {{"source", format.info.source},
+                     {"tier", std::to_string(format.info.tier)},
+                     {"bytes", bytes_text(format)},
+                     {"rotation", rotation_text(format)},
+                     {"keys", format.info.keys_pre_rope ? "pre_rope by default" : ""},
+                     {"rows", format.info.of_latents ? "of latent attention only" : ""},
+                     {"widths", widths_text(format.info)},
+                     {"constants", is_calibrated(f) ? "from the prompt, once for each kv head" : ""},
+                     {"coded", format.info.by_block ? "several rows together" : ""},
+                     {"deviation", format.info.deviation}};
   Lines said;
   for (const auto& line : all)
     if (!line.second.empty()) said.push_back(line);

@@ -40,7 +40,7 @@ void CacheAccount<Real>::open_step(int32_t t) {
     prompt_peak_ = std::max(prompt_peak_, state_.cache.size());
     return;
   }
-  state_.formatter.code_own(state_.cache);
+  state_.formatter.code_own(state_.cache, t);
   follow_pages(t);
   keeper_.attended(state_.cache.size(), state_.formatter.payload(state_.cache), !state_.setup.method.traits().chooses);
 }
@@ -52,7 +52,7 @@ void CacheAccount<Real>::close_step(int32_t t) {
     state_.formatter.lack(drop_channels(think, state_.stream, state_.setup.first_head, state_.cache));
   const BasicCache<Real>& cache = state_.cache;
   if (cache.written() > 0) lists_.reading.partial = true;
-  state_.formatter.code_new(state_.cache);
+  state_.formatter.code_new(state_.cache, t + 1);
   if (!state_.formatter.failure().empty()) throw ReplayError(state_.formatter.failure());
   const bool after_prompt = t >= state_.stream.prompt - 1;
   follow_pages(t);
@@ -123,6 +123,7 @@ template <class Real>
 void CacheAccount<Real>::charge(int32_t t) {
   const BasicCache<Real>& cache = state_.cache;
   Formatter<Real>& formatter = state_.formatter;
+  keeper_.ledger.recoded = formatter.recoded();
   keeper_.kept(
       {cache.size(), cache.shape().blocks, cache.evictions(), formatter.quantised(), formatter.payload(cache),
        formatter.sketch_bytes(cache), !state_.setup.method.traits().implied_layout,
@@ -151,6 +152,7 @@ void CacheAccount<Real>::take_report() {
   keeper_.ledger.pages = pages_.ledger();
   if (in_chunks_) extras["peak_attended_prompt"] = prompt_peak_;
   if (state_.setup.options.serving.pages.compact) extras["moved_rows"] = double(pages_.ledger().moved_rows);
+  if (state_.setup.coding != nullptr) state_.setup.coding->report(extras);
   const CodedNumbers& coded = state_.formatter.numbers();
   if (coded.all == 0) return;
   extras["row_clipped"] = double(coded.clipped) / double(coded.all);

@@ -40,10 +40,11 @@ class CacheReplay {
   }
   bool streams_prompt() const { return state_.prompt_streams; }
   bool moves_positions() const { return state_.moves_positions(); }
-  // Apart from the row format: merged rows, keys without some channels, or tokens held several times.
-  bool method_writes_rows() const {
+  // Merged rows, keys without some channels, tokens held several times, or rows that are coded again.
+  bool rewrites_rows() const {
     const Layout own = method().layout();
-    return own.own_rows > 0 || own.extra_rows > 0 || !options().merge.is_none() || !options().think.is_none();
+    return own.own_rows > 0 || own.extra_rows > 0 || !options().merge.is_none() || !options().think.is_none() ||
+           codes_again(options().row_format);
   }
   bool has_injected_numbers() const { return state_.setup.rng.has_injected(); }
   CodedTokens<Real>* coded_tokens() const { return state_.coded.get(); }  // null if the cache codes its rows itself

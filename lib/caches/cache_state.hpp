@@ -64,6 +64,9 @@ typename Prompt<Real>::View view_of(const HeadStream<Real>& s, int32_t first_hea
     view.lookahead = s.lookahead_queries.data() + int64_t(first_head) * s.lookahead_rows * s.shape.dim;
     view.lookahead_rows = s.lookahead_rows;
   }
+  view.layer_keys = held.keys;  // all there are where a layer has one kv head
+  if (!s.layer_keys.empty())
+    view.layer_keys = s.layer_keys.data(), view.kv_heads = s.kv_heads, view.kv_head = s.kv_head;
   if (!s.sink_logits.empty()) view.sink_logits = s.sink_logits.data() + first_head;
   if (queries) {
     view.queries = s.query(first_head, 0);

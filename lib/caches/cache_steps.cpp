@@ -52,7 +52,8 @@ StepQueries<Real> CacheSteps<Real>::queries_at(int32_t t) const {
           t,
           s.positions[size_t(t)],
           double(s.rule.scale),
-          double(s.rule.softcap)};
+          double(s.rule.softcap),
+          state_.setup.first_head};
 }
 
 template <class Real>

@@ -19,7 +19,7 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   const Rng rng{cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.place.layer), kv_head, {}};
   MethodContext context = cell.context();
   context.shape = stream.shape;
-  context.window = stream.window;
+  context.window = stream.window, context.query_heads = stream.shape.heads;
   if (stream.turns.any()) context.turn_step = stream.turns.step.data();
   if (has_cache_for_each_query_head(cell)) context.shape.heads = 1;
   const HeadShape layer = context.shape;
@@ -113,7 +113,8 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
   const bool one_index = sizes.shared && !sizes.own_index;
   double kept = 0, floats = 0, read = 0, rows_bytes = 0, besides = 0, final_rows = 0, final_besides = 0;
   double prompt_rows = 0, prompt_besides = 0;
-  int64_t attended = 0, rows = 0, read_steps = 0, evictions = 0, quantised = 0, peak_kept = 0, peak_attended = 0;
+  int64_t attended = 0, rows = 0, read_steps = 0, evictions = 0, quantised = 0, recoded = 0, peak_kept = 0,
+          peak_attended = 0;
   std::vector<double> ages;
   for (const Ledger* ledger : ledgers) {
     const Ledger& l = *ledger;
@@ -131,7 +132,7 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
     floats = charge(sizes.shared, floats, double(l.peak_floats));
     read += ratio(l.read_sum, l.read_steps), read_steps += l.read_steps;
     ages.insert(ages.end(), l.evicted_ages.begin(), l.evicted_ages.end());
-    evictions += l.evictions, quantised += l.quantised;
+    evictions += l.evictions, quantised += l.quantised, recoded += l.recoded;
     to.select_s += l.select_s, to.attend_s += l.attend_s;
     to.extras.insert(l.extras.begin(), l.extras.end());
   }
@@ -142,6 +143,7 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
   to["total_bytes"] = *to["peak_bytes"] + *to["aux_bytes"];
   to["equivalent_tokens"] = floats / sizes.row_floats;
   to["n_evictions"] = double(evictions), to["n_quantised"] = double(quantised);
+  to["n_recoded"] = double(recoded);
   if (read_steps > 0) to["read_bytes_per_step"] = read;
   measure_pages(*ledgers.front(), to);
   if (!ages.empty()) to["median_evicted_age_tokens"] = quantile(ages, 0.5);

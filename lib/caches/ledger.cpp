@@ -46,7 +46,7 @@ void ResidentLists::add_attended(size_t head, std::span<const int32_t> tokens, s
   TokenLists& to = attended[head];
   to.flat.insert(to.flat.end(), tokens.begin(), tokens.end());
   to.close();
-  if (std::find(chosen.begin(), chosen.end(), kWeighed) != chosen.end()) reading.partial = true;
+  if (std::any_of(chosen.begin(), chosen.end(), counts_unread)) reading.partial = true;
 }
 
 template void ResidentLists::add(std::span<const int32_t>, std::span<const float>, std::span<const float>);
@@ -75,8 +75,9 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   more_keys_ = exact_bytes(extra.key_floats);
   take_peaks(now.payload.keys + extra.key_floats, now.payload.values, now.payload.bytes + more_keys_);
   take_aux(now, extra.aux_bytes + exact_bytes(extra.sketch_floats), extra.mark_bytes);
-  if (extra.sketch_floats_read >= 0) read_sketches_ += exact_bytes(extra.sketch_floats_read - extra.sketch_floats);
-  if (extra.aux_bytes_read >= 0) read_sketches_ += extra.aux_bytes_read - extra.aux_bytes;
+  if (extra.sketch_floats_read != ExtraBytes::kAll)
+    read_sketches_ += exact_bytes(extra.sketch_floats_read - extra.sketch_floats);
+  if (extra.aux_bytes_read != ExtraBytes::kAll) read_sketches_ += extra.aux_bytes_read - extra.aux_bytes;
   ledger.final_bytes = now.payload.bytes + spare_ + more_keys_ + besides_ + aux_;
   ledger.final_aux_bytes = aux_, last_kept_ = now.rows;
   kept_again(now.evictions);

@@ -47,7 +47,7 @@ struct Ledger {
   int64_t prompt_bytes = 0, prompt_aux_bytes = 0;  // like final_bytes and final_aux_bytes, after the prompt's cut
   int64_t read_sum = 0, read_steps = 0;            // bytes that attention reads
   int64_t peak_key_floats = 0, peak_value_floats = 0, peak_floats = 0, peak_weight_floats = 0;
-  int64_t evictions = 0, quantised = 0;
+  int64_t evictions = 0, quantised = 0, recoded = 0;
   std::vector<int32_t> evicted_ages;            // age of each evicted token, in tokens
   int64_t attended_sum = 0, attended_rows = 0;  // summed over scored rows and heads
   double select_s = 0, attend_s = 0;

@@ -169,6 +169,9 @@ std::vector<RngArray> BoundMethod::rng_arrays() const {
 ErrorBound BoundMethod::error_bound() const {
   return host().error_bound != nullptr ? host().error_bound(policy()) : ErrorBound{};
 }
+std::optional<double> BoundMethod::missed_bound(int32_t head) const {
+  return host().missed_bound != nullptr ? std::optional(host().missed_bound(policy(), head)) : std::nullopt;
+}
 std::optional<ScoreRule> BoundMethod::score_rule() const {
   return host().score_rule != nullptr ? host().score_rule(policy()) : std::nullopt;
 }

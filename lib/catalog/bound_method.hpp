@@ -70,6 +70,7 @@ class BoundMethod : public MethodValues {
   int64_t max_rows(const CommonOptions& options) const;
   std::vector<RngArray> rng_arrays() const;
   ErrorBound error_bound() const;
+  std::optional<double> missed_bound(int32_t head) const;  // in the step that was just computed
   std::optional<ScoreRule> score_rule() const;
   std::string failure_text(int32_t code, int32_t at) const;
   // Give the policy its memory and its random numbers, where it has members for them.

@@ -8,7 +8,7 @@ MethodContext Cell::context() const {
   MethodContext context;
   static_cast<Extent&>(context) = extent;
   context.budget = {budget.share.value_or(budget.tokens), budget.requested_tokens, std::nullopt, budget.growth};
-  context.shape = variant->shape;
+  context.shape = variant->shape, context.kv_heads = variant->kv_heads;
   context.layer = place.layer, context.n_layers = variant->trace->n_layers;
   context.phase = variant->options.phase;
   context.serving = variant->options.serving;

@@ -61,6 +61,7 @@ struct Variant {
   std::vector<CalibrationPrompt> calibration;
   bool prompt_streams = false;  // convention C5
   HeadShape shape{};            // shape of the heads that decide together (gqa.level)
+  int32_t kv_heads = 1;         // all that the layer has
   double scale = 1;             // factor of the layer's logits
 
   explicit Variant(MethodValues v) : values(std::move(v)) {}

@@ -35,6 +35,10 @@ KVR_FOUND(
 KVR_FOUND(
     spread, requires(const P p) { p.spread(); })
 KVR_FOUND(
+    missed_bound, requires(const P p) {
+      { p.missed_bound(0) } -> std::same_as<double>;
+    })
+KVR_FOUND(
     extra_bytes,
     requires(const P p, ExtraBytes& e, const BasicCache<float>& cache) { p.extra_bytes(e, cache); } ||
         requires(const P p, ExtraBytes& e, const BasicCache<float>& cache) { p.extra_bytes(e, cache, SerialTeam{}); })
@@ -110,6 +114,8 @@ struct PolicyHooks {
     if constexpr (has(Hook::score_rule)) h.score_rule = [](const void* self) { return of(self).score_rule(); };
     if constexpr (has(Hook::traits)) h.traits = [](const void* self, Traits& traits) { of(self).traits(traits); };
     if constexpr (has(Hook::error_bound)) h.error_bound = [](const void* self) { return of(self).error_bound(); };
+    if constexpr (has(Hook::missed_bound))
+      h.missed_bound = [](const void* self, int32_t head) -> double { return of(self).missed_bound(head); };
     if constexpr (has(Hook::voters))
       h.voters = [](const void* self, const MethodContext& context) { return of(self).voters(context); };
     if constexpr (has(Hook::share))

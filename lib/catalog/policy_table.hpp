@@ -27,6 +27,7 @@ struct HostHooks {
   Protect (*protection)(const void* self) = nullptr;
   std::optional<ScoreRule> (*score_rule)(const void* self) = nullptr;
   ErrorBound (*error_bound)(const void* self) = nullptr;
+  double (*missed_bound)(const void* self, int32_t head) = nullptr;
   double (*voters)(const void* self, const MethodContext&) = nullptr;
   std::vector<int32_t> (*share)(const void* self, const MethodContext&, const std::vector<HeadScores>&) = nullptr;
   void (*head_scores)(const void* self, std::vector<double>& extras) = nullptr;

@@ -177,6 +177,10 @@ std::string combination_problem(const MethodInstance& m, const Wording& words) {
       !((m.method().looks_at_queries || m.method().info.joins_heads) && m.method().info.layer_level))
     return fmt::format("{} <decides|decide> by keys and values, which a layer's kv heads do not share: leave out {}",
                        name, words.option("gqa.level", "layer"));
+  if (const auto only = m.method().info.only_level; only && options.gqa_level != *only)
+    return fmt::format("{} <decides|decide> for a {} together: leave out {}", name,
+                       *only == GqaLevel::query ? "query head, and not for a group" : "group of query heads",
+                       words.option("gqa.level", word(options.gqa_level)));
   if (options.reweight != Reweight::none && (!m.method().scores_prompt || options.phase != Phase::oneshot))
     return fmt::format("reweight weights the prompt tokens that a one-shot selection kept, and {} {}: leave it out{}",
                        name, m.method().scores_prompt ? "<streams|stream> here" : "<does|do> not select by scores",
@@ -186,6 +190,11 @@ std::string combination_problem(const MethodInstance& m, const Wording& words) {
   if (const std::string why = think_problem(m, words); !why.empty()) return why;
   if (const std::string why = first_problem(m, words); !why.empty()) return why;
   if (const std::string why = serving_problem(m, words); !why.empty()) return why;
+  if (codes_again(options.row_format) && (makes_rows(m) || !options.merge.is_none() || !options.think.is_none()))
+    return fmt::format(
+        "row_format by age counts the age of tokens, and {} <makes|make> rows of <its|their> own here: "
+        "give one format",
+        name);
   if (!options.row_format.is_source() && m.method().info.own_row_format)
     return fmt::format("{} <stores its|store their> rows in a format of <its|their> own: leave out row_format", name);
   return invalid_share(m, words);

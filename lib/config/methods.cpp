@@ -222,7 +222,8 @@ class MethodsReader {
 
   std::optional<OptionValue> read_option(const Entry& entry, const Node& item, const std::string& axis) {
     if (axis == kRowFormat) {
-      const auto format = read_row_format(problems_, item);
+      const auto format =
+          read_row_format(problems_, item, [this](const std::string& file) { return source_.at(file); });
       return format ? std::optional(OptionValue{"", *format}) : std::nullopt;
     }
     if (axis == kWrapper) {

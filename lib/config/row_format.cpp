@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "base/text.hpp"
+#include "config/common_options.hpp"
+#include "config/row_format_choice.hpp"
 #include "config/values.hpp"
 #include "formats/coders/fp8.hpp"
 #include "formats/coders/kivi.hpp"
@@ -26,12 +29,19 @@ std::vector<std::string> names() {
 
 class Reader {
  public:
-  explicit Reader(Problems& problems) : problems_(problems) {}
+  Reader(Problems& problems, const FindFile& at) : problems_(problems), at_(at) {}
 
   std::optional<RowFormat> read(const Node& item) {
     const size_t before = problems_.errors();
     RowFormat format;
-    if (item.kind != Node::Kind::map) {
+    if (item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix)) {
+      read_rules_file(problems_, item.mark, at_(item.text.substr(std::strlen(kFilePrefix))), own(), format);
+    } else if (item.find("by") != nullptr) {
+      if (const Node* list = Section(&item, "row_format", {"by"}, problems_).find("by"))
+        read_rules(problems_, *list, own(), format);
+    } else if (item.find("age") != nullptr) {
+      read_by_age(item, format);
+    } else if (item.kind != Node::Kind::map) {
       if (const auto both = named(item)) format = row_format(*both);
     } else if (item.find("key") != nullptr || item.find("value") != nullptr) {
       read_parts(item, format);
@@ -46,6 +56,21 @@ class Reader {
   }
 
  private:
+  // Reads the formats among which an item chooses.
+  ReadFormat own() {
+    return [this](const Node& item) { return read(item); };
+  }
+  void read_by_age(const Node& item, RowFormat& format) {
+    const Section section(&item, "row_format", {"age", "full_precision", "own_row", "skip_layers"}, problems_);
+    if (const Node* list = section.find("age")) read_ages(problems_, *list, own(), format);
+    read_beside(section, format);
+    if (const Node* protection = section.find("full_precision");
+        protection != nullptr && format.full_precision.recent > 1)
+      problems_.error(protection->mark,
+                      "age says how the newest rows are stored: leave out full_precision.recent, and begin age with "
+                      "format source");
+  }
+
   std::optional<PartFormat> named(const Node& name) {
     const bool scalar = name.kind == Node::Kind::scalar;
     if (scalar && find_row_format(name.text) != nullptr) return part_format(name.text);
@@ -228,6 +253,7 @@ class Reader {
 
   const Wording& words() const { return problems_.words(); }
   Problems& problems_;
+  const FindFile& at_;
 };
 
 // What to do where a Hadamard matrix does not fit rows of this width. A format's own rotation cannot be replaced.
@@ -259,7 +285,11 @@ Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, const Wor
   if (!f.is_source() && width > kMostWidth)
     return {.rule =
                 fmt::format("{} of {} numbers are more than the {} that a row format codes", of, width, kMostWidth)};
-  if (width % entry.info.multiple_of != 0)
+  if (entry.info.power_of_two && (width & (width - 1)) != 0)
+    return {.rule = fmt::format("{} takes rows of 2, 4, 8, ... numbers, and {} have {}", entry.info.name, of, width),
+            .remedy = "take another format, such as int2"};
+  const bool any_width = entry.info.parts_differ && part == RowPart::key;
+  if (!any_width && width % entry.info.multiple_of != 0)
     return {.rule = fmt::format("{} takes rows in blocks of {} numbers, and {} have {}", entry.info.name,
                                 entry.info.multiple_of, of, width),
             .remedy = "take another format, such as int4"};
@@ -287,7 +317,7 @@ Refusal latent_refusal(const RowFormat& format, const LayerInfo& layer, const Wo
             .remedy = "write " + words.option("rope", std::to_string(layer.latent.rope))};
   RowFormat one = format;
   one.value = one.key, one.value.pre_rope = false;
-  if (row_format_json(one) != row_format_json(format))
+  if (row_format_json(one) != row_format_json(format) || entry_of(format.key).info.parts_differ)
     return {.rule = "keys and values have formats of their own, and a row of latent attention is both",
             .remedy = "give one format, such as " + words.option("row_format", "fp8_e4m3")};
   if (entry_of(format.key).info.by_block)
@@ -300,7 +330,9 @@ Refusal latent_refusal(const RowFormat& format, const LayerInfo& layer, const Wo
 
 }  // namespace
 
-std::optional<RowFormat> read_row_format(Problems& problems, const Node& item) { return Reader(problems).read(item); }
+std::optional<RowFormat> read_row_format(Problems& problems, const Node& item, const FindFile& at) {
+  return Reader(problems, at).read(item);
+}
 
 Refusal storage_refusal(const RowFormat& format, const LayerInfo& layer, int32_t n_layers, bool prompt_streams,
                         const Wording& words, const std::string& trace) {
@@ -308,6 +340,9 @@ Refusal storage_refusal(const RowFormat& format, const LayerInfo& layer, int32_t
     if (skipped >= n_layers || skipped < -n_layers)
       return {.rule = fmt::format("skip_layers names layer {}, and the model has {}", skipped, n_layers)};
   const RowFormat here = at_layer(format, layer.layer, n_layers);
+  for (const RowFormat& entry : here.ages)
+    if (const Refusal why = storage_refusal(entry, layer, n_layers, prompt_streams, words, trace); !why.empty())
+      return why;
   for (const Refusal& refusal :
        std::array{layer.is_latent() ? Refusal{} : heads_refusal(here),
                   part_refusal(here.key, RowPart::key, layer.head_dim, words),
@@ -323,6 +358,28 @@ Refusal storage_refusal(const RowFormat& format, const LayerInfo& layer, int32_t
             .remedy = layer.rope_unknown
                           ? fmt::format("write {}", words.option("keys", "post_rope"))
                           : fmt::format("{}, or write {}", words.rope(trace), words.option("keys", "post_rope"))};
+  return {};
+}
+
+Refusal rules_refusal(const RowFormat& format, const LayerInfo& layer, int32_t n_layers,
+                      const std::vector<int32_t>& heads, bool share_rows) {
+  for (const FormatRule& rule : format.rules)
+    for (const int32_t named : rule.layers)
+      if (named >= n_layers || named < -n_layers)
+        return {.rule = fmt::format("by names layer {}, and the model has {}", named, n_layers)};
+  std::string first;
+  for (const int32_t head : heads) {
+    const RowFormat* own = at_head(format, layer.layer, n_layers, head);
+    if (own == nullptr)
+      return {.rule = fmt::format("row_format says nothing of layer {}, kv head {}", layer.layer, head),
+              .remedy = "add a rule or a row for it"};
+    const std::string json = row_format_json(*own);
+    if (share_rows && !first.empty() && json != first)
+      return {.rule = fmt::format("the kv heads of layer {} share one cache, and by gives them several formats",
+                                  layer.layer),
+              .remedy = "give them one"};
+    first = json;
+  }
   return {};
 }
 

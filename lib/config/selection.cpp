@@ -124,6 +124,10 @@ class Selection {
     if (config_.budget.has_shares() && config_.budget.values.empty()) return;
     const RowFormat format = at_layer(instance.options.row_format, layer.layer, trace.n_layers);
     const BudgetList budgets = budgets_for(instance, config_.budget);
+    if (budgets.kind == BudgetList::Kind::bytes && !format.rules.empty())
+      return problems_.error(instance.mark, Refusal{.methods = {instance.named()},
+                                                    .rule = "the heads of {methods} take different bytes a row",
+                                                    .remedy = "give a budget in tokens"});
     if (budgets.kind == BudgetList::Kind::ratio_of_seen) return add_growing(m, budgets, context, prompt, selected);
     for (const double value : budgets.values) {
       const double asked = real_budget(budgets.kind, value, context.prompt_tokens, layer, format);
@@ -150,7 +154,16 @@ class Selection {
     const MethodInstance& instance = config_.methods[m];
     const RowFormat& format = instance.options.row_format;
     const bool streams = config_.replay.streams_prompt(instance.options) || instance.values.traits().streams_prompt;
-    Refusal refusal = storage_refusal(format, layer, trace.n_layers, streams, words(), trace.path.string());
+    std::vector<int32_t> heads;
+    for (int32_t h = 0; h < layer.kv_heads; ++h)
+      if (!config_.select.kv_heads ||
+          std::count(config_.select.kv_heads->begin(), config_.select.kv_heads->end(), h) > 0)
+        heads.push_back(h);
+    Refusal refusal = rules_refusal(format, layer, trace.n_layers, heads, instance.options.spans_layer());
+    for (const int32_t head : heads)
+      if (refusal.empty())
+        refusal = storage_refusal(*at_head(format, layer.layer, trace.n_layers, head), layer, trace.n_layers, streams,
+                                  words(), trace.path.string());
     if (!at_layer(format, layer.layer, trace.n_layers).is_source()) codes_some_layer_.insert(m);
     if (refusal.empty()) return true;
     refusal.places = places_of(trace, prompt, layer);

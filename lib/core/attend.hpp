@@ -161,8 +161,8 @@ Normaliser attend(const T& team, const QueryView<Real>& view, const Source& sour
     return {tau, double(shift)};
   }
   team.each(n, [&](int32_t i) {
-    const bool read = view.chosen == nullptr || view.chosen[i] == kRead;
-    coefficients[i] = read ? Real(double(cache.num(i) * e[i]) * inverse) : Real(0);
+    const bool counts = view.chosen == nullptr || view.chosen[i] == kRead || view.chosen[i] == kEstimated;
+    coefficients[i] = counts ? Real(double(cache.num(i) * e[i]) * inverse) : Real(0);
   });
   writer.add(team, cache, coefficients);
   team.each(n, [&](int32_t i) { e[i] = Real(double(cache.den(i) * e[i]) * inverse); });

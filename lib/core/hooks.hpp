@@ -13,7 +13,7 @@ namespace kvreplay {
 #define KVR_HOOKS(X)                                                                                       \
   /* Steps of the replay, in the order of their calls. */                                                  \
   X(observe_prompt) X(read_prompt) X(evict) X(append) X(observe_queries) X(choose) X(logit_factor)         \
-  X(observe) X(extra_bytes) X(spread) X(report)                                                            \
+  X(observe) X(extra_bytes) X(spread) X(missed_bound) X(report)                                            \
   /* What the engine sizes and checks. */                                                                  \
   X(layout) X(needs) X(oracle_needs) X(traits) X(protection) X(score_rule)                                 \
   X(error_bound) X(voters) X(share) X(head_scores) X(hear)                                                 \

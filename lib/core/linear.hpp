@@ -1,4 +1,5 @@
 #pragma once
+#include "base/matrices.hpp"
 #include "core/vectors.hpp"
 #include "core/wide.hpp"
 
@@ -150,6 +151,15 @@ inline void first_eigenvector(const Team auto& team, std::span<double> a, int32_
   const std::span<double> best = row(team.largest(n, diagonal).index);
   const double length = norm(best);
   team.each(n, [&](int32_t i) { x[size_t(i)] = length > 0 ? best[size_t(i)] / length : 0; });
+}
+
+// The `count` eigenvectors of a symmetric a [n, n] with the largest eigenvalues, largest first, one per row of
+// `vectors`. Their signs are open. Only the lower triangle of a is read.
+inline void leading_eigenvectors(std::span<const double> a, int32_t n, int32_t count, std::span<double> vectors) {
+  const Spectrum ascending = spectrum_of(a, n);
+  for (int32_t j = 0; j < count; ++j)
+    for (int32_t c = 0; c < n; ++c)
+      vectors[size_t(j) * size_t(n) + size_t(c)] = ascending.vectors[size_t(n - 1 - j) * size_t(n) + size_t(c)];
 }
 
 // Largest eigenvalue of a symmetric a [n, n] without negative numbers, by power iteration. The first eigenvector has no

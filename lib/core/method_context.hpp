@@ -33,12 +33,14 @@ struct Budget {
 // The situation that a method is resolved for.
 struct MethodContext : Extent {
   Budget budget;
-  HeadShape shape{};  // shape of the heads that decide together
+  HeadShape shape{};     // shape of the heads that decide together
+  int32_t kv_heads = 1;  // all that the layer has
   int32_t layer = 0, n_layers = 0;
   Phase phase = Phase::stream;
   double scale = 1;  // scale of the logits
   Aggregate aggregate = Aggregate::sum;
   LayerWindow window = {};             // known during the replay only
+  int32_t query_heads = 1;             // likewise: of the kv head, whether or not they share a cache
   const int32_t* turn_step = nullptr;  // likewise, with turns: Turns::step
   // Computed from the whole trace, future included; 0 unless the method's oracle_needs() asks for them, and while a run
   // is planned.

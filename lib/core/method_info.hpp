@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,8 +28,9 @@ struct MethodInfo {
   bool oneshots = true;   // can run with phase: oneshot
   Phase default_phase = Phase::stream;
   Positions default_positions = Positions::original;
-  bool any_positions = true;  // `positions: cache` is possible
-  bool layer_level = true;    // gqa.level layer is possible: more than the keys of one kv head decides
+  bool any_positions = true;                // `positions: cache` is possible
+  bool layer_level = true;                  // gqa.level layer is possible: more than the keys of one kv head decides
+  std::optional<GqaLevel> only_level = {};  // no other gqa.level is possible
   // A cut keeps the protected tokens and the best others by one score: the options of serving (core/serving.hpp) apply.
   bool selects = false;
   bool joins_heads = false;         // decides for all kv heads of a layer by their keys and values (gqa.level layer)
@@ -90,11 +92,13 @@ struct IntegerList {
 // Numbers stored by a policy's cache beyond those that the engine counts itself. The engine counts key and value floats
 // of rows, 8 bytes per score if the policy observes, and 4 bytes per position unless the layout implies it.
 struct ExtraBytes {
-  int64_t weight_floats = 0;                             // weights, counts, masses
-  int64_t key_floats = 0;                                // besides those of the rows
-  int64_t sketch_floats = 0;                             // key numbers of sketches, at the width of the keys
-  int64_t aux_bytes = 0;                                 // sketches
-  int64_t sketch_floats_read = -1, aux_bytes_read = -1;  // how many of these a step reads; negative: all
+  int64_t weight_floats = 0;  // weights, counts, masses
+  int64_t key_floats = 0;     // besides those of the rows
+  int64_t sketch_floats = 0;  // key numbers of sketches, at the width of the keys
+  int64_t aux_bytes = 0;      // sketches
+  // How many of these a step reads. A step may read fewer than 0 numbers of a sketch in exchange for those of rows.
+  static constexpr int64_t kAll = std::numeric_limits<int64_t>::min();
+  int64_t sketch_floats_read = kAll, aux_bytes_read = kAll;
   int64_t mark_bytes = 0;  // rings of marks, text classes: a decision reads them, attention does not
   // For rows that the method stores in its own format: numbers that are not stored, and bytes of the codes that replace
   // them.
@@ -121,9 +125,10 @@ constexpr double kSecondRealWord = std::numeric_limits<double>::max();  // was s
 constexpr int32_t kAllRows = 0, kDecodeRows = -1;
 
 // The guarantee of the theorem behind an instance (measures.md, sections 1 and 7): with `probability` the error of a
-// row is at most epsilon ||x||_2 times a norm of V.
+// row is at most epsilon ||x||_2 times a norm of V; or (partition) |tau / Z - 1| is at most epsilon; or (missed_mass)
+// the mass that a row misses is at most its own bound, the hook missed_bound().
 struct ErrorBound {
-  enum class Norm { none, spectral, frobenius };
+  enum class Norm { none, spectral, frobenius, partition, missed_mass };
   Norm norm = Norm::none;  // none: no guarantee applies
   double epsilon = 0, probability = 0;
   bool capped = false;  // some size was smaller than the theorem requires

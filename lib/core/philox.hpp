@@ -61,6 +61,8 @@ enum class RngStream : uint32_t {
   merge_draws = 17,
   random_cuts = 18,
   weighted_cuts = 19,
+  residual_sample = 20,
+  hash_planes = 21,
 };
 
 // An array that tests inject in place of counter-based numbers. Draw (round, position, slot) of its stream reads

@@ -97,7 +97,8 @@ struct StepQueries {
   int32_t heads, dim, token;
   int32_t position;  // position of the token, by which its query is rotated
   double scale;
-  double softcap = 0;  // the layer's; 0: none
+  double softcap = 0;      // the layer's; 0: none
+  int32_t first_head = 0;  // number of the first query among those of its kv head, or of the layer
   std::span<const Real> operator()(int32_t head) const { return {values + head * head_stride, size_t(dim)}; }
 };
 

@@ -55,15 +55,42 @@ struct RowProtection {
   int32_t recent = 1;  // newest rows that are exact during a step, the step's own row included
 };
 
+struct FormatRule;
+
 struct RowFormat {
   PartFormat key, value;
   RowProtection full_precision;
   bool own_row_coded = false;        // a row is coded before it is attended to in its own step
   std::vector<int32_t> skip_layers;  // layers that stay at source; negative numbers count from the model's end
+  // Formats by age, newest rows first, in place of key and value. A row has the first entry with age < newer_than; the
+  // last entry has no limit. An entry has a key and a value alone.
+  std::vector<RowFormat> ages;
+  std::vector<int32_t> newer_than;  // [ages - 1], ascending
+  // Formats by layer and kv head, in place of everything above; the first rule that holds decides.
+  std::vector<FormatRule> rules;
 
-  bool is_source() const { return key.is_source() && value.is_source(); }
+  bool is_source() const;
   const PartFormat& part(RowPart p) const { return p == RowPart::key ? key : value; }
+  // Index of the entry of a row of this age, in tokens.
+  size_t entry_at(int32_t age) const {
+    size_t i = 0;
+    while (i < newer_than.size() && age >= newer_than[i]) ++i;
+    return i;
+  }
 };
+
+struct FormatRule {
+  std::vector<int32_t> layers, heads;  // empty: all; negative layers count from the model's end
+  RowFormat format;
+};
+
+inline bool RowFormat::is_source() const {
+  for (const RowFormat& entry : ages)
+    if (!entry.is_source()) return false;
+  for (const FormatRule& rule : rules)
+    if (!rule.format.is_source()) return false;
+  return key.is_source() && value.is_source();
+}
 
 // Counts of rows of a cache, or of the rows that a step reads.
 struct RowCounts {

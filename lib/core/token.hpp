@@ -134,6 +134,8 @@ class Prompt {
     RepeatView<Real> repeat;
     const Real* lookahead = nullptr;  // [heads, lookahead_rows, dim]
     int64_t lookahead_rows = 0;
+    const Real* layer_keys = nullptr;  // [kv_heads, size, dim]
+    int32_t kv_heads = 1, kv_head = 0;
     const double* output_norms = nullptr;  // [heads, size]
     const double* output_sums = nullptr;   // [heads, size]
     QueryStatistics known;
@@ -207,6 +209,13 @@ class Prompt {
   std::span<const Real> lookahead_query(int32_t head, int64_t row) const {
     assert(view_.lookahead != nullptr && head < view_.shape.heads && row < view_.lookahead_rows);
     return {view_.lookahead + (head * view_.lookahead_rows + row) * view_.shape.dim, size_t(view_.shape.dim)};
+  }
+  // Keys of all kv heads of the layer, the prompt's own one among them.
+  int32_t kv_heads() const { return view_.kv_heads; }
+  int32_t kv_head() const { return view_.kv_head; }
+  std::span<const Real> layer_key(int32_t kv_head, int32_t i) const {
+    assert(view_.layer_keys != nullptr && kv_head < view_.kv_heads);
+    return at(view_.layer_keys + int64_t(kv_head) * view_.size * view_.shape.dim, i, view_.shape.dim);
   }
   // ||v W||_2 of a token's value after a query head's output projection.
   double output_norm(int32_t head, int32_t i) const {
@@ -301,6 +310,7 @@ struct PromptNeeds {
   bool token_classes = false;   // Prompt::token_class: the trace must hold the text
   bool repeat = false;          // Prompt::repeat: the trace must hold a pass that repeats the prompt
   bool input_norms = false;     // also the norms of the inputs of its query projection
+  bool layer_keys = false;      // Prompt::layer_key, for a cache of one kv head
   bool output_norms = false;    // Prompt::output_norm, output_sum: the trace must hold the output projection
   int32_t lookahead = 0;        // rows of Prompt::lookahead_query: the trace must hold this many generated rows
   StatisticsNeeds known = {};   // Prompt::mean_query and its neighbours

@@ -70,7 +70,7 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
   const BasicCache<Real>& cache = replay_.cache();
   std::fill(results.out.begin(), results.out.end(), Real(0));
   open_side_outputs(asked_, replay_.options().phase == Phase::oneshot, results);
-  const bool by_format = !audit_ && !replay_.method_writes_rows();
+  const bool by_format = !audit_ && !replay_.rewrites_rows();
   output_.open(cache, tile, replay_.heads(), stream_.prompt, by_format, w_, column_of_, size_t(stream_.tokens));
   coded_ = coded_strip(tile);
   multiplies_ = may_multiply();
@@ -108,7 +108,7 @@ template <class Real>
 bool Stepwise<Real>::may_multiply() const {
   const BasicCache<Real>& cache = replay_.cache();
   if (audit_ || cache.weighted() || replay_.moves_positions()) return false;
-  return !cache.has_changed_rows() || !replay_.method_writes_rows();
+  return !cache.has_changed_rows() || !replay_.rewrites_rows();
 }
 
 // Rows without a strip; if coded keys are in no strip, every row that attends.
@@ -151,9 +151,12 @@ void Stepwise<Real>::measure(const Heads& at, int32_t h, Normaliser tau, const u
   RowResult& result = at.results.of[at.results.at(h, at.row)];
   measure_tokens(at, h, tau, tokens, result);
   result.spread = replay_.method().error_bound().spread;
+  result.missed_bound = replay_.method().missed_bound(h).value_or(RowResult::kNone);
   QueryView<Real> view = at.view(h);
   view.rule.factor = Real(replay_.steps.logit_factor(at.token));
   view.chosen = chosen;
+  if (chosen != nullptr && replay_.method().method().template of<Real>().samples)
+    view.weights = w_.choice_weights.data() + int64_t(h) * cache.size();
   result.plain = is_plain(cache, view, tokens.size());
   measure_sides(at, h, tau, view, tokens, result);
   if (chosen != nullptr) note_read(h, chosen);
@@ -255,7 +258,7 @@ void Stepwise<Real>::note_read(int32_t head, const uint8_t* chosen) {
   if (head == 0) read_.assign(rows, kUnread);
   for (size_t i = 0; i < rows; ++i) {
     const uint8_t either = read_[i] | chosen[i];
-    read_[i] = either == (kRead | kWeighed) ? kRead : either;
+    read_[i] = (either & kRead) != 0 ? kRead : either;
   }
   if (head == replay_.heads() - 1) replay_.account.count_read(read_);
 }
@@ -263,15 +266,16 @@ void Stepwise<Real>::note_read(int32_t head, const uint8_t* chosen) {
 template <class Real>
 bool is_plain(const BasicCache<Real>& cache, const QueryView<Real>& view, size_t attended) {
   if (view.rule.factor != 1) return false;
+  for (int32_t i = 0; view.weights != nullptr && i < cache.size(); ++i)
+    if (view.chosen[i] != kUnread && view.weights[i] != 1) return false;
   const bool as_recorded = !cache.weighted() && !cache.has_changed_rows() && !view.rotation.active();
   if (as_recorded)
-    return view.chosen == nullptr ||
-           std::find(view.chosen, view.chosen + cache.size(), kWeighed) == view.chosen + cache.size();
+    return view.chosen == nullptr || std::none_of(view.chosen, view.chosen + cache.size(), counts_unread);
   size_t rows = 0;
   for (int32_t i = 0; i < cache.size(); ++i) {
     const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
     if (!counts || (view.chosen != nullptr && view.chosen[i] == kUnread)) continue;
-    if (view.chosen != nullptr && view.chosen[i] == kWeighed) return false;
+    if (view.chosen != nullptr && counts_unread(view.chosen[i])) return false;
     if (cache.num(i) != 1 || cache.den(i) != 1 || !cache.verbatim(i) || view.offset(cache, i) != 0) return false;
     ++rows;
   }

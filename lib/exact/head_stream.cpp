@@ -59,6 +59,18 @@ void load_rows(const Tensors& trace, const HeadRequest& request, int32_t first, 
   }
 }
 
+template <class Real>
+void load_layer_keys(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
+                     HeadStream<Real>& stream) {
+  const size_t of_head = size_t(stream.prompt) * size_t(stream.shape.dim);
+  stream.kv_heads = layer.kv_heads, stream.kv_head = request.place.kv_head;
+  stream.layer_keys.resize(size_t(layer.kv_heads) * of_head);
+  for (int32_t head = 0; head < layer.kv_heads; ++head)
+    read_into(std::span(stream.layer_keys).subspan(size_t(head) * of_head, of_head), [&](std::span<float> into) {
+      trace.read_keys(request.place.prompt, request.place.layer, head, stream.prompt, into);
+    });
+}
+
 // The range of query heads of a request.
 struct QueryHeads {
   int32_t first, count;
@@ -226,6 +238,7 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 void HeadRequest::add_needs(const PromptNeeds& needs, const Calibration& calibration) {
   classes = classes || needs.token_classes;
   output_norms = output_norms || needs.output_norms;
+  layer_keys = layer_keys || needs.layer_keys;
   repeat = repeat || needs.repeat;
   lookahead = std::max(lookahead, needs.lookahead);
   repeat_input_norms = repeat_input_norms || needs.input_norms;
@@ -272,6 +285,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   if (request.classes) stream.classes = load_classes(trace, request);
   if (request.repeat) load_repeat(trace, request, layer, stream);
   if (request.lookahead > 0) load_lookahead(trace, request, layer, stream);
+  if (request.layer_keys && layer.kv_heads > 1 && !whole) load_layer_keys(trace, request, layer, stream);
   if (request.output_norms) load_output_norms(trace, request, layer, stream);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
   for (const auto& [by, needs] : request.known)

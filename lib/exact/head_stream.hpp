@@ -63,6 +63,9 @@ struct HeadStream {
   // Queries that the model generated after the cut prompt, [heads, rows, dim]; empty unless requested.
   std::vector<Real> lookahead_queries;
   int64_t lookahead_rows = 0;
+  // Keys of the prompt of all kv heads of the layer, [kv_heads, prompt, dim]; empty unless requested, or for one head.
+  std::vector<Real> layer_keys;
+  int32_t kv_heads = 1, kv_head = 0;  // their number, and which of them is this one
   // ||v W||_1 and ||v W||_2 of the prompt's values after the output projection of each query head, [heads, prompt];
   // empty unless requested.
   std::vector<double> output_norms_l1, output_norms_l2;
@@ -108,6 +111,7 @@ struct HeadRequest {
   bool classes = false;   // a method uses token classes
   bool repeat = false, repeat_input_norms = false;
   int32_t lookahead = 0;      // number of lookahead rows that a method uses
+  bool layer_keys = false;    // a method uses the keys of all kv heads of the layer
   bool output_norms = false;  // a method uses values after the output projection
   // The gradient on which errors are projected: none, recorded (used if the trace has it), required (else TraceError).
   enum class Gradient { none, recorded, required } gradient = Gradient::none;

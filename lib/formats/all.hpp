@@ -1,12 +1,15 @@
 #pragma once
 #include "formats/coders/floats.hpp"
 #include "formats/coders/fp8.hpp"
+#include "formats/coders/fp8k_nvfp4v.hpp"
+#include "formats/coders/ik_llama.hpp"
 #include "formats/coders/integers.hpp"
 #include "formats/coders/kivi.hpp"
 #include "formats/coders/kvquant.hpp"
 #include "formats/coders/llama.hpp"
 #include "formats/coders/mx.hpp"
 #include "formats/coders/nvfp4.hpp"
+#include "formats/coders/oscar.hpp"
 #include "formats/coders/pca.hpp"
 #include "formats/coders/polar.hpp"
 #include "formats/coders/source.hpp"
@@ -33,6 +36,7 @@ using RowFormats = FormatList<  //
     Fp8E5M2,                    //
     Fp8DsMla,                   //
     NvFp4,                      //
+    Fp8KeysNvFp4Values,         //
     MxFp4,                      //
     MxFp8,                      //
     Q8_0,                       //
@@ -40,6 +44,8 @@ using RowFormats = FormatList<  //
     Q5_0,                       //
     Q4_1,                       //
     Q4_0,                       //
+    Q6_0,                       //
+    Iq4Nl,                      //
     Int8TokenHead,              //
     Int4TokenHead,              //
     TurboQuantK8V4,             //
@@ -51,6 +57,7 @@ using RowFormats = FormatList<  //
     KvQuant,                    //
     Polar,                      //
     Pca,                        //
+    Oscar,                      //
     Kivi,                       //
     Gear>;
 

@@ -53,16 +53,20 @@ Formatter<Real>::Formatter(std::shared_ptr<const RowCoding> coding, int32_t stor
                            CodedTokens<Real>* known)
     : coding_(std::move(coding)), known_(known), stored_bytes_(stored_bytes), split_(split) {
   if (coding_ != nullptr && coding_->format().is_source()) coding_ = nullptr;
+  if (coding_ != nullptr && !coding_->format().ages.empty()) aged_ = AgedRows<Real>(coding_);
 }
 
 template <class Real>
-void Formatter<Real>::code_own(BasicCache<Real>& cache) {
-  if (writes() && format().own_row_coded) code_rows(cache, 0);
+void Formatter<Real>::code_own(BasicCache<Real>& cache, int32_t t) {
+  if (!writes() || !format().own_row_coded) return;
+  if (aged_.any()) code_by_age(cache, t);
+  else code_rows(cache, 0);
 }
 
 template <class Real>
-void Formatter<Real>::code_new(BasicCache<Real>& cache) {
+void Formatter<Real>::code_new(BasicCache<Real>& cache, int32_t next) {
   if (!writes()) return;
+  if (aged_.any()) return code_by_age(cache, next);
   if (has_blocks(format())) held(cache);
   if (by_block(Part::key)) code_keys(cache);
   if (by_block(Part::value)) code_values(cache);
@@ -77,6 +81,16 @@ void Formatter<Real>::code_rows(BasicCache<Real>& cache, int32_t exempt) {
   row_.resize(size_t(RowCoder::scratch_doubles(shape)));
   const auto coded =
       coder.code_new(kOneThread, cache, exempt, row_.data(), KnownRows<Real>{coder, known_, lacking_, row_.data()});
+  take(coded);
+}
+
+template <class Real>
+void Formatter<Real>::code_by_age(BasicCache<Real>& cache, int32_t now) {
+  take(aged_.bring(cache, now));
+}
+
+template <class Real>
+void Formatter<Real>::take(const RowCoder::Coded& coded) {
   quantised_ += coded.changed;
   coded_.add(coded.numbers);
   if (coded.refused != RowCoder::Refusal::none) refuse(coded.refused, coded.token);
@@ -201,9 +215,9 @@ void Formatter<Real>::refuse(RowCoder::Refusal why, int32_t token) {
 }
 
 template <class Real>
-CodedBytes Formatter<Real>::coded_bytes(Part part, const HeadShape& shape) const {
-  if (!writes() || (part == Part::value && shape.value_in_key)) return {};
-  const PartFormat& f = format().part(part);
+CodedBytes Formatter<Real>::coded_bytes(const RowFormat& format, Part part, const HeadShape& shape) const {
+  if (part == Part::value && shape.value_in_key) return {};
+  const PartFormat& f = format.part(part);
   return entry_of(f).bytes(f, part, part == Part::key ? shape.dim : shape.v_dim);
 }
 
@@ -236,15 +250,21 @@ RowCounts Formatter<Real>::lacking_of(const BasicCache<Real>& cache) const {
 
 template <class Real>
 Payload Formatter<Real>::payload_of(const HeadShape& shape, const RowCounts& counts) const {
+  return payload_of(writes() ? format() : RowFormat{}, shape, counts);
+}
+
+template <class Real>
+Payload Formatter<Real>::payload_of(const RowFormat& format, const HeadShape& shape, const RowCounts& counts) const {
   const int64_t dim = shape.dim, v_dim = shape.stored_v_dim();
   const int64_t exact = counts.exact_keys * dim + counts.exact_values * v_dim;
-  const int64_t coded = (counts.rows - counts.exact_keys) * coded_bytes(Part::key, shape).codes +
-                        (counts.values - counts.exact_values) * coded_bytes(Part::value, shape).codes;
+  const int64_t coded = (counts.rows - counts.exact_keys) * coded_bytes(format, Part::key, shape).codes +
+                        (counts.values - counts.exact_values) * coded_bytes(format, Part::value, shape).codes;
   return {counts.rows * dim, counts.values * v_dim, exact_bytes(exact) + coded};
 }
 
 template <class Real>
 Payload Formatter<Real>::payload(const BasicCache<Real>& cache) {
+  if (aged_.any()) return aged_payload(cache, {});
   const Held& shared = held(cache);
   const RowCounts lacking = lacking_of(cache);
   Payload all = payload_of(cache.shape(), without(counts_of(cache), lacking));
@@ -257,14 +277,25 @@ Payload Formatter<Real>::payload(const BasicCache<Real>& cache) {
 }
 
 template <class Real>
+Payload Formatter<Real>::aged_payload(const BasicCache<Real>& cache, std::span<const uint8_t> read) const {
+  Payload all;
+  aged_.each(cache, split_, read, [&](const RowFormat& format, const RowCounts& counts) {
+    const Payload own = payload_of(format, cache.shape(), counts);
+    all.keys += own.keys, all.values += own.values, all.bytes += own.bytes;
+  });
+  return all;
+}
+
+template <class Real>
 int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read) {
   if (!writes() && !split_)
     return exact_bytes((std::count(read.begin(), read.end(), kRead) + std::count(read.begin(), read.end(), kWeighed)) *
                            cache.shape().dim +
                        std::count(read.begin(), read.end(), kRead) * cache.shape().stored_v_dim());
+  if (aged_.any()) return aged_payload(cache, read).bytes;
   RowCounts counts;
   for (int32_t row = 0; row < cache.size(); ++row) {
-    if (read[size_t(row)] == kUnread) continue;
+    if (read[size_t(row)] == kUnread || read[size_t(row)] == kEstimated) continue;
     const Coding coding = cache.coding(row);
     ++counts.rows;
     counts.exact_keys += coding.key_exact() ? 1 : 0;
@@ -279,11 +310,19 @@ int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<con
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
   if (!writes()) return 0;
+  if (aged_.any()) {
+    int64_t all = 0;
+    aged_.each(cache, split_, {}, [&](const RowFormat& format, const RowCounts& counts) {
+      all += sketch_bytes_of(format, cache.shape(), counts);
+    });
+    return all;
+  }
   RowCounts counts = counts_of(cache);
   counts.outliers = coding_->coder().outliers_of(kOneThread, cache);
   const RowCounts lacking = lacking_of(cache);
-  int64_t of_rows = sketch_bytes_of(cache.shape(), without(counts, lacking));
-  if (lacking.rows > 0) of_rows += sketch_bytes_of(lacking_.left(cache.shape()), lacking) - coding_->static_bytes();
+  int64_t of_rows = sketch_bytes_of(format(), cache.shape(), without(counts, lacking));
+  if (lacking.rows > 0)
+    of_rows += sketch_bytes_of(format(), lacking_.left(cache.shape()), lacking) - coding_->static_bytes();
   if (!has_blocks(format())) return of_rows;
   const Held& shared = held(cache);
   return of_rows + kScaleBytes * shared.key_groups * cache.shape().dim + kOutlierIndexBytes * shared.outliers;
@@ -291,13 +330,13 @@ int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
 
 // Bytes of rows with scales of their own, and the bytes stored once for a kv head.
 template <class Real>
-int64_t Formatter<Real>::sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const {
-  if (!writes()) return 0;
-  const CodedBytes key = coded_bytes(Part::key, shape), value = coded_bytes(Part::value, shape);
+int64_t Formatter<Real>::sketch_bytes_of(const RowFormat& format, const HeadShape& shape,
+                                         const RowCounts& counts) const {
+  const CodedBytes key = coded_bytes(format, Part::key, shape), value = coded_bytes(format, Part::value, shape);
   const int64_t keys = counts.rows - counts.exact_keys, values = counts.values - counts.exact_values;
-  const CodedBytes both = row_bytes_of(format(), shape.dim, shape.stored_v_dim());
+  const CodedBytes both = row_bytes_of(format, shape.dim, shape.stored_v_dim());
   const int64_t padding = both.codes + both.scales - key.codes - key.scales - value.codes - value.scales;
-  const int64_t outlier_bytes = std::max(entry_of(format().key).outlier_bytes, entry_of(format().value).outlier_bytes);
+  const int64_t outlier_bytes = std::max(entry_of(format.key).outlier_bytes, entry_of(format.value).outlier_bytes);
   return keys * key.scales + values * value.scales + std::min(keys, values) * padding +
          counts.outliers * outlier_bytes / shape.blocks + coding_->static_bytes();
 }

@@ -6,6 +6,7 @@
 
 #include "core/cache.hpp"
 #include "core/row_format.hpp"
+#include "formats/aged_rows.hpp"
 #include "formats/coded_tokens.hpp"
 #include "formats/gear_block.hpp"
 #include "formats/lacking_keys.hpp"
@@ -33,22 +34,25 @@ class Formatter {
             CodedTokens<Real>* known = nullptr);
 
   bool writes() const { return coding_ != nullptr; }
-  // Call when C_t is complete, before any query attends: codes the new row if the configuration wants it coded at once.
-  void code_own(BasicCache<Real>& cache);
-  // Call when S_t is complete: codes the rows that are due.
-  void code_new(BasicCache<Real>& cache);
+  // Call when C_t is complete, before any query attends: codes the new row, token t, if the configuration wants it
+  // coded at once.
+  void code_own(BasicCache<Real>& cache, int32_t t);
+  // Call when S_t is complete: codes the rows that are due. next: the token that comes next.
+  void code_new(BasicCache<Real>& cache, int32_t next);
 
   // From now on the keys of the prompt lack channels.
   void lack(LackingKeys keys) { lacking_ = std::move(keys); }
 
   Payload payload(const BasicCache<Real>& cache);
-  // Bytes read for the rows with read[row] != 0; for kWeighed, only the key's bytes.
+  // Bytes read for the rows with read[row] != 0; for kWeighed, only the key's bytes; for kEstimated, none.
   int64_t read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read);
   // Bytes of scales, offsets, steps, norms and outliers, and bytes that are stored once.
   int64_t sketch_bytes(const BasicCache<Real>& cache);
   int64_t exact_bytes(int64_t numbers) const { return numbers * stored_bytes_; }
   // Rows changed by coding so far.
   int64_t quantised() const { return quantised_; }
+  // Rows that were brought from one format to another as they grew older.
+  int64_t recoded() const { return aged_.recoded(); }
   const CodedNumbers& numbers() const { return coded_; }
   const std::string& failure() const { return failure_; }  // empty if there is none
 
@@ -64,6 +68,8 @@ class Formatter {
   };
 
   void code_rows(BasicCache<Real>& cache, int32_t exempt);
+  void code_by_age(BasicCache<Real>& cache, int32_t now);
+  void take(const RowCoder::Coded& coded);
   void code_keys(BasicCache<Real>& cache);
   void code_values(BasicCache<Real>& cache);
   void code_block(BasicCache<Real>& cache, Part part, const std::vector<int32_t>& rows);
@@ -73,14 +79,17 @@ class Formatter {
 
   // From counts alone: what no correction that covers groups of rows adds to.
   Payload payload_of(const HeadShape& shape, const RowCounts& counts) const;
-  int64_t sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const;
+  Payload payload_of(const RowFormat& format, const HeadShape& shape, const RowCounts& counts) const;
+  int64_t sketch_bytes_of(const RowFormat& format, const HeadShape& shape, const RowCounts& counts) const;
+  Payload aged_payload(const BasicCache<Real>& cache, std::span<const uint8_t> read) const;
   const RowFormat& format() const { return coding_->format(); }
   bool by_block(Part part) const { return writes() && entry_of(format().part(part)).info.by_block; }
   const Kivi& kivi(Part part) const { return format().part(part).template as<Kivi>(); }
   bool stores_value(const BasicCache<Real>& cache, int32_t row) const { return !split_ || cache.num(row) != 0; }
-  CodedBytes coded_bytes(Part part, const HeadShape& shape) const;  // one coded row; for kivi's keys, the codes alone
-  RowCounts counts_of(const BasicCache<Real>& cache) const;         // leaves outliers at 0
-  RowCounts lacking_of(const BasicCache<Real>& cache) const;        // counts the rows whose keys lack channels
+  // One coded row; for kivi's keys, the codes alone.
+  CodedBytes coded_bytes(const RowFormat& format, Part part, const HeadShape& shape) const;
+  RowCounts counts_of(const BasicCache<Real>& cache) const;   // leaves outliers at 0
+  RowCounts lacking_of(const BasicCache<Real>& cache) const;  // counts the rows whose keys lack channels
   const Held& held(const BasicCache<Real>& cache);
   void hold(const Block& block, int64_t rows, int32_t width);
 
@@ -94,6 +103,7 @@ class Formatter {
   std::vector<Block> blocks_;
   std::vector<int32_t> block_of_group_;  // block index of each key group
   LackingKeys lacking_;
+  AgedRows<Real> aged_;
   Held held_;
   int32_t held_keys_ = 0, held_values_ = 0;    // numbers of coded rows when held_ was counted
   std::vector<std::vector<double>> restored_;  // [kv head][rows * width], scratch of code_block

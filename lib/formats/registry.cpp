@@ -59,6 +59,24 @@ std::vector<double> calibrate_of(const PartFormat& f, RowPart part, int32_t widt
 }
 
 template <class F>
+int64_t model_numbers_of(const PartFormat& f, RowPart part, int32_t width) {
+  if constexpr (requires(const F& one) { one.model_numbers(part, width); }) return f.as<F>().model_numbers(part, width);
+  return 0;
+}
+// Sets the hooks that few formats have.
+template <class F>
+void set_rare_hooks(RowFormatEntry& e) {
+  e.model_numbers = model_numbers_of<F>;
+  if constexpr (requires(const F& one, const PromptRows& prompt) { one.calibrate(RowPart::key, prompt); })
+    e.calibrate_jointly = [](const PartFormat& f, RowPart part, const PromptRows& prompt) {
+      return f.as<F>().calibrate(part, prompt);
+    };
+  if constexpr (requires { &F::report; })
+    e.report = [](const PartFormat& f, RowPart part, int32_t width, const double* constants,
+                  std::map<std::string, double>& extras) { f.as<F>().report(part, width, constants, extras); };
+}
+
+template <class F>
 RowFormatEntry entry() {
   RowFormatEntry e;
   e.info = F::info;
@@ -75,6 +93,7 @@ RowFormatEntry entry() {
   e.bytes = bytes_of<F>, e.static_bytes = static_bytes_of<F>, e.rotation = rotation_of_format<F>;
   e.sketches = sketches_of<F>, e.is_calibrated = is_calibrated_of<F>;
   e.tables = tables_of<F>, e.calibrate = calibrate_of<F>;
+  set_rare_hooks<F>(e);
   return e;
 }
 
@@ -153,36 +172,87 @@ bool is_random(const PartFormat& f, RowPart part) {
   const RowRotation r = rotation_of(f, part);
   return r == RowRotation::hadamard_signed || r == RowRotation::haar || entry_of(f).sketches(f);
 }
-bool is_random(const RowFormat& f) { return is_random(f.key, RowPart::key) || is_random(f.value, RowPart::value); }
+
+namespace {
+
+// Whether `holds` is true for a format that some row may have.
+template <class P>
+bool any_of_formats(const RowFormat& f, P holds) {
+  bool found = f.rules.empty() && f.ages.empty() && holds(f);
+  for (const FormatRule& rule : f.rules) found = found || any_of_formats(rule.format, holds);
+  for (const RowFormat& entry : f.ages) found = found || any_of_formats(entry, holds);
+  return found;
+}
+template <class P>
+bool any_of_parts(const RowFormat& f, P holds) {
+  return any_of_formats(f, [&](const RowFormat& one) { return holds(one.key) || holds(one.value); });
+}
+
+}  // namespace
+
+bool is_random(const RowFormat& f) {
+  return any_of_formats(
+      f, [](const RowFormat& one) { return is_random(one.key, RowPart::key) || is_random(one.value, RowPart::value); });
+}
 bool may_draw(const RowFormat& f) {
   const auto may = [](const PartFormat& part) {
     const RowFormatEntry& entry = entry_of(part);
     return entry.own_rotation || entry.info.default_rotate != RowRotation::none;
   };
-  return is_random(f) || may(f.key) || may(f.value);
+  return is_random(f) || any_of_parts(f, may);
 }
 bool is_calibrated(const RowFormat& f) {
-  return entry_of(f.key).is_calibrated(f.key) || entry_of(f.value).is_calibrated(f.value);
+  return any_of_parts(f, [](const PartFormat& part) { return entry_of(part).is_calibrated(part); });
 }
-bool has_blocks(const RowFormat& f) { return entry_of(f.key).info.by_block || entry_of(f.value).info.by_block; }
-bool waits(const RowFormat& f) { return has_blocks(f) || f.full_precision.recent > 1; }
+bool has_blocks(const RowFormat& f) {
+  return any_of_parts(f, [](const PartFormat& part) { return entry_of(part).info.by_block; });
+}
+bool codes_again(const RowFormat& f) {
+  const auto by_age = [](const FormatRule& rule) { return codes_again(rule.format); };
+  return !f.ages.empty() || std::any_of(f.rules.begin(), f.rules.end(), by_age);
+}
+bool waits(const RowFormat& f) {
+  return has_blocks(f) || any_of_formats(f, [](const RowFormat& one) { return one.full_precision.recent > 1; });
+}
 bool has_outliers(const RowFormat& f) {
-  return entry_of(f.key).outlier_bytes > 0 || entry_of(f.value).outlier_bytes > 0;
+  return any_of_parts(f, [](const PartFormat& part) { return entry_of(part).outlier_bytes > 0; });
 }
 int32_t residual_of(const RowFormat& f) {
   int32_t most = 0;
-  for (const PartFormat* part : {&f.key, &f.value})
-    if (entry_of(*part).info.by_block) most = std::max(most, part->as<Kivi>().R);
+  (void)any_of_parts(f, [&](const PartFormat& part) {
+    if (entry_of(part).info.by_block) most = std::max(most, part.as<Kivi>().R);
+    return false;
+  });
   return most;
 }
-bool quantises(const RowFormat& f) { return entry_of(f.key).info.quantises || entry_of(f.value).info.quantises; }
+bool quantises(const RowFormat& f) {
+  return any_of_parts(f, [](const PartFormat& part) { return entry_of(part).info.quantises; });
+}
+
+namespace {
+
+bool names_layer(const std::vector<int32_t>& layers, int32_t layer, int32_t n_layers) {
+  const auto is_it = [&](int32_t named) { return layer == (named < 0 ? n_layers + named : named); };
+  return std::any_of(layers.begin(), layers.end(), is_it);
+}
+
+}  // namespace
 
 RowFormat at_layer(const RowFormat& f, int32_t layer, int32_t n_layers) {
-  const auto is_it = [&](int32_t skipped) { return layer == (skipped < 0 ? n_layers + skipped : skipped); };
-  if (std::any_of(f.skip_layers.begin(), f.skip_layers.end(), is_it)) return {};
+  if (names_layer(f.skip_layers, layer, n_layers)) return {};
   RowFormat here = f;
   here.skip_layers.clear();
   return here;
+}
+
+const RowFormat* at_head(const RowFormat& f, int32_t layer, int32_t n_layers, int32_t kv_head) {
+  if (f.rules.empty()) return &f;
+  const auto holds = [&](const FormatRule& rule) {
+    const bool here = rule.layers.empty() || names_layer(rule.layers, layer, n_layers);
+    return here && (rule.heads.empty() || std::count(rule.heads.begin(), rule.heads.end(), kv_head) > 0);
+  };
+  const auto found = std::find_if(f.rules.begin(), f.rules.end(), holds);
+  return found == f.rules.end() ? nullptr : &found->format;
 }
 
 CodedBytes row_bytes_of(const RowFormat& f, int32_t dim, int32_t v_dim) {
@@ -196,6 +266,11 @@ CodedBytes row_bytes_of(const RowFormat& f, int32_t dim, int32_t v_dim) {
 }
 
 double row_bytes(const RowFormat& f, int32_t dim, int32_t v_dim, int32_t source_bytes) {
+  if (!f.ages.empty()) {
+    double most = 0;
+    for (const RowFormat& entry : f.ages) most = std::max(most, row_bytes(entry, dim, v_dim, source_bytes));
+    return most;
+  }
   const CodedBytes coded = row_bytes_of(f, dim, v_dim);
   double bytes = double(coded.codes + coded.scales);
   const auto add = [&](const PartFormat& part, RowPart which, int32_t width) {
@@ -223,7 +298,43 @@ int64_t static_bytes(const RowFormat& f, int32_t dim, int32_t v_dim) {
          (v_dim > 0 ? entry_of(f.value).static_bytes(f.value, RowPart::value, v_dim) : 0);
 }
 
+int64_t model_numbers(const RowFormat& f, int32_t dim, int32_t v_dim) {
+  return entry_of(f.key).model_numbers(f.key, RowPart::key, dim) +
+         (v_dim > 0 ? entry_of(f.value).model_numbers(f.value, RowPart::value, v_dim) : 0);
+}
+
+namespace {
+
+std::string list_json(const std::vector<std::string>& items) { return "[" + join(items, ",") + "]"; }
+
+std::string ages_json(const RowFormat& f) {
+  std::vector<std::string> entries;
+  for (size_t i = 0; i < f.ages.size(); ++i) {
+    JsonObject entry;
+    if (i < f.newer_than.size()) entry.add("newer_than", f.newer_than[i]);
+    entries.push_back(entry.add_json("format", row_format_json(f.ages[i])).text());
+  }
+  JsonObject all;
+  all.add_json("age", list_json(entries));
+  add_common(f, all);
+  return all.text();
+}
+std::string rules_json(const RowFormat& f) {
+  std::vector<std::string> rules;
+  for (const FormatRule& rule : f.rules) {
+    JsonObject one;
+    if (!rule.layers.empty()) one.add_json("layers", json_of(rule.layers));
+    if (!rule.heads.empty()) one.add_json("heads", json_of(rule.heads));
+    rules.push_back(one.add_json("format", row_format_json(rule.format)).text());
+  }
+  return JsonObject().add_json("by", list_json(rules)).text();
+}
+
+}  // namespace
+
 std::string row_format_json(const RowFormat& f) {
+  if (!f.rules.empty()) return rules_json(f);
+  if (!f.ages.empty()) return ages_json(f);
   JsonObject all = part_object(f.key, true);
   PartFormat as_value = f.key;
   as_value.pre_rope = false;

@@ -16,6 +16,9 @@
 //   rotation(part)                      a fixed rotation; such formats take no `rotate`
 //   tables(part, width)                 numbers that code() looks up and no trace changes (code books)
 //   is_calibrated(), calibrate(part, width, rows)   constants from a prompt, computed once for each kv head
+//   calibrate(part, PromptRows)         likewise, for constants that depend on queries or on both parts
+//   model_numbers(part, width)          how many of the constants belong to the model: reported, not charged
+//   report(part, width, constants, extras)   what results say of a kv head's constants
 //   sketches()                          whether code() reads a Gaussian matrix
 //   kOutlierBytes, expected_outliers(part, width)   bytes of a number stored beside the codes; their average count
 //   kSlot                               both parts of a row together are padded to a multiple of this many bytes
@@ -28,7 +31,9 @@ struct FormatInfo {
   const char* source;
   int tier;
   const char* deviation = "";  // how the format deviates from the source, or ""
-  int32_t multiple_of = 1;     // the width of a row must be a multiple of this
+  int32_t multiple_of = 1;     // the width of a row must be a multiple of this; if parts_differ, that of a value
+  bool power_of_two = false;   // the width of a row must be a power of two
+  bool parts_differ = false;   // keys and values are coded by different rules
   bool quantises = true;       // changes every number; false: only numbers that do not fit
   bool by_block = false;       // several rows are coded together
   bool keys_pre_rope = false;  // default of `keys`
@@ -56,6 +61,13 @@ struct CodeTally {
     clipped += is_clipped ? 1 : 0;
     flushed += x != 0 && read_back == 0 ? 1 : 0;
   }
+};
+
+// The prompt of one kv head as recorded: keys [rows, dim], values [rows, v_dim], and the mean of q q^T over its rows
+// and the query heads of the group [dim, dim].
+struct PromptRows {
+  int32_t dim, v_dim;
+  std::span<const double> keys, values, query_moment;
 };
 
 // One part of one row, rotated, ready to be coded.

@@ -100,6 +100,7 @@ constexpr MetricInfo kMetrics[] = {
     {"rows_skipped", "pairs", "(head, row) pairs whose exact output is zero, left out of every ratio"},
     {"mean_attended_tokens", "tokens", "tokens attended in a step, mean over heads and scored rows"},
     {"n_quantised", "rows", "rows that the row format rewrote"},
+    {"n_recoded", "rows", "rows that a row format by age coded again"},
     {"rel_err_clamped", "1",
      "|z - o| / |max(o, 1e-8)|, mean: divides by the positive part of o; only for comparison with BalanceKV's "
      "published bars",
@@ -136,6 +137,7 @@ constexpr MetricInfo kMetrics[] = {
     {"mass_bound_mean", "1", "2 missed mass max |v| / |o|, bounds the error of renormalised subsets; mean",
      Work::masses, less()},
     {"density_mean", "1", "attended tokens / (t + 1), mean", Work::masses},
+    {"missed_mass_bound_mean", "1", "the method's bound of the missed mass, mean; methods with such a bound"},
     {"needle_mass", "1", "attended share of the exact mass on replay.needles, mean", Work::masses,
      more("missing mass on the needles")},
     {"mean_bytes", "bytes", "cache, scores, sketches and indices after a step, mean"},

@@ -19,7 +19,8 @@ struct RowResult {
   double kept_mass = 0;                // exact probability of the attended tokens
   double top_mass = kNone;             // largest mass that as many tokens can hold; none: rows are not ranked
   double index_recall = kNone;
-  double spread = kUnset;  // ErrorBound::spread at this row
+  double spread = kUnset;       // ErrorBound::spread at this row
+  double missed_bound = kNone;  // bound of the mass that this row misses
   // Sums over the coordinates of z and o: |z - o|^2, |o|^2. With Work::details or a spread also |z|^2, <z, o>,
   // |max(o, 1e-8)|^2, |tau z - o|^2.
   double error2 = 0, exact2 = 0, mine2 = 0, inner = 0, positive2 = 0, numerator2 = 0;

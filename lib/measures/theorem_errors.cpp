@@ -18,6 +18,12 @@ double additive_form(const MeasuredRow& r) {
   return std::exp(numerator + r.row.spread - std::log(tokens * r.exact.v_largest));
 }
 
+// The mass that the row misses. A sink logit counts as kept.
+double missed_mass(const MeasuredRow& r) {
+  const bool all = r.row.attended >= r.exact.visible;  // independent of tau's rounding
+  return all ? 0 : std::max(0.0, 1 - r.row.tau);
+}
+
 class TheoremErrors final : public Measure {
  public:
   explicit TheoremErrors(const MeasureShape& shape)
@@ -28,6 +34,12 @@ class TheoremErrors final : public Measure {
   }
 
   void add(const MeasuredRow& r) override {
+    partition_sums_.add(std::abs(r.row.tau - 1));
+    if (keeps_) partition_.push_back(std::abs(r.row.tau - 1));
+    if (r.row.missed_bound != RowResult::kNone) {
+      missed_bounds_.add(r.row.missed_bound), missed_.add(missed_mass(r));
+      missed_within_ += missed_mass(r) <= r.row.missed_bound ? 1 : 0;
+    }
     const double l2 = r.exact.l2, v_operator = r.exact.v_operator, v_frobenius = r.exact.v_frobenius;
     if (!(l2 * v_frobenius > 0)) return;
     const double frobenius = r.error / (l2 * v_frobenius);
@@ -49,6 +61,11 @@ class TheoremErrors final : public Measure {
       compare(to, bound, spectral_, spectral_sums_);
     if (wanted_.has(Work::bounds) && bound.norm == ErrorBound::Norm::frobenius)
       compare(to, bound, frobenius_, frobenius_sums_);
+    if (wanted_.has(Work::bounds) && bound.norm == ErrorBound::Norm::partition)
+      compare(to, bound, partition_, partition_sums_);
+    to["missed_mass_bound_mean"] = missed_bounds_.mean();
+    if (wanted_.has(Work::bounds) && bound.norm == ErrorBound::Norm::missed_mass && missed_bounds_.count() > 0)
+      compare_missed(to, bound);
     if (!wanted_.has(Work::quantiles)) return;
     if (!spectral_.empty()) to["eps_spectral_p99"] = quantile(spectral_, 0.99);
     if (!frobenius_.empty()) to["eps_frobenius_p99"] = quantile(frobenius_, 0.99);
@@ -66,10 +83,20 @@ class TheoremErrors final : public Measure {
     if (*sums.mean() > 0) to["bound_slack"] = bound.epsilon / *sums.mean();
   }
 
+  // Every row has a bound of its own, and their mean stands for epsilon.
+  void compare_missed(Measured& to, ErrorBound bound) const {
+    bound.epsilon = *missed_bounds_.mean();
+    compare(to, bound, {}, missed_);
+    to["bound_holds"] = double(missed_within_) / double(missed_bounds_.count());
+    if (*missed_.mean() > 0) to["bound_slack"] = bound.epsilon / *missed_.mean();
+  }
+
   Wanted wanted_;
   bool keeps_;
-  std::vector<double> spectral_, frobenius_;  // one per pair with nonzero norms, if bounds or quantiles are wanted
-  Sums spectral_sums_, frobenius_sums_, additive_;
+  // If bounds or quantiles are wanted: one per pair with nonzero norms, and |tau / Z - 1| of every pair.
+  std::vector<double> spectral_, frobenius_, partition_;
+  Sums spectral_sums_, frobenius_sums_, additive_, partition_sums_, missed_bounds_, missed_;
+  int64_t missed_within_ = 0;
 };
 
 }  // namespace

@@ -80,8 +80,10 @@ struct Quest {
       });
   }
 
- private:
+ protected:
   int32_t pages() const { return (tokens - 1) / page + 1; }
+
+ private:
   int32_t read_pages() const {
     if (budget >= tokens) return pages();  // includes a last page that is not full
     return budget / page > kFewestPages ? budget / page : kFewestPages;

@@ -60,7 +60,7 @@ double cached_rows(const Cell& cell) {
 // Caches share the rows that are read back if tokens are coded one by one.
 bool has_shared_codes(const Cell& cell, bool audit) {
   const RowFormat& format = cell.options().row_format;
-  return !format.is_source() && !has_blocks(format) && !audit;
+  return !format.is_source() && codes_by_token(format) && !audit;
 }
 // Rows that a row format copies for one cache.
 double coded_rows(const Cell& cell, bool audit) {

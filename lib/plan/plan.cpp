@@ -16,6 +16,7 @@
 #include "base/sha256.hpp"
 #include "config/extents.hpp"
 #include "config/list_checks.hpp"
+#include "formats/registry.hpp"
 
 namespace kvreplay {
 
@@ -127,6 +128,7 @@ class Planner {
     variant->options.serving = selected.method.context().serving;
     variant->prompt_streams = config_.replay.streams_prompt(variant->options);
     variant->shape = selected.method.context().shape;
+    variant->kv_heads = selected.method.context().kv_heads;
     variant->scale = selected.method.context().scale;
     std::string key = key_of(at, selected, *variant);
     return {selected, std::move(variant), std::move(key)};
@@ -147,6 +149,7 @@ class Planner {
       take_lists(cell, planned.selected, layer_of(at));
       key += params_json(method, cell.options(), cell.variant->digests);
     }
+    if (!cell.options().row_format.rules.empty()) take_rule(cell, traces_[at.trace].n_layers);
     const auto& later = cell.variant->later;
     const bool random =
         draws(method, cell.options()) || (later != nullptr && later->method_for(method.context()).traits().random);
@@ -166,6 +169,15 @@ class Planner {
     shares.insert(shares.end(), cell.shares.begin(), cell.shares.end());
     std::sort(shares.begin(), shares.end());
     shares.erase(std::unique(shares.begin(), shares.end()), shares.end());
+  }
+
+  // A format by layer and kv head is one instance; a head's cell has the format of its rule.
+  static void take_rule(Cell& cell, int32_t n_layers) {
+    auto own = std::make_shared<Variant>(*cell.variant);
+    const RowFormat& all = cell.options().row_format;
+    const RowFormat* here = at_head(all, cell.place.layer, n_layers, cell.place.kv_head);
+    own->options.row_format = here != nullptr ? *here : RowFormat{};
+    cell.variant = std::move(own);
   }
 
   // A file of lists says how its lists are replayed, and may do so for each head.

@@ -125,9 +125,11 @@ void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stre
   const CacheReplay<Real>& cache = *d.caches.front();
   const bool offline = cache.method().calibration().is_offline();
   const StatisticsNeeds needs = cache.prompt.needs().known, asks = offline ? needs : needs.of_prompt();
-  if (!asks.any()) return;
+  const int64_t of_rows = stream.shape.blocks * model_numbers(row_format_at(cache.method(), cache.options()),
+                                                              stream.shape.dim, stream.shape.stored_v_dim());
+  if (!asks.any() && of_rows == 0) return;
   const size_t heads = size_t(stream.shape.heads), dim = size_t(stream.shape.dim);
-  size_t numbers = 0;
+  size_t numbers = size_t(of_rows);
   if (asks.means) numbers += heads * (dim + stream.inv_freq.size());
   if (asks.directions) numbers += d.caches.size() * dim;
   if (asks.channels) numbers += heads * dim;

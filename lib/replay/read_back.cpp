@@ -18,7 +18,7 @@ class ListedCache {
   ListedCache(const HeadStream<float>& stream, const RowFormat& format, const RowUniforms& uniforms)
       : stream_(stream), held_until_(size_t(stream.tokens), 0) {
     const auto coding = std::make_shared<const RowCoding>(format, coding_stream(stream), uniforms);
-    if (!has_blocks(format))
+    if (codes_by_token(format))
       known_ = std::make_unique<CodedTokens<float>>(coding, stream.shape, stream.tokens, stream.keys.data(),
                                                     stream.values.data());
     Layout layout;
@@ -34,13 +34,13 @@ class ListedCache {
   ReadBack replay(const HeldLists& held) {
     cache_.push_run(kOneThread, 0, stream_.prompt);
     keep(held.list(0));
-    code(0, [&] { formatter_.code_new(cache_); });
+    code(0, [&] { formatter_.code_new(cache_, stream_.prompt); });
     for (int32_t t = stream_.prompt; t < stream_.tokens; ++t) {
       const int32_t row = t - stream_.prompt;
       cache_.push_run(kOneThread, t, 1);
-      code(row, [&] { formatter_.code_own(cache_); });
+      code(row, [&] { formatter_.code_own(cache_, t); });
       if (held.size() > 1) keep(held.list(size_t(row) + 1));
-      code(row + 1, [&] { formatter_.code_new(cache_); });
+      code(row + 1, [&] { formatter_.code_new(cache_, t + 1); });
     }
     return std::move(read_);
   }

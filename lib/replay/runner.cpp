@@ -10,6 +10,7 @@
 
 #include "allocation/shared_budgets.hpp"
 #include "base/threads.hpp"
+#include "core/linear.hpp"
 #include "core/wide.hpp"
 #include "kernels/kernels.hpp"
 #include "replay/head_replay.hpp"
@@ -321,6 +322,35 @@ void run_cells(const std::vector<Cell>& cells, const RunOptions& options) {
   else run_typed<float>(cells, options);
 }
 
+namespace {
+
+template <class Real>
+bool has_prompt_queries(const HeadStream<Real>& s) {
+  const auto end = s.query_row.begin() + std::min<std::ptrdiff_t>(s.prompt, std::ptrdiff_t(s.query_row.size()));
+  return std::any_of(s.query_row.begin(), end, [](int32_t row) { return row >= 0; });
+}
+
+// Mean of q q^T [dim, dim] over the prompt's rows and the query heads of one kv head.
+template <class Real>
+std::vector<double> query_moment(const HeadStream<Real>& s, int32_t block) {
+  const int32_t d = s.shape.dim, group = s.shape.heads / s.shape.blocks;
+  std::vector<double> moment(size_t(d) * size_t(d), 0), q(size_t(d), 0);
+  int64_t count = 0;
+  for (int32_t t = 0; t < s.prompt; ++t) {
+    if (s.query_row[size_t(t)] < 0) continue;
+    s.hold_queries(t, t);
+    for (int32_t h = block * group; h < (block + 1) * group; ++h, ++count) {
+      std::copy_n(s.query(h, t), d, q.begin());
+      add_outer(SerialTeam{}, moment, q);
+    }
+  }
+  for (double& number : moment) number /= double(count);
+  complete(SerialTeam{}, moment, d, 0);
+  return moment;
+}
+
+}  // namespace
+
 template <class Real>
 RowCoding::Stream coding_stream(const HeadStream<Real>& s) {
   const RopeView rope{s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
@@ -328,7 +358,10 @@ RowCoding::Stream coding_stream(const HeadStream<Real>& s) {
     const Real* from = part == RowPart::key ? s.block_keys(block) : s.block_values(block);
     std::copy_n(from + int64_t(token) * int64_t(row.size()), row.size(), row.begin());
   };
-  return {s.shape, s.prompt, rope, s.positions.data(), read};
+  const auto moment = [&s](int32_t block) { return query_moment(s, block); };
+  RowCoding::Stream of_rows{s.shape, s.prompt, rope, s.positions.data(), read};
+  if (has_prompt_queries(s)) of_rows.query_moment = moment;
+  return of_rows;
 }
 template RowCoding::Stream coding_stream(const HeadStream<float>&);
 template RowCoding::Stream coding_stream(const HeadStream<double>&);
@@ -347,7 +380,7 @@ auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadS
     uniforms = read_row_uniforms(file, uniforms_of(format, stream.shape.dim, stream.shape.stored_v_dim()));
   uniforms.seed = seed;
   made.coding = std::make_shared<RowCoding>(format, coding_stream(stream), uniforms);
-  if (shares && !has_blocks(format))
+  if (shares && codes_by_token(format))
     made.tokens = std::make_shared<CodedTokens<Real>>(made.coding, stream.shape, stream.tokens, stream.keys.data(),
                                                       stream.values.data());
   return made;

@@ -6,6 +6,7 @@
 
 #include "base/json_text.hpp"
 #include "catalog/cell.hpp"
+#include "formats/registry.hpp"
 
 namespace kvreplay {
 namespace {
@@ -53,6 +54,13 @@ std::string device(const Sources& s) { return s.result.on_cpu ? json_of("cpu") :
 template <auto Member>
 std::string seconds(const Sources& s) {
   return s.result.ok ? json_of(s.result.measures.*Member) : kEmpty;
+}
+
+// A word as it is, a map as text.
+std::string row_format_text(const Sources& s) {
+  const RowFormat here = at_layer(s.cell.options().row_format, s.cell.place.layer, s.cell.variant->trace->n_layers);
+  const std::string json = row_format_json(here);
+  return json.starts_with('"') ? json : json_of(json);
 }
 
 // Columns about the cell.
@@ -105,6 +113,7 @@ constexpr Source kRemarks[] = {
     {fact(kShareColumn, "",
           "shares of the full cache's bytes (budget.of says which) that the budget was asked for, as 0.1;0.2"),
      [](const Sources& s) { return or_empty(shares_text(s.cell.shares)); }},
+    {fact("row_format", "", "how the head's rows are stored: a word, or a map as canonical JSON"), row_format_text},
 };
 
 JsonObject row_object(const Sources& sources) {

@@ -36,7 +36,7 @@ bool is_fixed_by_budget(const MethodInstance& m, const LayerInfo& layer, bool ra
   const bool known_text = std::string(info.identity).empty();
   const bool evicts_coded = m.options.phase == Phase::stream || prompt_streams || m.values.traits().streams_prompt;
   const RowFormat& format = m.options.row_format;
-  const bool by_rows = (has_blocks(format) && evicts_coded) || has_outliers(format);
+  const bool by_rows = (!codes_by_token(format) && evicts_coded) || has_outliers(format) || !format.rules.empty();
   const bool by_pages = m.options.serving.pages.any();
   return !by_pages && info.exact_budget && known_text && !info.reads_full_cache && !random && !by_rows &&
          !layer.window().any();

@@ -92,9 +92,9 @@ std::vector<double> cost_of_windows(const Case& tried, const AttentionRule& rule
   return cost;
 }
 
-class Search {
+class Mistakes {
  public:
-  Search(const Trace& trace, const RowsOfHead& head)
+  Mistakes(const Trace& trace, const RowsOfHead& head)
       : trace_(trace),
         head_(head),
         layer_(trace.layer(head.prompt, head.layer)),
@@ -371,6 +371,6 @@ AttentionRule stated_rule(const Trace& trace, const std::string& prompt, const L
   return rule;
 }
 
-std::optional<Mistake> usual_mistake(const Trace& trace, const RowsOfHead& head) { return Search(trace, head).run(); }
+std::optional<Mistake> usual_mistake(const Trace& trace, const RowsOfHead& head) { return Mistakes(trace, head).run(); }
 
 }  // namespace kvreplay

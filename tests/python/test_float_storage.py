@@ -12,6 +12,12 @@ from kvreplay_cli import BINARY, kvreplay
 N, P, D, DV, KV_HEADS, GROUP = 80, 56, 8, 6, 2, 2
 GIVEN = {  # parameters without a default, or needed for small traces
     "external": {"kept": "lists.h5"},
+    "block_max": {"block": 8, "sinks": 2, "recent": 4},
+    "block_mean": {"block": 8, "sinks": 2, "recent": 4},
+    "clusterkv": {"sinks": 4, "clusters": 6},
+    "skip_softmax": {"lambda": 0.05, "tile": 16},
+    "socket": {"sinks": 4, "recent": 8},
+    "vattention": {"sinks": 4, "local": 8, "top": 8},
     "dms": {"threshold": -2.8, "window": 8},
     "random_attention": {"recent": 16},
     "vase": {"recent": 16},

@@ -39,7 +39,7 @@ MORE = [
 ]
 # Lists with weights cannot express written rows, changed logits, or rows that only count in the denominator.
 WRITES_ROWS = {"wildcat", "attention_matching", "qjl"}
-REWEIGHTS_READS = {"magicpig"}  # new weights in every step
+REWEIGHTS_READS = {"magicpig", "vattention", "shadowkv", "sparq", "retroinfer"}  # new weights in every step
 # Methods that need a second pass or the output projection, which the sample lacks.
 LOOK_AT_MORE = {"kvzip", "kvzip_plus", "kvcompose", "defensivekv"}
 

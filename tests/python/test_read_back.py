@@ -77,7 +77,7 @@ def test_blocks_are_coded_with_those_that_are_held():
 # --- The numbers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", formats_of_heads())
+@pytest.mark.parametrize("name", sorted(set(formats_of_heads()) - {"oscar"}))  # needs the queries
 def test_every_format_reads_back_what_its_definition_does(name):
     blocks = name in ("kivi", "gear")  # formats that code all due rows together
     row_format, tokens = ({"name": name, "g": 4, "R": 8}, 24) if blocks else (name, 40)

@@ -22,6 +22,12 @@ ROPE = {"theta": 10000.0}
 PROMPT = 112
 # All methods that need no file, no second pass and no output projection; seven of them need a parameter here.
 PARAMETERS = {
+    "block_max": {"name": "block_max", "block": 8, "sinks": 2, "recent": 4},
+    "block_mean": {"name": "block_mean", "block": 8, "sinks": 2, "recent": 4},
+    "clusterkv": {"name": "clusterkv", "sinks": 4, "clusters": 6},
+    "skip_softmax": {"name": "skip_softmax", "lambda": 0.05, "tile": 16},
+    "socket": {"name": "socket", "sinks": 4, "recent": 8},
+    "vattention": {"name": "vattention", "sinks": 4, "local": 8, "top": 8},
     "dms": {"name": "dms", "threshold": -4, "window": 8},
     "random_attention": {"name": "random_attention", "recent": 16},
     "vase": {"name": "vase", "recent": 16},

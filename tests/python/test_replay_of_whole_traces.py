@@ -32,7 +32,18 @@ NEVER_FILLED |= {
 }  # no turns
 NOT_MEASURES = {
     *("key", "trace_id", "model", "prompt", "layer", "kv_head", "method", "params", "given", "budget_tokens"),
-    *("budget_share", "seed", "n_prefill", "n_tokens", "n_queries", "status", "error", "extras", "precision"),
+    *(
+        "budget_share",
+        "seed",
+        "n_prefill",
+        "n_tokens",
+        "n_queries",
+        "status",
+        "error",
+        "extras",
+        "precision",
+        "row_format",
+    ),
     *("device", "schema", *TIMES),
 }
 MEASURES = [name for name in kvreplay.columns() if name not in NOT_MEASURES]

@@ -22,7 +22,9 @@ def format_of(parameters):
 
 
 def names_in(row_format):
-    """Names of the formats for keys and values."""
+    """Names of the formats for keys and values; of a choice by age or by head, those of all its formats."""
+    if entries := row_format.get("age") or row_format.get("by"):
+        return set().union(*(names_in(format_of({"row_format": entry["format"]})) for entry in entries))
     if "name" in row_format:
         return {row_format["name"]}
     parts = (row_format.get(part, "source") for part in ("key", "value"))

@@ -1,7 +1,8 @@
 """How the rows of a cache are stored, as in results: the short name of a row format, and equality of two.
 
-A row format is a word, a map with a name, or a map of parts. Two row formats are equal if they differ only in
-defaults that one of them leaves out (docs/configuration.md); the short name leaves defaults out.
+A row format is a word, a map with a name, or a map of parts; or it chooses among formats by age, or by layer
+and kv head. Two row formats are equal if they differ only in defaults that one of them leaves out
+(docs/configuration.md); the short name leaves defaults out.
 """
 
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "kvquant": {"bits": 4, "outliers": 1.0, "calibrate_from": 4, "keys": "pre_rope"},
     "polar": {"levels": [4, 2, 2, 2], "rotation": "haar"},
     "pca": {"bits": 2, "calibrate_from": 4, "keys": "pre_rope"},
+    "q6_0": {"scale": "fit"},
+    "oscar": {"clip_key": 0.96, "clip_value": 0.92, "group": 128, "scales": "f16", "calibration": "self"},
     "kivi": _KIVI,
     "gear": _KIVI | {"rank": 4, "outliers": 2.0, "order": "outliers_first"},
 }
@@ -37,6 +40,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def same_row_format(first: str | dict, second: str | dict) -> bool:
     """Whether two row formats are equal, with defaults left out or written."""
+    if _entries(first) or _entries(second):
+        return row_format_text(first) == row_format_text(second)
     return _normal(first) == _normal(second)
 
 
@@ -45,6 +50,8 @@ def row_format_text(row_format: str | dict) -> str:
 
     It contains no comma, because commas separate labels in lists on a command line.
     """
+    if entries := _entries(row_format):
+        return " ".join([_choice_text(entries), *_words(_rest(row_format))])
     key, value, rest = _normal(row_format)
     same = {**key, KEYS_ALONE: None} == {**value, KEYS_ALONE: None}
     parts = _part_text(key) if same else f"K {_part_text(key)} + V {_part_text(value)}"
@@ -52,14 +59,38 @@ def row_format_text(row_format: str | dict) -> str:
 
 
 def parts_named(row_format: str | dict) -> tuple[str, str]:
-    """The names of the formats of keys and of values."""
+    """The names of the formats of keys and of values; of a choice, those of the first that codes."""
+    if entries := _entries(row_format):
+        named = [parts_named(entry["format"]) for entry in entries]
+        return next((names for names in named if set(names) != {SOURCE}), named[0])
     key, value, _ = _normal(row_format)
     return key["name"], value["name"]
 
 
 def is_rotated(row_format: str | dict) -> bool:
     """Whether `rotate` turns a part before it is coded; formats that include a rotation do not count."""
+    if entries := _entries(row_format):
+        return any(is_rotated(entry["format"]) for entry in entries)
     return any(part.get("rotate", "none") != "none" for part in _normal(row_format)[:2])
+
+
+def _entries(row_format: str | dict) -> list[dict]:
+    """The entries of a choice by age, or by layer and kv head; [] for one format."""
+    given = {} if isinstance(row_format, str) else row_format
+    return given.get("age") or given.get("by") or []
+
+
+def _choice_text(entries: list[dict]) -> str:
+    """ "<512 bf16 | nvfp4", "L0+-1 H2 int8 | int4"."""
+    return " | ".join(" ".join([*_where(entry), row_format_text(entry["format"])]) for entry in entries)
+
+
+def _where(entry: dict) -> Iterator[str]:
+    if "newer_than" in entry:
+        yield f"<{entry['newer_than']}"
+    for letter, name in (("L", "layers"), ("H", "heads")):
+        if name in entry:
+            yield letter + "+".join(str(each) for each in entry[name])
 
 
 def _normal(row_format: str | dict) -> tuple[dict, dict, dict]:

@@ -4,6 +4,7 @@
 #include "base/matrices.hpp"
 #include "formats/code_books.hpp"
 #include "formats/coders/kvquant.hpp"
+#include "formats/coders/oscar.hpp"
 #include "formats/coders/pca.hpp"
 
 // How the calibrated formats compute their constants from the rows of a prompt.
@@ -134,6 +135,83 @@ std::vector<double> Pca::calibrate(RowPart, int32_t width, std::span<const doubl
   constants.insert(constants.end(), depth.begin(), depth.end());
   constants.insert(constants.end(), found.axes.begin(), found.axes.end());
   return constants;
+}
+
+namespace {
+
+// Step 2 of oscar: mean of w_j v_j v_j^T.
+std::vector<double> attended_moment(const PromptRows& prompt) {
+  const size_t d = size_t(prompt.dim), dv = size_t(prompt.v_dim), n = prompt.keys.size() / d;
+  std::vector<double> weights, moment(dv * dv, 0);
+  double sum = 0;
+  for (size_t j = 0; j < n; ++j) {
+    weights.push_back(quadratic_form(SerialTeam{}, prompt.query_moment, prompt.keys.subspan(j * d, d)));
+    sum += weights.back();
+  }
+  for (size_t j = 0; j < n && sum > 0; ++j) {
+    const std::span<const double> v = prompt.values.subspan(j * dv, dv);
+    for (size_t a = 0; a < dv; ++a)
+      for (size_t b = 0; b <= a; ++b) moment[a * dv + b] += weights[j] / sum * v[a] * v[b];
+  }
+  return moment;
+}
+
+// Eigenvectors by descending eigenvalue, one per row; the number of largest magnitude of each is positive.
+std::vector<double> signed_axes(const Spectrum& solved) {
+  const size_t n = solved.values.size();
+  std::vector<double> axes;
+  for (size_t i = n; i-- > 0;) {
+    const std::span<const double> axis(&solved.vectors[i * n], n);
+    size_t most = 0;
+    for (size_t c = 1; c < n; ++c)
+      if (std::fabs(axis[c]) > std::fabs(axis[most])) most = c;
+    for (const double number : axis) axes.push_back(axis[most] < 0 ? -number : number);
+  }
+  return axes;
+}
+
+size_t reversed_bits(size_t i, size_t n) {
+  size_t reversed = 0;
+  for (size_t bit = 1; bit < n; bit *= 2, i /= 2) reversed = 2 * reversed + i % 2;
+  return reversed;
+}
+
+double smallest_gap(const std::vector<double>& ascending) {
+  const double largest = ascending.back();
+  double least = INFINITY;
+  for (size_t i = 1; i < ascending.size(); ++i) least = std::min(least, ascending[i] - ascending[i - 1]);
+  return ascending.size() > 1 && largest > 0 ? std::max(least, 0.0) / largest : 0;
+}
+
+}  // namespace
+
+std::vector<double> Oscar::calibrate(RowPart part, const PromptRows& prompt) {
+  const bool of_keys = part == RowPart::key;
+  const int32_t width = of_keys ? prompt.dim : prompt.v_dim;
+  const std::vector<double> attended = of_keys ? std::vector<double>{} : attended_moment(prompt);
+  const Spectrum solved = spectrum_of(of_keys ? prompt.query_moment : std::span<const double>(attended), width);
+  const std::vector<double> axes = signed_axes(solved);
+  const size_t n = size_t(width);
+  std::vector<double> rotation(n * n + 1, 0);
+  // Number (i, j) of H is -1 to the number of bits that i and j share, over sqrt(n).
+  const auto hadamard = [&](size_t i, size_t j) {
+    bool odd = false;
+    for (size_t shared = i & j; shared > 0; shared /= 2) odd = odd != (shared % 2 == 1);
+    return (odd ? -1 : 1) / std::sqrt(double(n));
+  };
+  for (size_t i = 0; i < n; ++i)
+    for (size_t axis = 0; axis < n; ++axis) {
+      const double factor = hadamard(axis, i);
+      for (size_t row = 0; row < n; ++row) rotation[row * n + reversed_bits(i, n)] += axes[axis * n + row] * factor;
+    }
+  rotation.back() = smallest_gap(solved.values);
+  return rotation;
+}
+
+void Oscar::report(RowPart, int32_t width, const double* constants, std::map<std::string, double>& extras) {
+  const double gap = constants[int64_t(width) * width];
+  const auto [at, is_new] = extras.emplace("row_eigenvalue_gap", gap);
+  if (!is_new) at->second = std::min(at->second, gap);
 }
 
 }  // namespace kvreplay

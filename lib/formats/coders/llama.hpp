@@ -10,6 +10,13 @@ constexpr const char* kLlamaRotates =
     "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: "
     "add `rotate: hadamard`.";
 
+// The number of largest magnitude with its sign, the first of equals.
+inline double signed_largest(std::span<const double> x) {
+  double m = x[0];
+  for (const double number : x) m = std::fabs(number) > std::fabs(m) ? number : m;
+  return m;
+}
+
 // q8_0: s = largest |x| / 127, code = half_away(x / s).
 struct Q8_0 {
   static constexpr FormatInfo info{.name = "q8_0",
@@ -54,9 +61,7 @@ struct LlamaSymmetric {
     constexpr double h = 1 << (kBits - 1), most = 2 * h - 1;
     return tally(team, row.width() / kLlamaBlock, [&](int32_t b) {
       const std::span<double> x = group_of(row.x, kLlamaBlock, b);
-      double m = x[0];
-      for (const double number : x) m = std::fabs(number) > std::fabs(m) ? number : m;
-      const double s = m / -h;
+      const double s = signed_largest(x) / -h;
       CodeTally t;
       t.misfits = fits_float16(s) ? 0 : 1;
       for (double& number : x) {

@@ -166,7 +166,7 @@ TEST_CASE("a streamed prompt and a cut one share only the strip", "[shared]") {
   const StreamShape s;
   const auto stream = make_stream<double>(s, 26, Look::sinks);
   for (const MethodCase& v : variants()) {
-    if (v.options.phase != Phase::stream) continue;
+    if (v.options.phase != Phase::stream || excused("streams its prompt", v)) continue;
     INFO(v.label());
     const Cell cut = cell_of(v, 31, s), fed = streamed(cell_of(v, 40, s));
     const RunResult both = replay(stream, {cut, fed});

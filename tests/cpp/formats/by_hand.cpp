@@ -54,7 +54,7 @@ struct Shelf {
   }
   void push(double num = 1, double den = 1) {
     cache.push(Token<double>({}, {}, next_++), num, den);
-    formatter.code_new(cache);
+    formatter.code_new(cache, cache.size());
   }
   std::vector<double> keys() const {
     std::vector<double> all;
@@ -176,7 +176,7 @@ TEST_CASE("data attached to a row survives evictions of earlier rows", "[formats
     const auto numbers = std::vector<double>(shelf.cache.key(4).begin(), shelf.cache.key(4).end());
     shelf.cache.drop(kTeam, 1);
     shelf.cache.retain(kTeam, [&](int32_t i) { return shelf.cache.token(i) != 2; });
-    shelf.formatter.code_new(shelf.cache);
+    shelf.formatter.code_new(shelf.cache, shelf.cache.size());
     CHECK(shelf.cache.token(2) == 4);
     CHECK(shelf.cache.coding(2).key == before.key);
     CHECK(shelf.cache.coding(2).value == before.value);
@@ -196,7 +196,7 @@ TEST_CASE("a row that a policy writes is exact until the end of the step, then c
   shelf.cache.push_own(
       kTeam, [&](int32_t c) { return 2 * written[c]; }, [](int32_t) { return 1.0; }, 1, 1);
   CHECK(shelf.cache.coded_keys() == 1);
-  shelf.formatter.code_new(shelf.cache);
+  shelf.formatter.code_new(shelf.cache, shelf.cache.size());
   CHECK(shelf.cache.coded_keys() == 3);
   CHECK(shelf.cache.key(0)[2] == 7);
   CHECK(shelf.cache.key(2)[2] == 14);
@@ -217,7 +217,7 @@ TEST_CASE("kivi: sinks stay exact wherever their rows are", "[formats]") {
   const auto again = [&](int32_t token) { shelf.cache.push(Token<double>({}, {}, token)); };
   for (int32_t i = 0; i < 5; ++i) shelf.push();
   again(0), again(1);  // held twice, as some methods do
-  shelf.formatter.code_new(shelf.cache);
+  shelf.formatter.code_new(shelf.cache, shelf.cache.size());
   for (int32_t i = 0; i < 3; ++i) shelf.push();
   for (int32_t row = 0; row < shelf.cache.size(); ++row) {
     INFO(row);

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "formats/code_books.hpp"
+#include "formats/coders/oscar.hpp"
 #include "formats/row_coding.hpp"
 #include "support.hpp"
 
@@ -86,6 +87,35 @@ TEST_CASE("llama.cpp: the side opposite the extreme is clipped", "[formats][code
   CHECK(back("q8_0", {127, -0.5, 0.4}, 32) == Numbers{127, -1, 0});  // half away from zero
   CHECK(back("q4_1", {-1, 14, 0.5, 0.4}, 32) == Numbers{-1, 14, 1, 0});
   CHECK(back("q5_1", {-1, 30, 0.5}, 32) == Numbers{-1, 30, 1});
+}
+
+TEST_CASE("ik_llama.cpp: the step with the least weighted error", "[formats][coders]") {
+  const Numbers row{8, -1, 3.6, -8, 0};
+  CHECK(off_by(back("iq4_nl", row, 32), {8.395, -0.8593, 4.297, -7.469, -0.0661}) < 1e-3);
+  CHECK(back("iq4_nl", {0, 0}, 32) == Numbers{0, 0});
+  CHECK(off_by(back("q6_0", row, 32), {8.125, -1.0156, 3.5547, -7.8711, 0}) < 1e-4);
+  CHECK(back("q6_0", row, 32, {{"scale", "\"plain\""}}) == Numbers{8, -1, 3.5, -7.75, 0});
+  CHECK(back("q6_0", {0, 0}, 32) == Numbers{0, 0});
+}
+
+TEST_CASE("fp8k_nvfp4v: each part as its own format codes it", "[formats][coders]") {
+  const Numbers row{1, -0.3, 0.05, 7};
+  CHECK(back("fp8k_nvfp4v", row, 16) == back("fp8_e4m3", row, 16));
+  CHECK(back("fp8k_nvfp4v", row, 16, {}, RowPart::value) == back("nvfp4", row, 16, {}, RowPart::value));
+}
+
+TEST_CASE("oscar: two bits a number, within the clipped range", "[formats][coders]") {
+  const auto coded = [](double clip) {
+    Numbers constants(17, 0), row{0, 0.5, 1, 15}, work(12);
+    for (size_t i = 0; i < 4; ++i) constants[5 * i] = 1;  // no rotation
+    Oscar oscar;
+    oscar.clip_key = clip;
+    (void)oscar.code(kTeam, CodedRow{RowPart::key, row, work.data(), nullptr, constants.data(), nullptr});
+    return row;
+  };
+  CHECK(coded(0) == Numbers{0, 0, 0, 15});
+  CHECK(coded(0.75) == Numbers{0, 0, 0, 15});
+  CHECK(off_by(coded(0.5), {0, 2.0 / 3, 1, 1}) < 1e-3);
 }
 
 TEST_CASE("one scale per row: the zero is stored in the scale's last bits", "[formats][coders]") {

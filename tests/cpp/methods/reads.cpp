@@ -1,7 +1,12 @@
 #include "caches/cache_state.hpp"
 #include "hand_streams.hpp"
+#include "methods/clusterkv.hpp"
+#include "methods/loki.hpp"
 #include "methods/magicpig.hpp"
+#include "methods/retroinfer.hpp"
 #include "methods/rocketkv.hpp"
+#include "methods/shadowkv/shadowkv.hpp"
+#include "methods/sparq.hpp"
 
 // Methods that store everything and read a part: which rows they read, and with which weights.
 
@@ -20,8 +25,9 @@ struct Reading {
   P policy;
   const HeadStream<double>& stream;
 
-  Reading(const HeadStream<double>& s, P with, const Rng& rng = {}) : policy(with), stream(s) {
+  Reading(const HeadStream<double>& s, P with, const Rng& rng = {}, int32_t budget = 0) : policy(with), stream(s) {
     MethodContext context;
+    context.budget = {budget, double(budget)};
     context.tokens = s.tokens, context.prompt_tokens = s.prompt, context.shape = s.shape;
     context.layer = 1;  // not one of the layers that read everything
     policy.resolve(context);
@@ -42,6 +48,36 @@ struct Reading {
             double(stream.rule.scale)};
   }
 };
+
+// What a policy reads in the step after its prompt, and with which weights.
+struct Reads {
+  std::vector<uint8_t> chosen;
+  std::vector<double> weights;
+  std::vector<int> used() const { return {chosen.begin(), chosen.end()}; }
+};
+template <class P>
+Reads first_step(const HeadStream<double>& s, const P& policy, int32_t budget) {
+  Reading<P> r(s, policy, {}, budget);
+  typename Prompt<double>::View view{};
+  view.size = s.prompt, view.shape = s.shape;
+  if constexpr (ReadsPrompt<P, double>) r.policy.read_prompt(kTeam, Prompt<double>(view), r.cache);
+  Reads reads{std::vector<uint8_t>(size_t(s.prompt)), std::vector<double>(size_t(s.prompt), 1)};
+  const BasicCache<double>& cache = r.cache;
+  if constexpr (SamplesByQuery<P, double>)
+    r.policy.choose(kTeam, cache, r.queries(s.prompt), reads.chosen.data(), reads.weights.data());
+  else r.policy.choose(kTeam, cache, r.queries(s.prompt), reads.chosen.data());
+  return reads;
+}
+// One query head; the prompt has these keys, and the token behind it this query. The scale is 1.
+HeadStream<double> stream_of(int32_t dim, std::vector<double> keys, const std::vector<double>& query) {
+  const int32_t prompt = int32_t(keys.size()) / dim;
+  auto s = make_stream<double>({.tokens = prompt + 1, .prompt = prompt, .dim = dim, .v_dim = 1, .heads = 1});
+  keys.resize(keys.size() + size_t(dim), 0);
+  s.keys = keys, s.rule.scale = 1;
+  s.queries.assign(keys.size(), 0);
+  std::copy(query.begin(), query.end(), s.queries.end() - dim);
+  return s;
+}
 
 MagicPig sampler(int32_t K, int32_t L, int32_t min_tables = 2) {
   MagicPig p;
@@ -181,4 +217,46 @@ TEST_CASE("MagicPIG reads the same tokens whichever of them a window hides", "[m
   }
   stream.window = s.prompt;
   CHECK(tokens_read(stream, "magicpig", {}, params) == wanted);
+}
+
+TEST_CASE("Loki reads a token of the main direction instead of one with a larger product", "[loki]") {
+  Loki policy;
+  policy.r = 1;
+  const Reads reads = first_step(stream_of(2, {2, 0, -2, 0, 0, 1, 0, -1}, {1, 5}), policy, 1);
+  CHECK(reads.used() == std::vector<int>{kRead, kUnread, kUnread, kUnread});
+}
+
+TEST_CASE("SparQ gives what it does not read to the mean value", "[sparq]") {
+  SparQ policy;
+  policy.r = 1, policy.recent = 1;
+  const std::vector<double> keys = {1, 0, 0, 0, 0, 0, 0, 0, .5, 0, 0, 0};
+  const Reads reads = first_step(stream_of(4, keys, {3, 1, 0, 0}), policy, 2);
+  CHECK(reads.used() == std::vector<int>{kRead, kEstimated, kRead});
+  double sum = 0, parts[3];
+  for (size_t i = 0; i < 3; ++i) sum += parts[i] = reads.weights[i] * std::exp(3 * keys[4 * i]);
+  CHECK(1 - 3 * parts[1] / sum == Approx(37.6 / 38.6).epsilon(1e-3));
+  const double alpha = 1 - 3 * parts[1] / sum, p = std::exp(3.0) / (std::exp(3.0) + std::exp(1.5));
+  CHECK(parts[0] / sum == Approx(alpha * p + (1 - alpha) / 3).epsilon(1e-12));
+}
+
+TEST_CASE("ClusterKV reads whole clusters and cuts the last one", "[clusterkv]") {
+  ClusterKv policy;
+  policy.sinks = 0, policy.clusters = 2;
+  const Reads reads = first_step(stream_of(2, {1, 0, 0, 1, 0, 1, 1, 0}, {2, 1}), policy, 3);
+  CHECK(reads.used() == std::vector<int>{kRead, kRead, kUnread, kRead});
+}
+
+TEST_CASE("RetroInfer estimates clusters of equal keys exactly", "[retroinfer]") {
+  RetroInfer policy;
+  policy.sinks = 1, policy.recent = 1, policy.cluster_size = 2, policy.retrieval = 0, policy.estimation = 1;
+  const Reads reads = first_step(stream_of(2, {0, 3, 1, 0, 1, 0, -1, 2, -1, 2, 5, 0}, {2, .5}), policy, 0);
+  CHECK(reads.used() == std::vector<int>{kRead, kRead, kRead, kEstimated, kEstimated, kRead});
+  for (const double weight : reads.weights) CHECK(weight == Approx(1).epsilon(1e-12));
+}
+
+TEST_CASE("ShadowKV always reads the chunk whose keys are unlike their mean", "[shadowkv]") {
+  ShadowKv policy;
+  policy.chunk = 2, policy.local = 0, policy.outliers = 1, policy.rank = 0;
+  const Reads reads = first_step(stream_of(2, {1, 0, 0, 1, 1, 0, 1, .1}, {1, 0}), policy, 1);
+  CHECK(reads.used() == std::vector<int>{kRead, kRead, kUnread, kUnread});
 }

@@ -31,7 +31,7 @@ struct Structures {
   SubGenStream policy;
   std::vector<int32_t> clusters;  // after each token
   Structures(const HeadStream<double>& s, SubGenStream p, const Rng& rng) : policy(p) {
-    const MethodContext context{{s.tokens, s.prompt}, {}, s.shape, 0, 1, Phase::stream, double(s.rule.scale)};
+    const MethodContext context{{s.tokens, s.prompt}, {}, s.shape, 1, 0, 1, Phase::stream, double(s.rule.scale)};
     policy.resolve(context);
     memory.allocate(s, s.shape, policy.layout(context), s.tokens, false);
     policy.state = memory.state();

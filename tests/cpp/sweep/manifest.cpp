@@ -96,10 +96,10 @@ TEST_CASE("A directory holds one plan, which may be written again") {
 TEST_CASE("Every method's cells are restored from a manifest with their keys") {
   const Folder folder;
   // In order, these need the tokens' text, a radius, a file, passes that are not recorded (three methods), the output
-  // projection, smaller sinks, a threshold, smaller windows.
-  const std::set<std::string> apart = {"fastgen",    "subgen_stream",    "external",    "kvzip",
-                                       "kvzip_plus", "kvcompose",        "defensivekv", "pqcache",
-                                       "dms",        "random_attention", "vase",        "block_eviction"};
+  // projection, smaller sinks, a threshold, smaller windows, smaller blocks, another threshold, smaller windows.
+  const std::set<std::string> apart = {
+      "fastgen", "subgen_stream",    "external", "kvzip",          "kvzip_plus", "kvcompose", "defensivekv",  "pqcache",
+      "dms",     "random_attention", "vase",     "block_eviction", "block_mean", "block_max", "skip_softmax", "socket"};
   std::string methods =
       "{name: subgen_stream, delta_rel: 0.5, epsilon: [0.1, 0.2]}, "
       "{name: snapkv, gqa.level: query, row_format: int4, window: 8}";

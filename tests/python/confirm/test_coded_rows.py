@@ -44,7 +44,7 @@ def wide(tmp_path_factory):
 
 
 def test_the_model_follows_every_format(wide, tmp_path):
-    formats = [SMALLER.get(name, name) for name in formats_of_heads()] + COMPOSED
+    formats = [SMALLER.get(name, name) for name in formats_of_heads() if name != "oscar"] + COMPOSED
     out = replay(wide[1], tmp_path / "out", [{"name": "h2o", "row_format": one} for one in formats])
     assert confirm(out, wide[0], "--trace", wide[1], "--verify", "--draws", 1) == 0
     meta = json.loads((out / "confirm.meta.json").read_text())

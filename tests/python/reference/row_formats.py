@@ -14,6 +14,7 @@ from .common import Rope, rotate
 from .row_blocks import BLOCK_FORMATS
 from .row_formats_calibrated import KVQuant, Pca
 from .row_formats_rotated import polar, polar_bits, tq_mse, tq_prod
+from .row_formats_third_wave import iq4_nl, q6_0
 from .row_rotations import Draws
 
 # --- Configuration ----------------------------------------------------------------------------------------
@@ -25,6 +26,7 @@ TURBOQUANT = {
     "turboquant_k3v4_nc": ({"name": "tq_mse", "bits": 3}, 4),
     "turboquant_3bit_nc": ({"name": "tq_mse", "bits": 3}, 3),
 }
+PRESETS = {"fp8k_nvfp4v": {"key": "fp8_e4m3", "value": "nvfp4"}}
 OF_VLLM = {"rotation": "hadamard", "codebook": "gauss", "norm_correction": True}
 OWN_ROTATION = ("tq_mse", "tq_prod", "polar", "kvquant", "pca", "tq_value", *TURBOQUANT)
 BEFORE_ROPE = ("kvquant", "pca")
@@ -91,6 +93,7 @@ def part_format(part: str, entry: str | dict, beside: dict) -> PartFormat:
         if "rotate" in own and own is not entry:
             raise ValueError(f"the keys of {name} live by their channels: rotate its values only")
         turn = "none"
+    name = PRESETS.get(name, {}).get(part, name)
     word = name in TURBOQUANT
     if word:
         half, bits = TURBOQUANT[name]
@@ -184,6 +187,14 @@ def ggml(name: str, scales: int) -> Callable:
     return build
 
 
+def of_iq4_nl(part, d, prompt, draws):
+    return Coder(iq4_nl, fixed(d / 2, d / 16))
+
+
+def of_q6_0(part, d, prompt, draws, scale="fit"):
+    return Coder(lambda x: q6_0(x, scale), fixed(d * 6 / 8, d / 16))
+
+
 def token_head(change: Callable, bits: int) -> Callable:
     return lambda part, d, prompt, draws: Coder(change, fixed(d * bits / 8, 4))
 
@@ -234,6 +245,8 @@ FORMATS = {
     "mxfp8": mx(8),
     **{f"int{bits}": integers(bits) for bits in (2, 3, 4, 8)},
     **{name: ggml(name, 4 if name.endswith("_1") else 2) for name in codes.GGML_BITS},
+    "iq4_nl": of_iq4_nl,
+    "q6_0": of_q6_0,
     "int8_token_head": token_head(codes.int8_token_head, 8),
     "int4_token_head": token_head(codes.int4_token_head, 4),
     "tq_value": of_tq_value,

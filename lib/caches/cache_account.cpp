@@ -9,8 +9,7 @@
 namespace kvreplay {
 
 template <class Real>
-CacheAccount<Real>::CacheAccount(CacheState<Real>& state)
-    : state_(state), keeper_(state.stream.stored_bytes), in_chunks_(state.setup.options.serving.prefill_chunk > 0) {
+CacheAccount<Real>::CacheAccount(CacheState<Real>& state) : state_(state), keeper_(state.stream.stored_bytes) {
   if (state_.setup.method.traits().chooses) lists_.attended.resize(size_t(state_.heads()));
   lists_.reading = reading_of(state_.setup.method, state_.setup.options);
   const Pages& pages = state_.setup.options.serving.pages;
@@ -150,7 +149,7 @@ void CacheAccount<Real>::take_report() {
     hook(state_.setup.method.policy(), extras, state_.cache);
   state_.merging.report(extras);
   keeper_.ledger.pages = pages_.ledger();
-  if (in_chunks_) extras["peak_attended_prompt"] = prompt_peak_;
+  if (state_.rules.chunked > 0) extras["peak_attended_prompt"] = prompt_peak_;
   if (state_.setup.options.serving.pages.compact) extras["moved_rows"] = double(pages_.ledger().moved_rows);
   if (state_.setup.coding != nullptr) state_.setup.coding->report(extras);
   const CodedNumbers& coded = state_.formatter.numbers();

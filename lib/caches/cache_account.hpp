@@ -46,7 +46,6 @@ class CacheAccount {
   PageTable pages_;
   double row_bytes_ = 0;                            // a plain row takes
   int32_t paged_evictions_ = 0;                     // evictions that the table of pages knows
-  bool in_chunks_;                                  // whether the prompt was asked to arrive in chunks
   int32_t prompt_peak_ = 0;                         // most rows of the cache while the prompt arrives
   int32_t charged_open_ = -1, charged_close_ = -1;  // sizes in the last step by a rule
 };

@@ -40,7 +40,6 @@ void CacheState<Real>::open_later() {
   later_state.assign(size_t(later->layout().state_doubles), 0.0);
   later->bind_rng(setup.rng);
   later->bind_state(later_state);
-  two_follow = rules.chunked > 0;
 }
 
 // The method's layout, extended by what the options need.

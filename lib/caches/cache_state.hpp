@@ -249,6 +249,8 @@ struct CacheState {
   void hand_over();
   // Whether it follows rows that another method cuts.
   bool has_listener() const { return later.has_value() && rules.chunked > 0; }
+  // Whether two methods follow a prompt in chunks, or have followed it.
+  bool two_follow() const { return has_listener() || (handed_over && rules.chunked > 0); }
 
   const HostHooks& host() const { return setup.method.method().host; }
   int32_t heads() const { return setup.method.context().shape.heads; }
@@ -286,7 +288,6 @@ struct CacheState {
   StepRules rules;
   Layout layout;
   bool prompt_streams = false, reweighted = false;
-  bool two_follow = false;                 // two methods follow a prompt in chunks (option `then`)
   bool handed_over = false;                // another method has cut the prompt
   int64_t most_kept = Traits::kUnbounded;  // most rows after a step
   std::shared_ptr<CodedTokens<Real>> coded;

@@ -25,7 +25,7 @@ FastPath CacheSteps<Real>::fast_path() const {
   const bool as_recorded =
       layout.own_rows == 0 && !layout.coded && !layout.split && layout.extra_rows == 0 && !state_.moves_positions();
   const bool own_way = method.method().hooks.has(Hook::append) || method.traits().changes_logits ||
-                       method.traits().chooses || state_.wrapped.steps() || state_.two_follow;
+                       method.traits().chooses || state_.wrapped.steps() || state_.two_follow();
   if (own_way || !as_recorded || state_.watch.audit || state_.stream.window.any()) return {};
   if (!state_.prompt_streams && !rules.streaming) return {FastPath::Kind::fixed, {}};
   if ((state_.tied.any() && state_.observes()) || state_.stream.turns.any()) return {};

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/vectors.hpp"
+#include "methods/parts/exact_logits.hpp"
 #include "methods/parts/read_sets.hpp"
 
 namespace kvreplay {
@@ -134,7 +135,7 @@ struct SparQ {
     const std::span<double> p = estimate(team, cache, queries, head), logits = state.last(size_t(tokens));
     softmax(team, p);
     const double alpha = team.sum(rows, [&](int32_t i) { return how[i] == kRead ? p[size_t(i)] : 0.0; });
-    team.each(rows, [&](int32_t i) { logits[size_t(i)] = queries.scale * wide_dot(queries(head), cache.key(i)); });
+    exact_logits(team, cache, queries, head, logits);
     const double top = team.largest(rows, [&](int32_t i) { return logits[size_t(i)]; }).score;
     const double of_set =
         team.sum(rows, [&](int32_t i) { return how[i] == kRead ? std::exp(logits[size_t(i)] - top) : 0.0; });

@@ -19,6 +19,7 @@ RunOptions engine_options(const RunConfig& config, bool every_row, OpenTensors t
   if (config.run.device != "cpu") options.device = open_device(config.run.device);
   options.every_row = every_row;
   options.needles = {config.replay.needles.at, int32_t(config.replay.needles.tokens)};
+  options.working_set = config.replay.working_set;
   options.wanted = wanted_by(config.metrics);
   if (!options.needles.at.empty()) options.wanted.add(Work::masses);
   if (config.output.projections) options.wanted.add(Work::projections);

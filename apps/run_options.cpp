@@ -68,7 +68,8 @@ void add_plan_options(Command& command, RunChoices& choices) {
       .flag("--predict", choices.predicts,
             "save projections, from which losses are predicted, if every prompt of the trace has a gradient")
       .group(group);
-  add("--save", choices.save, "curves,kept,outputs,projections: arrays that go to HDF5 (default: none)", "LIST");
+  add("--save", choices.save, "curves,kept,outputs,projections,consensus: arrays that go to HDF5 (default: none)",
+      "LIST");
   add("--precision", choices.precision, "single (default) or double", "WORD");
   add("--only", choices.only, "only cells that a row of this CSV names (prompt, layer, method, budget_tokens, ...)",
       "FILE");

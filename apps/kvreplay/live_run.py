@@ -47,6 +47,9 @@ def live(
     queries: Any = None,
     prompt: str | None = None,
     needles: Mapping[str, Any] | None = None,
+    recall_k: int | Iterable[int] | None = None,
+    tier: Mapping[str, Any] | None = None,
+    machine: Mapping[str, Any] | None = None,
     seeds: Any = 5,
     metrics: Any = None,
     save: Any = (),
@@ -74,8 +77,8 @@ def live(
 
     model: a Hugging Face decoder in eval mode, on any device. It is not changed: after the block its logits
         are equal, bit for bit.
-    methods, budgets, tokens, kv_heads, queries, prompt, needles, seeds, metrics, save, device, jobs,
-        precision, audit, progress: as for `kvreplay.replay`.
+    methods, budgets, tokens, kv_heads, queries, prompt, needles, recall_k, tier, machine, seeds, metrics,
+        save, device, jobs, precision, audit, progress: as for `kvreplay.replay`.
     prefill: how many tokens of each text are the prompt, or which share of them. Default: what precedes the
         tokens of `generate`. In a text without them: all but the scored rows of `queries={"last": n}`, or
         else three quarters.
@@ -99,8 +102,8 @@ def live(
     entries, own = methods_of(methods, _engine.method_names())
     config = replay_config(
         entries, budgets, prefill=prefill, tokens=tokens, kv_heads=kv_heads, queries=queries, prompt=prompt,
-        needles=needles, seeds=seeds, metrics=metrics, save=save, device=device, jobs=jobs,
-        precision=precision, audit=audit,
+        needles=needles, recall_k=recall_k, tier=tier, machine=machine, seeds=seeds, metrics=metrics,
+        save=save, device=device, jobs=jobs, precision=precision, audit=audit,
     )  # fmt: skip
     return Live(
         model, config, own, layers=layers, gradient=gradient, tokenizer=tokenizer, name=name,

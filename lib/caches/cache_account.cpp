@@ -60,6 +60,16 @@ void CacheAccount<Real>::close_step(int32_t t) {
   if (state_.watch.ages) note_ages(t);
   state_.memory.poison_evicted();
   if (after_prompt) list_kept();
+  if (t == state_.stream.prompt - 1 && state_.watch.after_prompt) list_after_prompt();
+}
+
+template <class Real>
+void CacheAccount<Real>::list_after_prompt() {
+  const auto tokens = state_.cache.tokens();
+  after_prompt_.assign(tokens.begin(), tokens.end());
+  std::erase_if(after_prompt_, [](int32_t token) { return token < 0; });
+  std::sort(after_prompt_.begin(), after_prompt_.end());
+  after_prompt_.erase(std::unique(after_prompt_.begin(), after_prompt_.end()), after_prompt_.end());
 }
 
 template <class Real>
@@ -103,12 +113,18 @@ void CacheAccount<Real>::note_ages(int32_t t) {
 }
 
 template <class Real>
-ExtraBytes CacheAccount<Real>::extra_bytes(int32_t t) const {
+ExtraBytes CacheAccount<Real>::of_method() const {
   ExtraBytes extra;
-  const BasicCache<Real>& cache = state_.cache;
   const Method& m = state_.setup.method.method();
   if (const auto hook = m.template of<Real>().extra_bytes; hook != nullptr)
-    hook(state_.setup.method.policy(), extra, cache);
+    hook(state_.setup.method.policy(), extra, state_.cache);
+  return extra;
+}
+
+template <class Real>
+ExtraBytes CacheAccount<Real>::extra_bytes(int32_t t) const {
+  const BasicCache<Real>& cache = state_.cache;
+  ExtraBytes extra = of_method();
   if (state_.wrapped.steps())  // in addition to the one score per row that is charged anyway
     extra.mark_bytes += 8 * int64_t(state_.wrapped.scores.size() / size_t(state_.stream.tokens)) * cache.size();
   if (state_.tied.any()) extra.mark_bytes *= state_.tied.count();  // each head has its own
@@ -137,8 +153,14 @@ void CacheAccount<Real>::count_attended(int64_t tokens, int64_t rows, double sec
 }
 
 template <class Real>
-void CacheAccount<Real>::count_read(std::span<const uint8_t> read) {
-  keeper_.read(state_.formatter.read_bytes(state_.cache, read));
+void CacheAccount<Real>::count_read(std::span<const uint8_t> read, StepReads& to) {
+  const ExtraBytes& index = to.index = of_method();
+  to.tokens = int32_t(std::count(read.begin(), read.end(), kRead));
+  if (index.aux_bytes_per_scan > 0) to.scanned = int32_t(std::count(read.begin(), read.end(), kScanned));
+  const int64_t rows = to.tokens, scanned = rows + to.scanned;
+  const int64_t floats = index.floats_read() + index.sketch_floats_per_row * rows;
+  const int64_t bytes = floats * state_.stream.stored_bytes + index.bytes_read() + index.aux_bytes_per_scan * scanned;
+  keeper_.read_some(state_.formatter.read_bytes(state_.cache, read), bytes / state_.cache.shape().blocks);
 }
 
 template <class Real>
@@ -148,6 +170,12 @@ void CacheAccount<Real>::take_report() {
   if (const auto hook = m.template of<Real>().report; hook != nullptr)
     hook(state_.setup.method.policy(), extras, state_.cache);
   state_.merging.report(extras);
+  keeper_.ledger.final_rows = state_.cache.size();
+  if (state_.setup.method.traits().chooses) {
+    const ExtraBytes index = of_method();
+    const int64_t bytes = index.sketch_floats * state_.stream.stored_bytes + index.aux_bytes;
+    keeper_.ledger.final_index_bytes = double(bytes) / state_.cache.shape().blocks;
+  }
   keeper_.ledger.pages = pages_.ledger();
   if (state_.rules.chunked > 0) extras["peak_attended_prompt"] = prompt_peak_;
   if (state_.setup.options.serving.pages.compact) extras["moved_rows"] = double(pages_.ledger().moved_rows);

@@ -3,6 +3,7 @@
 
 #include "caches/cache_state.hpp"
 #include "caches/ledger.hpp"
+#include "measures/row_result.hpp"
 
 namespace kvreplay {
 
@@ -23,12 +24,15 @@ class CacheAccount {
   void open_step_by_rule(int32_t t);
   void close_step_by_rule(int32_t t);
   void count_attended(int64_t tokens, int64_t rows, double seconds);
-  void count_read(std::span<const uint8_t> read);  // for query-time methods, in a step
+  // For query-time methods, in a step. read: flags of the rows, of all heads together. Fills the counts of `to`.
+  void count_read(std::span<const uint8_t> read, StepReads& to);
   void add_attention_seconds(double seconds) { keeper_.ledger.attend_s += seconds; }
   void add_selection_seconds(double seconds) { keeper_.ledger.select_s += seconds; }
   void take_report();  // the policy's extras in its current state
   bool has_lists() const { return state_.watch.kept; }
   ResidentLists& lists() { return lists_; }
+  // The tokens at the end of the prompt, ascending, each once. Filled if the cache is watched for them.
+  const std::vector<int32_t>& after_prompt() const { return after_prompt_; }
   Ledger& ledger() { return keeper_.ledger; }
   const Ledger& ledger() const { return keeper_.ledger; }
   const PageTable& page_table() const { return pages_; }
@@ -37,12 +41,15 @@ class CacheAccount {
   void note_ages(int32_t t);
   void charge(int32_t t);
   void list_kept();
+  void list_after_prompt();
+  ExtraBytes of_method() const;
   ExtraBytes extra_bytes(int32_t t) const;
   void follow_pages(int32_t t);
 
   CacheState<Real>& state_;
   LedgerKeeper keeper_;
   ResidentLists lists_;
+  std::vector<int32_t> after_prompt_;
   PageTable pages_;
   double row_bytes_ = 0;                            // a plain row takes
   int32_t paged_evictions_ = 0;                     // evictions that the table of pages knows

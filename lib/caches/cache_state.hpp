@@ -232,9 +232,10 @@ struct CacheSetup {
 
 // What a run wants to observe of a cache besides its rows.
 struct CacheWatch {
-  bool audit = false;  // use a private copy in which everything that no policy may read is NaN
-  bool kept = false;   // lists of the tokens held
-  bool ages = true;    // ages of evicted tokens
+  bool audit = false;         // use a private copy in which everything that no policy may read is NaN
+  bool kept = false;          // lists of the tokens held
+  bool ages = true;           // ages of evicted tokens
+  bool after_prompt = false;  // the tokens held at the end of the prompt
 };
 
 // The policy, the memory and the rules of one cache. The parts of a CacheReplay share it.

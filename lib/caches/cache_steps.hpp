@@ -40,6 +40,11 @@ class CacheSteps {
   void step_unattended(int32_t t);
   void open(int32_t t) { account_.open_step(t); }
   StepQueries<Real> queries_at(int32_t t) const;  // queries of the cache's heads
+  // What the last step took a row by (hook token_score).
+  double token_score(int32_t row) const {
+    const auto& hooks = state_.setup.method.method().template of<Real>();
+    return hooks.token_score(state_.setup.method.policy(), state_.cache, row);
+  }
   double logit_factor(int32_t token) const { return state_.calls().logit_factor(state_.cache.size(), token); }
   // For caches that read no probabilities (fixed, sliding): tokens begin..end-1 arrive. Valid until the next call.
   const Residency& decide(int32_t begin, int32_t end);

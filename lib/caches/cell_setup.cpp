@@ -112,7 +112,7 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
   };
   const bool one_index = sizes.shared && !sizes.own_index;
   double kept = 0, floats = 0, read = 0, rows_bytes = 0, besides = 0, final_rows = 0, final_besides = 0;
-  double prompt_rows = 0, prompt_besides = 0;
+  double prompt_rows = 0, prompt_besides = 0, index = 0;
   int64_t attended = 0, rows = 0, read_steps = 0, evictions = 0, quantised = 0, recoded = 0, peak_kept = 0,
           peak_attended = 0;
   std::vector<double> ages;
@@ -129,6 +129,7 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
     attended += l.attended_sum, rows += l.attended_rows;
     rows_bytes = charge(sizes.shared, rows_bytes, ratio(l.bytes_sum - l.aux_sum, l.kept_steps));
     besides = charge(one_index, besides, ratio(l.aux_sum, l.kept_steps));
+    index = charge(one_index, index, l.final_index_bytes);
     floats = charge(sizes.shared, floats, double(l.peak_floats));
     read += ratio(l.read_sum, l.read_steps), read_steps += l.read_steps;
     ages.insert(ages.end(), l.evicted_ages.begin(), l.evicted_ages.end());
@@ -145,6 +146,7 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
   to["n_evictions"] = double(evictions), to["n_quantised"] = double(quantised);
   to["n_recoded"] = double(recoded);
   if (read_steps > 0) to["read_bytes_per_step"] = read;
+  to["index_stored_bytes"] = index;
   measure_pages(*ledgers.front(), to);
   if (!ages.empty()) to["median_evicted_age_tokens"] = quantile(ages, 0.5);
   if (const auto bound = to.extras.find("bound_log10_tokens"); bound != to.extras.end())

@@ -46,7 +46,7 @@ void ResidentLists::add_attended(size_t head, std::span<const int32_t> tokens, s
   TokenLists& to = attended[head];
   to.flat.insert(to.flat.end(), tokens.begin(), tokens.end());
   to.close();
-  if (std::any_of(chosen.begin(), chosen.end(), counts_unread)) reading.partial = true;
+  if (any_counts_unread(chosen)) reading.partial = true;
 }
 
 template void ResidentLists::add(std::span<const int32_t>, std::span<const float>, std::span<const float>);
@@ -61,8 +61,10 @@ void LedgerKeeper::attended(int64_t rows, const Payload& payload, bool reads_all
 
 void LedgerKeeper::attended_again() { read(last_attended_); }
 
-void LedgerKeeper::read(int64_t bytes) {
-  ledger.read_sum += bytes + more_keys_ + besides_ + read_sketches_;
+void LedgerKeeper::read(int64_t bytes) { read_some(bytes, read_sketches_ - coding_); }
+
+void LedgerKeeper::read_some(int64_t bytes, int64_t index) {
+  ledger.read_sum += bytes + more_keys_ + besides_ + coding_ + index;
   ledger.read_steps += 1;
 }
 
@@ -75,9 +77,6 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   more_keys_ = exact_bytes(extra.key_floats);
   take_peaks(now.payload.keys + extra.key_floats, now.payload.values, now.payload.bytes + more_keys_);
   take_aux(now, extra.aux_bytes + exact_bytes(extra.sketch_floats), extra.mark_bytes);
-  if (extra.sketch_floats_read != ExtraBytes::kAll)
-    read_sketches_ += exact_bytes(extra.sketch_floats_read - extra.sketch_floats);
-  if (extra.aux_bytes_read != ExtraBytes::kAll) read_sketches_ += extra.aux_bytes_read - extra.aux_bytes;
   ledger.final_bytes = now.payload.bytes + spare_ + more_keys_ + besides_ + aux_;
   ledger.final_aux_bytes = aux_, last_kept_ = now.rows;
   kept_again(now.evictions);
@@ -101,7 +100,7 @@ void LedgerKeeper::take_peaks(int64_t keys, int64_t values, int64_t bytes) {
 void LedgerKeeper::take_aux(const Kept& now, int64_t sketches, int64_t mark_bytes) {
   const int64_t positions = now.positions ? 4 * now.rows : 0, scores = 8 * now.scores * now.rows;
   aux_ = (sketches + mark_bytes + positions + scores) / now.blocks + now.coding;
-  sketches_ = (sketches + mark_bytes) / now.blocks + now.coding;
+  sketches_ = (sketches + mark_bytes) / now.blocks + now.coding, coding_ = now.coding;
   read_sketches_ = sketches_ - mark_bytes / now.blocks;
   if (aux_ <= ledger.peak_aux_bytes) return;
   ledger.peak_aux_bytes = aux_;

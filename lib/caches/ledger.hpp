@@ -46,6 +46,8 @@ struct Ledger {
   int64_t aux_sum = 0, final_aux_bytes = 0;                    // the part of these that is not rows
   int64_t prompt_bytes = 0, prompt_aux_bytes = 0;  // like final_bytes and final_aux_bytes, after the prompt's cut
   int64_t read_sum = 0, read_steps = 0;            // bytes that attention reads
+  int64_t final_rows = 0;                          // after the last step
+  double final_index_bytes = 0;                    // what a query-time method's index takes then
   int64_t peak_key_floats = 0, peak_value_floats = 0, peak_floats = 0, peak_weight_floats = 0;
   int64_t evictions = 0, quantised = 0, recoded = 0;
   std::vector<int32_t> evicted_ages;            // age of each evicted token, in tokens
@@ -70,6 +72,8 @@ class LedgerKeeper {
   void hold_spare(int64_t bytes) { spare_ = bytes; }
   // Bytes of C_t that a step reads; adds all sketches.
   void read(int64_t bytes);
+  // Likewise for a query-time method. index: bytes that it reads to choose.
+  void read_some(int64_t bytes, int64_t index);
   // S_t after coding. The engine charges 4 bytes per position that the layout does not imply, and 8 per score. scores:
   // number in each row.
   struct Kept {
@@ -98,6 +102,7 @@ class LedgerKeeper {
   int64_t more_keys_ = 0;  // bytes of keys that are stored twice
   int64_t aux_ = 0, sketches_ = 0,
           read_sketches_ = 0;  // at the last S_t; read_sketches_ excludes what only decisions read
+  int64_t coding_ = 0;         // likewise, of the row format
 };
 
 }  // namespace kvreplay

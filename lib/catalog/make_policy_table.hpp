@@ -43,6 +43,10 @@ KVR_FOUND(
     requires(const P p, ExtraBytes& e, const BasicCache<float>& cache) { p.extra_bytes(e, cache); } ||
         requires(const P p, ExtraBytes& e, const BasicCache<float>& cache) { p.extra_bytes(e, cache, SerialTeam{}); })
 KVR_FOUND(
+    token_score, requires(const P p, const BasicCache<float>& cache) {
+      { p.token_score(cache, 0) } -> std::same_as<double>;
+    })
+KVR_FOUND(
     report, requires(const P p, std::map<std::string, double>& extras, const BasicCache<float>& cache) {
       p.report(extras, cache);
     })
@@ -164,6 +168,8 @@ struct PolicyHooks {
         else of(self).choose(SerialTeam{}, c, q, chosen);
       };
     h.samples = SamplesByQuery<P, Real>;
+    if constexpr (has(Hook::token_score))
+      h.token_score = [](const void* self, const C& c, int32_t row) -> double { return of(self).token_score(c, row); };
     if constexpr (ObservesHeads<P, Real>)
       h.observe_heads = [](void* self, C& c, const HeadProbabilities& p) { of(self).observe(SerialTeam{}, c, p); };
     else if constexpr (ObservesGroup<P, Real>)

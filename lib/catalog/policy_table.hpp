@@ -56,6 +56,7 @@ struct CacheHooks {
   void (*choose_by_mass)(void* self, const BasicCache<Real>&, const HeadProbabilities&, uint8_t*) = nullptr;
   void (*choose_by_query)(void* self, const BasicCache<Real>&, const StepQueries<Real>&, uint8_t*, double*) = nullptr;
   bool samples = false;  // choose_by_query returns weights
+  double (*token_score)(const void* self, const BasicCache<Real>&, int32_t row) = nullptr;
   void (*observe_group)(void* self, BasicCache<Real>&, std::span<const double>) = nullptr;
   void (*observe_heads)(void* self, BasicCache<Real>&, const HeadProbabilities&) = nullptr;
   void (*extra_bytes)(const void* self, ExtraBytes&, const BasicCache<Real>&) = nullptr;

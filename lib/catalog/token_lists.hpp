@@ -18,7 +18,7 @@ struct TokenLists {
 
 // What a run saves of a cell besides its metrics.
 struct SaveOptions {
-  bool curves = false, kept = false, outputs = false, projections = false;
+  bool curves = false, kept = false, outputs = false, projections = false, consensus = false;
 };
 
 }  // namespace kvreplay

@@ -99,11 +99,13 @@ void read_output(RunConfig& config, const Node* node, const Source& source, Prob
   if (save != nullptr) config.marks["output.save"] = save->mark;
   if (save == nullptr || (save->kind == Node::Kind::scalar && save->text == "none")) return;
   for (const Node* item : one_or_many(*save)) {
-    const auto word = read_word(problems, *item, "output.save", {"curves", "kept", "outputs", "projections"});
+    const auto word =
+        read_word(problems, *item, "output.save", {"curves", "kept", "outputs", "projections", "consensus"});
     config.output.curves |= word == "curves";
     config.output.kept |= word == "kept";
     config.output.outputs |= word == "outputs";
     config.output.projections |= word == "projections";
+    config.output.consensus |= word == "consensus";
   }
 }
 

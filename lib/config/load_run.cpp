@@ -277,6 +277,7 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
   read_select(config, section.find("select"), problems);
   read_replay(config, section.find("replay"), problems);
   read_methods(config, section.find("methods"), root.key_mark("methods"), source, problems);
+  check_tier(config, problems);
   tell_method_keys(config, root, misplaced, source, problems);
   read_budget(config, section.find("budget"), root.key_mark("budget"), problems);
   read_seeds(config, section.find("seeds"), problems);

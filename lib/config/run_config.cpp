@@ -76,6 +76,7 @@ JsonObject replay_json(const RunConfig::Replay& replay) {
   else entry.add_json("queries", JsonObject().add(kind, replay.queries_count).text());
   if (!replay.needles.at.empty())
     entry.add_json("needles", JsonObject().add("at", replay.needles.at).add("tokens", replay.needles.tokens).text());
+  add_json(replay.working_set, entry);
   return entry;
 }
 
@@ -111,6 +112,7 @@ std::string output_json(const RunConfig::Output& output) {
   if (output.kept) save.emplace_back("kept");
   if (output.outputs) save.emplace_back("outputs");
   if (output.projections) save.emplace_back("projections");
+  if (output.consensus) save.emplace_back("consensus");
   JsonObject entry;
   entry.add("save", save);
   if (!output.dir.empty()) entry.add("dir", output.dir.string());

@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "base/json_text.hpp"
 #include "base/refusal.hpp"
 #include "catalog/bound_method.hpp"
 #include "catalog/cell.hpp"
 #include "catalog/token_lists.hpp"
+#include "catalog/working_set_options.hpp"
 #include "trace/tensors.hpp"
 
 // A run as configured in YAML (docs/configuration.md): parsed, checked, sweep axes expanded.
@@ -83,6 +85,7 @@ struct RunConfig {
       std::vector<double> at;   // starts, as fractions of the prompt; empty: no spans
       int64_t tokens = 0;
     } needles;
+    WorkingSetOptions working_set;
   } replay;
   std::vector<MethodInstance> methods;
   BudgetList budget;
@@ -186,6 +189,9 @@ bool runs_without_budget(const MethodInstance& instance, const BudgetList& list)
 
 // Formats the values that a parameter may take: "at least 1", "1 to 8", "in (0, 1]".
 std::string range_text(double low, double high, bool whole);
+
+// Adds recall_k, tier and machine to the JSON of `replay`, as far as they are set.
+void add_json(const WorkingSetOptions& options, JsonObject& to);
 
 // The configuration with all defaults filled in, as JSON; results.meta.json records it.
 std::string resolved_json(const RunConfig& config);

@@ -159,8 +159,10 @@ void read_select(RunConfig& config, const Node* node, Problems& problems) {
 }
 
 void read_replay(RunConfig& config, const Node* node, Problems& problems) {
-  const Section section(node, "replay", {"tokens", "prefill", "prompt", "turns", "branches", "queries", "needles"},
-                        problems);
+  const Section section(
+      node, "replay",
+      {"tokens", "prefill", "prompt", "turns", "branches", "queries", "needles", "recall_k", "tier", "machine"},
+      problems);
   read_count(config, section, "tokens", "all", config.replay.tokens, problems);
   read_prefill(config, section, problems);
   if (const Node* prompt = section.find("prompt"))
@@ -172,6 +174,7 @@ void read_replay(RunConfig& config, const Node* node, Problems& problems) {
   check_turns(config, section, problems);
   read_queries(config, section.find("queries"), problems);
   read_needles(config, section.find("needles"), problems);
+  read_working_set(config, section, problems);
   const auto &tokens = config.replay.tokens, &prefill = config.replay.prefill;
   if (tokens && prefill && *prefill > *tokens)
     problems.error(config.marks["replay.prefill"],

@@ -24,6 +24,9 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
 void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems);
 void read_select(RunConfig& config, const Node* node, Problems& problems);
 void read_replay(RunConfig& config, const Node* node, Problems& problems);
+void read_working_set(RunConfig& config, const Section& replay, Problems& problems);
+// What a hot tier asks of the methods. Call after these were read.
+void check_tier(const RunConfig& config, Problems& problems);
 void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems);
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems);
 void read_seeds(RunConfig& config, const Node* node, Problems& problems);

@@ -82,7 +82,7 @@ std::string bound(double value, bool whole) {
 const std::vector<std::pair<std::string, std::vector<std::string>>>& sections() {
   static const std::vector<std::pair<std::string, std::vector<std::string>>> all = {
       {"select", {"prompts", "layers", "kv_heads"}},
-      {"replay", {"tokens", "prefill", "prompt", "queries", "needles"}},
+      {"replay", {"tokens", "prefill", "prompt", "queries", "needles", "recall_k", "tier", "machine"}},
       {"budget", {"fraction_kept", "bytes", "share_of_cache"}},
       {"seeds", {"first", "count"}},
       {"run", {"device", "jobs", "precision", "audit"}},

@@ -68,7 +68,8 @@ struct QueryView {
   const uint8_t* chosen = nullptr;  // query-time methods: rows that are read; null: all
   Real sink_logit = -INFINITY;      // added to the denominator only
   int32_t block = 0;                // kv head of the query, in a cache that spans a layer
-  const double* weights = nullptr;  // [rows] factors of the rows that are read, in both sums; null: all 1
+  const double* weights = nullptr;  // [rows] factors of the rows that are read, in both sums, and logits of those that
+                                    // are estimated; null: all 1
 
   template <Cache C>
   int32_t offset(const C& cache, int32_t row) const {
@@ -87,7 +88,7 @@ struct QueryView {
 template <Team T, Cache C, class Real = typename C::real, class L>
 Real exponentiate_rows(const T& team, const QueryView<Real>& view, const C& cache, std::span<Real> e, L logit) {
   const auto weight = [&](int32_t i) {
-    if (view.chosen != nullptr && view.chosen[i] == kUnread) return Real(0);
+    if (view.chosen != nullptr && !kvreplay::counts(view.chosen[i])) return Real(0);
     return cache.num(i) > cache.den(i) ? cache.num(i) : cache.den(i);
   };
   const auto counts = [&](int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; };
@@ -100,7 +101,9 @@ struct OwnDots {
   QueryView<Real> view;
   template <Team T, Cache C>
   Real fill(const T& team, const C& cache, std::span<Real> e) const {
-    return exponentiate_rows(team, view, cache, e, [&](int32_t i) { return view.logit(cache, i); });
+    return exponentiate_rows(team, view, cache, e, [&](int32_t i) {
+      return view.chosen != nullptr && view.chosen[i] == kEstimated ? Real(view.weights[i]) : view.logit(cache, i);
+    });
   }
 };
 
@@ -147,7 +150,8 @@ Normaliser attend(const T& team, const QueryView<Real>& view, const Source& sour
   const Real shift = source.fill(team, cache, e);
   if (view.chosen != nullptr)
     team.each(n, [&](int32_t i) {
-      if (view.chosen[i] == kUnread) e[i] = 0;
+      if (!counts(view.chosen[i])) e[i] = 0;
+      else if (view.chosen[i] == kEstimated) e[i] = Real(std::exp(view.weights[i] - double(shift)));
       else if (view.weights != nullptr) e[i] = Real(double(e[i]) * view.weights[i]);
     });
   const bool weighted = cache.weighted();
@@ -161,8 +165,8 @@ Normaliser attend(const T& team, const QueryView<Real>& view, const Source& sour
     return {tau, double(shift)};
   }
   team.each(n, [&](int32_t i) {
-    const bool counts = view.chosen == nullptr || view.chosen[i] == kRead || view.chosen[i] == kEstimated;
-    coefficients[i] = counts ? Real(double(cache.num(i) * e[i]) * inverse) : Real(0);
+    const bool has_value = view.chosen == nullptr || view.chosen[i] == kRead || view.chosen[i] == kEstimated;
+    coefficients[i] = has_value ? Real(double(cache.num(i) * e[i]) * inverse) : Real(0);
   });
   writer.add(team, cache, coefficients);
   team.each(n, [&](int32_t i) { e[i] = Real(double(cache.den(i) * e[i]) * inverse); });

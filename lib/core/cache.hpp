@@ -43,9 +43,16 @@ struct RowWeights {
 constexpr int32_t kSynthetic = -1;
 constexpr int32_t kEvicted = -1;
 // How a query-time method uses a row. A weighed row counts in the denominator, but its value is not read. An estimated
-// row counts in both sums by the weight that the method gives it, and nothing of it is read.
-constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2, kEstimated = 4;
+// row counts in both sums by the logit that the method gives it, and nothing of it is read. A scanned row counts in
+// none: only its part of an index is read.
+constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2, kEstimated = 4, kScanned = 8;
 constexpr bool counts_unread(uint8_t how) { return how == kWeighed || how == kEstimated; }
+inline bool any_counts_unread(std::span<const uint8_t> how) {
+  uint8_t any = 0;
+  for (const uint8_t flags : how) any |= flags;
+  return (any & (kWeighed | kEstimated)) != 0;
+}
+constexpr bool counts(uint8_t how) { return how != kUnread && how != kScanned; }
 
 // A cut of whole pages that kv heads of a layer make together: the tokens that stay (the first `sinks`, the last
 // `recent` rows, and the first `kept_prompt` beside the budget), and the number of full pages that are left.

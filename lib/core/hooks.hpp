@@ -12,8 +12,8 @@ namespace kvreplay {
 // clang-format off
 #define KVR_HOOKS(X)                                                                                       \
   /* Steps of the replay, in the order of their calls. */                                                  \
-  X(observe_prompt) X(read_prompt) X(evict) X(append) X(observe_queries) X(choose) X(logit_factor)         \
-  X(observe) X(extra_bytes) X(spread) X(missed_bound) X(report)                                            \
+  X(observe_prompt) X(read_prompt) X(evict) X(append) X(observe_queries) X(choose) X(token_score)          \
+  X(logit_factor) X(observe) X(extra_bytes) X(spread) X(missed_bound) X(report)                            \
   /* What the engine sizes and checks. */                                                                  \
   X(layout) X(needs) X(oracle_needs) X(traits) X(protection) X(score_rule)                                 \
   X(error_bound) X(voters) X(share) X(head_scores) X(hear)                                                 \

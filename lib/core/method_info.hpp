@@ -99,6 +99,11 @@ struct ExtraBytes {
   // How many of these a step reads. A step may read fewer than 0 numbers of a sketch in exchange for those of rows.
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::min();
   int64_t sketch_floats_read = kAll, aux_bytes_read = kAll;
+  // Query-time methods: more key numbers of sketches for each row that is read, and more bytes for each that is read or
+  // scanned (kScanned).
+  int64_t sketch_floats_per_row = 0, aux_bytes_per_scan = 0;
+  int64_t floats_read() const { return sketch_floats_read == kAll ? sketch_floats : sketch_floats_read; }
+  int64_t bytes_read() const { return aux_bytes_read == kAll ? aux_bytes : aux_bytes_read; }
   int64_t mark_bytes = 0;  // rings of marks, text classes: a decision reads them, attention does not
   // For rows that the method stores in its own format: numbers that are not stored, and bytes of the codes that replace
   // them.

@@ -22,6 +22,8 @@
 //   observe_queries(team, queries)          decode, when streaming: the queries of the newest token
 //   choose(team, cache, what, chosen)       query-time methods: which rows this step reads; `what` is
 //                                           HeadProbabilities (oracles) or StepQueries (all other methods)
+//   token_score(cache, row)                 query-time methods: the score by which the last choose() took the row,
+//                                           summed over its query heads
 //   observe(team, cache, what)              decode: p_t over the rows; `what` is a span aggregated over the
 //                                           query heads, or HeadProbabilities
 //
@@ -132,7 +134,8 @@ concept ChoosesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& 
                                   uint8_t* chosen) {
   p.choose(team, cache, q, chosen);
 };
-// Rows that are read also get weights: `weights` [heads, rows] apply to both sums.
+// Rows that are read also get weights: `weights` [heads, rows] apply to both sums. Those of rows that are estimated are
+// their logits.
 template <class P, class Real>
 concept SamplesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& cache, const StepQueries<Real>& q,
                                   uint8_t* chosen, double* weights) {

@@ -1,11 +1,17 @@
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <functional>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "core/cache.hpp"
 
 // The selections that methods are made of. The order is convention C8 everywhere: higher score first, then lower index.
-// Nothing here allocates, and the code also runs on a CUDA block.
+// Only the selections of one thread allocate, and the code also runs on a CUDA block.
 
 namespace kvreplay {
 
@@ -36,12 +42,26 @@ uint64_t highest_key(const T& team, int32_t n, F score, S surplus) {
   return low;
 }
 
+// The count-th largest key of n scores, 1 <= count <= n. One thread partitions the keys, others bisect.
+template <Team T, class F>
+uint64_t key_at_rank(const T& team, int32_t n, int32_t count, F score) {
+  if constexpr (std::is_same_v<T, SerialTeam>) {
+    static thread_local std::vector<uint64_t> keys;
+    keys.resize(size_t(n));
+    for (int32_t i = 0; i < n; ++i) keys[size_t(i)] = order_key(score(i));
+    std::nth_element(keys.begin(), keys.begin() + (count - 1), keys.end(), std::greater<>());
+    return keys[size_t(count - 1)];
+  } else {
+    return highest_key(team, n, score, [&](uint64_t key) {
+      return team.count(n, [&](int32_t i) { return order_key(score(i)) >= key; }) >= count ? 1 : -1;
+    });
+  }
+}
+
 // The count-th largest of n scores, 1 <= count <= n.
 template <Team T, class F>
 double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
-  return score_of_key(highest_key(team, n, score, [&](uint64_t key) {
-    return team.count(n, [&](int32_t i) { return order_key(score(i)) >= key; }) >= count ? 1 : -1;
-  }));
+  return score_of_key(key_at_rank(team, n, count, score));
 }
 
 // Calls chosen(i, bool) for i in [0, n): true for the first `count` in C8's order.
@@ -51,10 +71,7 @@ void choose_top(const T& team, int32_t n, int32_t count, F score, S chosen) {
     team.each(n, [&](int32_t i) { chosen(i, count > 0); });
     return;
   }
-  // A threshold with at least `count` keys at or above it, and with exactly `count` if there is one.
-  const uint64_t low = highest_key(team, n, score, [&](uint64_t key) {
-    return team.count(n, [&](int32_t i) { return order_key(score(i)) >= key; }) - count;
-  });
+  const uint64_t low = key_at_rank(team, n, count, score);
   const int32_t sure = team.count(n, [&](int32_t i) { return order_key(score(i)) > low; });
   const int32_t ties = team.count(n, [&](int32_t i) { return order_key(score(i)) == low; });
   team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
@@ -69,17 +86,42 @@ void choose_top(const T& team, int32_t n, int32_t count, F score, S chosen) {
     if (order_key(score(i)) == low) chosen(i, true), --left;
 }
 
+// The largest key for which the scores at or above it sum to at least `mass`; the smallest key if all do not. One
+// thread narrows the keys down, others bisect.
+template <Team T, class F>
+uint64_t key_at_mass(const T& team, int32_t n, double mass, F score) {
+  if constexpr (std::is_same_v<T, SerialTeam>) {
+    static thread_local std::vector<std::pair<uint64_t, double>> keys;
+    keys.clear();
+    for (int32_t i = 0; i < n; ++i) keys.emplace_back(order_key(score(i)), score(i));
+    const auto sum = [](auto from, auto to) {
+      return std::accumulate(from, to, 0.0, [](double s, const auto& key) { return s + key.second; });
+    };
+    auto first = keys.begin(), last = keys.end();  // where the key lies; those before are larger
+    for (double before = 0;;) {
+      const uint64_t pivot = (first + (last - first) / 2)->first;
+      const auto equal = std::partition(first, last, [&](const auto& key) { return key.first > pivot; });
+      const auto less = std::partition(equal, last, [&](const auto& key) { return key.first == pivot; });
+      const double larger = before + sum(first, equal), at_least = larger + sum(equal, less);
+      if (equal != first && larger >= mass) last = equal;
+      else if (at_least >= mass || less == last) return pivot;
+      else first = less, before = at_least;
+    }
+  } else {
+    const auto above = [&](uint64_t key) {
+      return team.sum(n, [&](int32_t i) { return order_key(score(i)) > key ? score(i) : 0.0; });
+    };
+    return highest_key(team, n, score, [&](uint64_t key) { return above(key - 1) >= mass ? 1 : -1; });
+  }
+}
+
 // Calls chosen(i, bool) for i in [0, n): true for the shortest prefix in C8's order whose scores (>= 0) sum to at least
 // `mass`; true for all if no prefix does.
 template <Team T, class F, class S>
 void choose_mass(const T& team, int32_t n, double mass, F score, S chosen) {
   if (n <= 0) return;
-  const auto above = [&](uint64_t key) {
-    return team.sum(n, [&](int32_t i) { return order_key(score(i)) > key ? score(i) : 0.0; });
-  };
-  // The largest threshold with enough mass at or above it.
-  const uint64_t low = highest_key(team, n, score, [&](uint64_t key) { return above(key - 1) >= mass ? 1 : -1; });
-  const double sure = above(low);
+  const uint64_t low = key_at_mass(team, n, mass, score);
+  const double sure = team.sum(n, [&](int32_t i) { return order_key(score(i)) > low ? score(i) : 0.0; });
   team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
   double sum = sure;
   for (int32_t i = 0; i < n && sum < mass; ++i)

@@ -95,6 +95,19 @@ std::vector<ExactRow> DeviceEvaluator<Real>::exact_rows(const DeviceRows& rows) 
   return all;
 }
 
+// Returns how many of the tokens the row before attended to.
+template <class Real>
+int32_t DeviceEvaluator<Real>::list_reads(const Residency& held, int32_t t, bool lists, StepReads& to) const {
+  to.reset();
+  to.tokens = held.attended(t);
+  bool own = false;
+  held.each_run(t, stream_.prompt, [&](int32_t first, int32_t last, double, double) {
+    own = own || (first <= t && t < last);
+    for (int32_t i = first; i < last && lists; ++i) to.read.push_back(i);
+  });
+  return to.tokens - (own ? 1 : 0);
+}
+
 // Valid until the next call.
 template <class Real>
 const RowResults<Real>& DeviceEvaluator<Real>::results_of(size_t cache, const DeviceRows& rows) {
@@ -107,12 +120,15 @@ const RowResults<Real>& DeviceEvaluator<Real>::results_of(size_t cache, const De
   results_.projections.swap(fetched_.projections);
   const bool plain = !held.weighted();
   const double spread = replay.method().error_bound().spread;
+  results_.recalls.clear(), results_.reads.resize(rows.count);
+  const bool lists = replay.options().gqa_level == GqaLevel::query;  // to unite the sets of a group
   for (size_t r = 0; r < rows.count; ++r) {
     const int32_t token = rows_.rows[rows.first + r], attended = held.attended(token);
+    const int32_t repeated = list_reads(held, token, lists, results_.reads[r]);
     for (size_t at = r; at < results_.of.size(); at += rows.count) {
       RowResult& of = results_.of[at];
       if (!Normaliser{of.tau, 0}.any()) throw ReplayError(denominator_error(token));
-      of.attended = attended, of.plain = plain, of.spread = spread;
+      of.attended = attended, of.repeated = repeated, of.plain = plain, of.spread = spread;
     }
   }
   return results_;

@@ -35,6 +35,7 @@ class DeviceEvaluator {
  private:
   void decide(const Guard& guard);
   std::vector<ExactRow> exact_rows(const DeviceRows& rows);
+  int32_t list_reads(const Residency& held, int32_t t, bool lists, StepReads& to) const;
   const RowResults<Real>& results_of(size_t cache, const DeviceRows& rows);
 
   std::unique_ptr<HeadDevice> device_;

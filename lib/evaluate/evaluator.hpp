@@ -25,7 +25,14 @@ struct RequestedOutputs {
   bool set = false, prefix = false;  // side outputs (RowResults)
   bool details = false;              // Work::details
   std::vector<TokenSpan> needles;
+  std::vector<int32_t> recall_k;  // empty where rows are not ranked
 };
+
+// Makes room for the recalls of a tile's rows.
+template <class Real>
+void open_recalls(const RequestedOutputs& asked, RowResults<Real>& results) {
+  results.recalls.assign(results.cells() * asked.recall_k.size(), {});
+}
 
 // Computes the rows of one cache, tile after tile. There are several ways (evaluate/choice.hpp); all must agree with
 // the step-by-step run of the policy's code.

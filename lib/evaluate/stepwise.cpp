@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "evaluate/verbatim_row.hpp"
 
@@ -159,7 +160,9 @@ void Stepwise<Real>::measure(const Heads& at, int32_t h, Normaliser tau, const u
     view.weights = w_.choice_weights.data() + int64_t(h) * cache.size();
   result.plain = is_plain(cache, view, tokens.size());
   measure_sides(at, h, tau, view, tokens, result);
-  if (chosen != nullptr) note_read(h, chosen);
+  result.repeated = repeated(at, h, tokens);
+  if (chosen != nullptr) note_chosen(at, h, chosen);
+  else if (h == 0) note_reads(at, tokens);
 }
 
 template <class Real>
@@ -184,6 +187,12 @@ void Stepwise<Real>::measure_tokens(const Heads& at, int32_t h, Normaliser tau, 
     if (token >= 0 && rank[token] < attended) ++hits;
   r.index_recall = double(hits) / r.attended;
   r.top_mass = ranking->top_mass[std::min(size_t(r.attended), ranking->top_mass.size()) - 1];
+  if (asked_.recall_k.empty()) return;
+  each_recall(at.results, at.results.at(h, at.row), asked_.recall_k, *ranking, at.tile.window.seen(at.token), z,
+              [&](auto f) {
+                for (const int32_t token : tokens)
+                  if (token >= 0) f(token, double(strip[token]));
+              });
 }
 
 // The tokens that a row of C_t attends to, each once; a negative one is a row that represents no single token.
@@ -251,30 +260,63 @@ double Stepwise<Real>::set_coefficients(const Heads& at, int32_t h, const QueryV
   return own.tokens.empty() ? 0 : own.tau.sum;
 }
 
+// How many of the tokens the token before this one attended to.
+template <class Real>
+int32_t Stepwise<Real>::repeated(const Heads& at, int32_t head, std::span<const int32_t> tokens) {
+  const bool own = replay_.heads_differ();
+  if (!own && head > 0) return at.results.of[at.results.at(0, at.row)].repeated;
+  const size_t n = size_t(stream_.tokens);
+  if (last_row_.empty()) last_row_.assign(n * size_t(own ? replay_.heads() : 1), -2);
+  int32_t* const last = last_row_.data() + (own ? size_t(head) * n : 0);
+  int32_t count = 0;
+  for (const int32_t token : tokens)
+    if (token >= 0) count += std::exchange(last[token], at.token) == at.token - 1 ? 1 : 0;
+  return count;
+}
+
+template <class Real>
+void Stepwise<Real>::note_reads(const Heads& at, std::span<const int32_t> tokens) {
+  StepReads& reads = at.results.reads[size_t(at.row)];
+  for (const int32_t token : tokens) {
+    reads.tokens += token >= 0 ? 1 : 0;
+    if (token >= 0 && at.results.lists_reads) reads.read.push_back(token);
+  }
+  const BasicCache<Real>& cache = replay_.cache();
+  for (int32_t i = 0; i < cache.size(); ++i)
+    reads.others += cache.token(i) < 0 && (cache.num(i) != 0 || cache.den(i) != 0) ? 1 : 0;
+}
+
 // A row counts as read if any head reads it.
 template <class Real>
-void Stepwise<Real>::note_read(int32_t head, const uint8_t* chosen) {
-  const size_t rows = size_t(replay_.cache().size());
+void Stepwise<Real>::note_chosen(const Heads& at, int32_t head, const uint8_t* chosen) {
+  const BasicCache<Real>& cache = replay_.cache();
+  const size_t rows = size_t(cache.size());
   if (head == 0) read_.assign(rows, kUnread);
-  for (size_t i = 0; i < rows; ++i) {
-    const uint8_t either = read_[i] | chosen[i];
-    read_[i] = (either & kRead) != 0 ? kRead : either;
+  for (size_t i = 0; i < rows; ++i) read_[i] |= chosen[i];
+  if (head < replay_.heads() - 1) return;
+  for (uint8_t& how : read_) how = (how & kRead) != 0 ? kRead : how;
+  StepReads& reads = at.results.reads[size_t(at.row)];
+  replay_.account.count_read(read_, reads);
+  for (int32_t i = 0; i < cache.size() && at.results.lists_reads; ++i) {
+    if (read_[size_t(i)] == kRead) reads.read.push_back(cache.token(i));
+    if (read_[size_t(i)] == kScanned) reads.scan.push_back(cache.token(i));
   }
-  if (head == replay_.heads() - 1) replay_.account.count_read(read_);
+  if (!at.results.scores_reads) return;
+  reads.held.assign(cache.tokens().begin(), cache.tokens().end());
+  for (int32_t i = 0; i < cache.size(); ++i) reads.scores.push_back(replay_.steps.token_score(i));
 }
 
 template <class Real>
 bool is_plain(const BasicCache<Real>& cache, const QueryView<Real>& view, size_t attended) {
   if (view.rule.factor != 1) return false;
   for (int32_t i = 0; view.weights != nullptr && i < cache.size(); ++i)
-    if (view.chosen[i] != kUnread && view.weights[i] != 1) return false;
+    if (counts(view.chosen[i]) && view.weights[i] != 1) return false;
   const bool as_recorded = !cache.weighted() && !cache.has_changed_rows() && !view.rotation.active();
-  if (as_recorded)
-    return view.chosen == nullptr || std::none_of(view.chosen, view.chosen + cache.size(), counts_unread);
+  if (as_recorded) return view.chosen == nullptr || !any_counts_unread({view.chosen, size_t(cache.size())});
   size_t rows = 0;
   for (int32_t i = 0; i < cache.size(); ++i) {
-    const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
-    if (!counts || (view.chosen != nullptr && view.chosen[i] == kUnread)) continue;
+    const bool weighs = cache.num(i) != 0 || cache.den(i) != 0;
+    if (!weighs || (view.chosen != nullptr && !counts(view.chosen[i]))) continue;
     if (view.chosen != nullptr && counts_unread(view.chosen[i])) return false;
     if (cache.num(i) != 1 || cache.den(i) != 1 || !cache.verbatim(i) || view.offset(cache, i) != 0) return false;
     ++rows;

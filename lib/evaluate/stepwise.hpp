@@ -62,7 +62,9 @@ class Stepwise final : public Evaluator<Real> {
   double prefix_weight(const QueryView<Real>& view, Normaliser tau) const;
   double set_coefficients(const Heads& at, int32_t head, const QueryView<Real>& view, std::span<const int32_t> tokens,
                           Real* to) const;
-  void note_read(int32_t head, const uint8_t* chosen);
+  int32_t repeated(const Heads& at, int32_t head, std::span<const int32_t> tokens);
+  void note_reads(const Heads& at, std::span<const int32_t> tokens);
+  void note_chosen(const Heads& at, int32_t head, const uint8_t* chosen);
 
   CacheReplay<Real>& replay_;
   const HeadStream<Real>& stream_;
@@ -75,7 +77,8 @@ class Stepwise final : public Evaluator<Real> {
   RowProducts<Real> products_;
   bool multiplies_ = false;  // for the current tile
   std::vector<int32_t> column_of_, attended_, rows_of_products_, exact_rows_;
-  std::vector<uint8_t> read_;  // by any head so far, in a step of a query-time method
+  std::vector<uint8_t> read_;      // by any head so far, in a step of a query-time method
+  std::vector<int32_t> last_row_;  // [sets, tokens] last scored row that attended to a token; heads may have own sets
 };
 
 // Whether a row's output is the exact attention over the attended tokens, renormalised: each token once, unmodified,

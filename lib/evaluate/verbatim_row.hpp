@@ -1,4 +1,6 @@
 #pragma once
+#include <algorithm>
+
 #include "evaluate/evaluator.hpp"
 #include "kernels/kernels.hpp"
 
@@ -13,6 +15,23 @@ struct RowMass {
   double tokens = 0;  // sum of e_i
   int32_t attended = 0;
 };
+
+// Fills the recalls of a row. each(f) calls f(token, exponential) for the tokens that it attends to; visible: how many
+// it could attend to; z: the exact row's sum.
+template <class Real, class V>
+void each_recall(RowResults<Real>& results, size_t at, const std::vector<int32_t>& ks, const RowRanking& ranking,
+                 int32_t visible, double z, const V& each) {
+  for (size_t i = 0; i < ks.size(); ++i) {
+    const int32_t count = std::min(ks[i], visible);
+    double mass = 0;
+    int32_t hits = 0;
+    each([&](int32_t token, double e) {
+      if (ranking.rank[size_t(token)] >= count) return;
+      mass += e, ++hits;
+    });
+    results.recalls[at * ks.size() + i] = {double(hits) / count, mass / z, ranking.top_mass[size_t(count) - 1]};
+  }
+}
 
 // Tokens that one row attends to, with weights and e_i = exp(l_i - shift); the shift is the largest of their own
 // logits.
@@ -54,7 +73,10 @@ struct VerbatimRow {
     r.plain = plain;
     if (!tau.any()) throw ReplayError(denominator_error(token()));
     if (ranking != nullptr) recall(r, *ranking, each);
+    if (ranking != nullptr && !asked.recall_k.empty()) recall_at_k(*ranking, each);
     if (!asked.needles.empty()) find_needles(each);
+    if (head == 0) note_reads(mass.attended, each);
+    r.repeated = results.of[results.at(0, row)].repeated;
   }
   // out = (a + b) / z; out may be one of them.
   void put(const Real* a, const Real* b, double z) const;
@@ -93,6 +115,27 @@ struct VerbatimRow {
     r.index_recall = double(hits) / r.attended;
     r.top_mass = ranking.top_mass[std::min(size_t(r.attended), ranking.top_mass.size()) - 1];
   }
+  // The heads attend alike. What a cache that only evicts attends to is what the row before did, and its own token.
+  template <class V>
+  void note_reads(int32_t attended, const V& each) const {
+    StepReads& reads = results.reads[size_t(row)];
+    bool own = false;
+    each([&](int32_t first, int32_t last, double, double) {
+      own = own || (first <= token() && token() < last);
+      for (int32_t i = first; i < last && results.lists_reads; ++i) reads.read.push_back(i);
+    });
+    reads.tokens = attended;
+    results.of[in_results()].repeated = attended - (own ? 1 : 0);
+  }
+  template <class V>
+  void recall_at_k(const RowRanking& ranking, const V& each) const {
+    each_recall(results, in_results(), asked.recall_k, ranking, tile.window.seen(token()), tile.z[in_tile()],
+                [&](auto f) {
+                  each([&](int32_t first, int32_t last, double, double) {
+                    for (int32_t i = first; i < last; ++i) f(i, double(strip()[i]));
+                  });
+                });
+  }
   template <class V>
   void find_needles(const V& each) const {
     std::vector<int32_t> tokens;
@@ -109,6 +152,7 @@ template <class Real>
 void open_side_outputs(const RequestedOutputs& asked, bool prefix, RowResults<Real>& results) {
   if (prefix && asked.prefix) results.prefix.resize(results.cells(), results.v_dim);
   if (!asked.needles.empty()) results.needles.assign(results.cells() * (asked.needles.size() + 1), -1.0);
+  open_recalls(asked, results);
 }
 
 }  // namespace kvreplay

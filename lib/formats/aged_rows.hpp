@@ -42,19 +42,21 @@ class AgedRows {
   template <class F>
   void each(const BasicCache<Real>& cache, bool split, std::span<const uint8_t> read, F f) const {
     const std::vector<RowFormat>& entries = coding_->format().ages;
-    std::vector<RowCounts> counts(entries.size());
-    RowCounts exact;
+    std::vector<RowCounts> counts(entries.size() + 1);  // the last: of rows that no entry has coded
     for (int32_t row = 0; row < cache.size(); ++row) {
       const uint8_t used = read.empty() ? kRead : read[size_t(row)];
       if (used != kRead && used != kWeighed) continue;
-      const bool coded = !cache.coding(row).key_exact(), has_value = used == kRead && (!split || cache.num(row) != 0);
-      RowCounts& own = coded ? counts[size_t(cache.coding(row).key)] : exact;
-      const RowFormat& format = coded ? entries[size_t(cache.coding(row).key)] : RowFormat{};
-      own.rows += 1, own.exact_keys += format.key.is_source() ? 1 : 0;
-      own.values += has_value ? 1 : 0, own.exact_values += has_value && format.value.is_source() ? 1 : 0;
+      const Coding coding = cache.coding(row);
+      RowCounts& own = counts[coding.key_exact() ? entries.size() : size_t(coding.key)];
+      own.rows += 1, own.values += used == kRead && (!split || cache.num(row) != 0) ? 1 : 0;
     }
-    for (size_t i = 0; i < entries.size(); ++i) f(entries[i], counts[i]);
-    f(RowFormat{}, exact);
+    const auto report = [&](const RowFormat& format, RowCounts own) {
+      own.exact_keys = format.key.is_source() ? own.rows : 0;
+      own.exact_values = format.value.is_source() ? own.values : 0;
+      f(format, own);
+    };
+    for (size_t i = 0; i < entries.size(); ++i) report(entries[i], counts[i]);
+    report(RowFormat{}, counts.back());
   }
 
  private:

@@ -295,7 +295,7 @@ int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<con
   if (aged_.any()) return aged_payload(cache, read).bytes;
   RowCounts counts;
   for (int32_t row = 0; row < cache.size(); ++row) {
-    if (read[size_t(row)] == kUnread || read[size_t(row)] == kEstimated) continue;
+    if (read[size_t(row)] != kRead && read[size_t(row)] != kWeighed) continue;
     const Coding coding = cache.coding(row);
     ++counts.rows;
     counts.exact_keys += coding.key_exact() ? 1 : 0;

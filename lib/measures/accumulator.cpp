@@ -5,16 +5,17 @@
 
 namespace kvreplay {
 
-Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted, const SaveOptions& save)
-    : heads_(heads),
-      rows_(rows),
+Accumulator::Accumulator(const MeasureShape& shape, double tiny_norm, const SaveOptions& save)
+    : heads_(shape.heads),
+      rows_(shape.rows),
       tiny_norm_(tiny_norm),
       save_(save),
-      outputs_(output_errors({heads, rows, wanted})),
-      theorems_(theorem_errors({heads, rows, wanted})),
-      sets_(set_measures({heads, rows, wanted})),
-      loss_(predicted_loss({heads, rows, wanted})),
-      filled_(size_t(heads), 0) {}
+      outputs_(output_errors(shape)),
+      theorems_(theorem_errors(shape)),
+      sets_(set_measures(shape)),
+      best_(best_tokens(shape)),
+      loss_(predicted_loss(shape)),
+      filled_(size_t(shape.heads), 0) {}
 
 template <class Real>
 void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head, const RowParts<Real>& parts) {
@@ -22,12 +23,17 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
   if (head == 0) tokens_.push_back(exact.token);
   const int64_t number = filled_[size_t(head)]++;
   const double norm = std::sqrt(row.exact2);
-  const MeasuredRow measured{
-      row,           exact,
-      parts.needles, parts.projections.first(parts.projections.empty() ? 0 : size_t(parts.drawn)),
-      head,          number,
-      parts.v_dim,   std::sqrt(row.error2),
-      norm,          norm <= tiny_norm_};
+  const MeasuredRow measured{row,
+                             exact,
+                             parts.needles,
+                             parts.recalls,
+                             parts.projections.first(parts.projections.empty() ? 0 : size_t(parts.drawn)),
+                             head,
+                             number,
+                             parts.v_dim,
+                             std::sqrt(row.error2),
+                             norm,
+                             norm <= tiny_norm_};
   for (Measure* measure : all()) measure->add(measured);
   segments_.add(measured);
   const size_t at = size_t(head * rows_ + number);
@@ -50,8 +56,13 @@ void Accumulator::keep_projections(size_t at, const RowResult& row, std::span<co
   std::copy(projections.begin(), projections.end(), projections_.begin() + int64_t(at) * samples);
 }
 
-void Accumulator::end_row() { sets_->end_row(); }
-void Accumulator::open_segment(const SegmentStart& start) { segments_.open(start); }
+void Accumulator::end_row() {
+  for (Measure* measure : all()) measure->end_row();
+}
+void Accumulator::open_segment(const SegmentStart& start) {
+  for (Measure* measure : all()) measure->open_segment();
+  segments_.open(start);
+}
 
 void Accumulator::finish(CellResult& result, const ErrorBound& bound) {
   result.n_queries = rows_;

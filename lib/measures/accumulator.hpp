@@ -35,7 +35,10 @@ struct CellResult : TokensHeld {
   std::vector<float> projections;  // [heads, rows, samples], see RowResults; projections for drawn labels come first
   std::vector<float> distances;    // [heads, rows]: cosine distances, saved with projections
   std::vector<std::pair<int32_t, TokensHeld>> branches;  // the lists of each branch, in place of those above
-  std::vector<SegmentResult> segments;                   // with turns or branches
+  TokenLists after_prompt;              // SaveOptions::consensus: the tokens of each cache at the end of the prompt
+  int32_t prompt = 0;                   // length of the prompt
+  std::vector<int32_t> needle_tokens;   // those of replay.needles
+  std::vector<SegmentResult> segments;  // with turns or branches
   // attends: a step attends to the list after it; otherwise to the list before it and its own token. partial: lists and
   // weights do not describe completely what a step attends to.
   bool attends = false, partial = false;
@@ -45,6 +48,7 @@ struct CellResult : TokensHeld {
 template <class Real>
 struct RowParts {
   std::span<const double> needles;
+  std::span<const RecallAt> recalls;
   std::span<const float> projections;  // see RowResults
   int32_t samples, drawn;  // number of projections, all and for drawn labels; those of drawn labels come first
   int32_t v_dim;
@@ -54,9 +58,8 @@ struct RowParts {
 // Collects the rows of one cell and reduces them to metrics (docs/measures.md).
 class Accumulator {
  public:
-  // heads: query heads of the cell (the whole group). rows: scored rows in total. tiny_norm: an output whose norm is
-  // not above this is counted, not divided by. save: data of rows to keep.
-  Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted, const SaveOptions& save);
+  // tiny_norm: an output whose norm is not above this is counted, not divided by. save: data of rows to keep.
+  Accumulator(const MeasureShape& shape, double tiny_norm, const SaveOptions& save);
   // Rows of a head must be added in order.
   template <class Real>
   void add(const RowResult& row, const ExactRow& exact, int32_t head, const RowParts<Real>& parts);
@@ -72,9 +75,11 @@ class Accumulator {
   int64_t rows_;
   double tiny_norm_;
   SaveOptions save_;
-  std::array<Measure*, 4> all() const { return {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()}; }
+  std::array<Measure*, 5> all() const {
+    return {outputs_.get(), theorems_.get(), sets_.get(), best_.get(), loss_.get()};
+  }
   SegmentErrors segments_;
-  std::unique_ptr<Measure> outputs_, theorems_, sets_, loss_;
+  std::unique_ptr<Measure> outputs_, theorems_, sets_, best_, loss_;
   std::vector<int64_t> filled_;     // [heads], number of rows so far
   std::vector<double> out_;         // [heads, rows, v_dim]
   std::vector<float> projections_;  // [heads, rows, samples]

@@ -169,6 +169,21 @@ constexpr MetricInfo kMetrics[] = {
      less("error of the worst segment")},
     {"first_rel_err_out_mean", "1", "rel_err_out_mean over the rows of the first segment",
      less("error of the first segment")},
+    {"kv_read_bytes_per_step", "bytes", "keys and values of the tokens that some head of the group reads, mean"},
+    {"index_read_bytes_per_step", "bytes", "a query-time method's index, as far as a step reads it, mean"},
+    {"index_stored_bytes", "bytes", "a query-time method's index after the last step"},
+    {"overlap_mean", "1", "tokens that a row and the row before it attend to, over those that one of them does, mean"},
+    {"recall_at_k", "1",
+     "share of the k tokens of the largest exact probability that are attended, mean; replay.recall_k", Work::recalls,
+     more("missed share of the best k tokens")},
+    {"mass_recall_at_k", "1", "exact probability of these over that of all k, mean", Work::recalls,
+     more("missed mass of the best k tokens")},
+    {"tier_hit_rate", "1", "share of the tokens asked for that the hot tier holds; replay.tier"},
+    {"tier_swap_tokens_per_step", "tokens", "tokens asked for that the hot tier does not hold, mean"},
+    {"tier_swap_tokens_peak", "tokens", "tokens asked for that the hot tier does not hold, peak"},
+    {"tier_swap_bytes_per_step", "bytes", "their keys and values, mean"},
+    {"model_tokens_per_s", "1/s", "tokens per second that the machine of replay.machine allows, a bound"},
+    {"model_max_batch", "sequences", "sequences that fit into its memory"},
 };
 
 std::vector<std::string> metric_names();

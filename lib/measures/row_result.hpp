@@ -28,6 +28,7 @@ struct RowResult {
   // tokens (equal to the error of z if the row is plain).
   double prefix_error = kNone, set_error = kNone;
   int32_t attended = 0;  // number of attended tokens
+  int32_t repeated = 0;  // of these: tokens that the token before this one attended to, if its row is scored
   bool plain = false;    // z is the exact attention over the attended tokens, renormalised
 
   bool is_compared(bool details) const { return details || spread != kUnset; }
@@ -62,6 +63,27 @@ struct SideOutput {
   }
 };
 
+// How many of the k tokens with the largest exact probability a row attends to (docs/measures.md, working sets).
+struct RecallAt {
+  double hits = kUnset;       // their share; kUnset: the row is not ranked
+  double mass = 0, most = 0;  // exact probability of those that are attended, and of all k
+};
+
+// What a cache reads in a step, once for all its query heads.
+struct StepReads {
+  int32_t tokens = 0;   // tokens that are read, each once
+  int32_t others = 0;   // rows that are read and stand for no single token
+  int32_t scanned = 0;  // further tokens whose part of an index is read
+  ExtraBytes index;     // of a query-time method
+  // Filled on request (RowResults): these tokens; all tokens that the cache holds, and what each was chosen by.
+  std::vector<int32_t> read, scan, held;
+  std::vector<double> scores;
+  void reset() {
+    tokens = others = scanned = 0, index = {};
+    read.clear(), scan.clear(), held.clear(), scores.clear();
+  }
+};
+
 // Results of one cache for the rows of a tile. Only scored rows are filled.
 template <class Real>
 struct RowResults {
@@ -74,6 +96,9 @@ struct RowResults {
   // <g_s, z - o> for each recorded sample of the gradient (Sensitivity), [heads, rows, samples]; 0 for rows without
   // one.
   std::vector<float> projections;
+  bool lists_reads = false, scores_reads = false;  // what to fill in `reads`
+  std::vector<StepReads> reads;                    // [rows]
+  std::vector<RecallAt> recalls;                   // [heads, rows, counts k that were asked for]
 
   // Prepares for a new tile; leaves `out` uninitialised.
   void open(int32_t heads_, int32_t rows_, int32_t v_dim_) {
@@ -81,7 +106,9 @@ struct RowResults {
     out.resize(size_t(heads) * size_t(rows) * size_t(v_dim));
     of.assign(size_t(heads) * size_t(rows), {});
     prefix = {}, set = {};
-    needles.clear(), projections.clear();
+    needles.clear(), projections.clear(), recalls.clear();
+    reads.resize(size_t(rows));
+    for (StepReads& of_row : reads) of_row.reset();
   }
   // As open(), but sets `out` to 0, ready to be summed into.
   void clear(int32_t heads_, int32_t rows_, int32_t v_dim_) {

@@ -16,6 +16,12 @@ class Sums {
     sum_ += x;
     ++count_;
   }
+  void add_all(const Sums& others) {
+    if (others.count_ == 0) return;
+    most_ = count_ == 0 ? others.most_ : std::max(most_, others.most_);
+    least_ = count_ == 0 ? others.least_ : std::min(least_, others.least_);
+    sum_ += others.sum_, count_ += others.count_;
+  }
   int64_t count() const { return count_; }
   std::optional<double> mean() const { return of(sum_ / double(count_)); }
   // Mean of numbers that may exceed the range of double; nullopt if the sum does.

@@ -25,7 +25,7 @@ struct BlockMax : ReadsBlocks {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"choose extra_bytes layout traits state"};
+  static constexpr Hooks hooks{"choose token_score extra_bytes layout traits state"};
 
   static void declare(auto& d) { declare_blocks<BlockMax>(d); }
   // Nothing is stored, and a step reads every key.

@@ -28,7 +28,7 @@ struct BlockMean : ReadsBlocks {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt append choose extra_bytes layout traits set_options state"};
+  static constexpr Hooks hooks{"read_prompt append choose token_score extra_bytes layout traits set_options state"};
 
   static void declare(auto& d) { declare_blocks<BlockMean>(d); }
   static void set_options(const BlockMean&, CommonOptions& options) { options.gqa_level = GqaLevel::query; }

@@ -29,15 +29,15 @@ struct ClusterKv {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs traits set_options state"};
+  static constexpr Hooks hooks{"read_prompt choose token_score extra_bytes layout needs traits set_options state"};
   static constexpr double kLeastNorm = 1e-8;  // added to norms
   int32_t sinks = 16, clusters = kDerived, iterations = 20, update = 320, update_clusters = 4;
   LayerSet dense_layers{};
   int32_t budget = 0, tokens = 0, prompt = 0, dim = 0;
   int32_t formed = 0;                  // clusters so far
   int32_t first = 0, unclustered = 0;  // the first token with a cluster, and the first behind those
-  bool dense = false;
-  std::span<double> state;  // Work
+  bool dense = false, ranked = false;  // ranked: the last step left tokens out
+  std::span<double> state;             // Work
 
   static void declare(auto& d) {
     d.integer("sinks", &ClusterKv::sinks, {0, kManyTokens}, "first tokens that are always read");
@@ -59,7 +59,7 @@ struct ClusterKv {
   static void set_options(const ClusterKv&, CommonOptions& options) { options.gqa_level = GqaLevel::query; }
   Layout layout(const MethodContext&) const {
     if (dense) return {};
-    return {.state_doubles = int64_t(most_clusters()) * (dim + 3) + tokens};
+    return {.state_doubles = int64_t(most_clusters()) * (dim + 4) + tokens};
   }
   PromptNeeds needs(const MethodContext&) const { return {.whole = !dense}; }
   void traits(Traits& t) const {
@@ -89,7 +89,8 @@ struct ClusterKv {
     while (queries.token - unclustered >= update) form(team, cache, update_clusters, update);
     const int32_t oldest = cache.token(0), begin = first > oldest ? first - oldest : 0;
     const int32_t n = unclustered - oldest - begin, count = budget - held_sinks(cache, sinks);
-    if (n <= count) return;
+    ranked = n > count;
+    if (!ranked) return;
     const Work w = work();
     const std::span<const int32_t> labels = w.labels.subspan(size_t(oldest + begin));
     take_clusters(team, queries, w, labels.first(size_t(n)), count);
@@ -99,19 +100,31 @@ struct ClusterKv {
       if (left > 0) --left;
     }
   }
+  double token_score(const auto& cache, int32_t row) const {
+    const int32_t token = cache.token(row);
+    if (!ranked || token < first || token >= unclustered) return INFINITY;
+    const Work w = work();
+    return w.scores[size_t(w.labels[size_t(token)])];
+  }
 
  private:
   static constexpr int32_t kTokensPerCluster = 80;
   struct Work {
-    std::span<double> centroids, products;    // [most clusters, dim], [most clusters]
+    std::span<double> centroids, scores;      // [most clusters, dim], [most clusters]
+    std::span<double> waiting;                // [most clusters] scores of those that a step has not taken yet
     std::span<int32_t> sizes, taken, labels;  // [most clusters], likewise, [tokens] cluster of each token
   };
   int32_t most_clusters() const { return clusters + (tokens - prompt) / update * update_clusters; }
   Work work() const {
     Carver cut{state.data()};
     const int64_t most = most_clusters();
-    const std::span<double> centroids = cut(most * dim), products = cut(most);
-    return {centroids, products, cut.numbers<int32_t>(most), cut.numbers<int32_t>(most), cut.numbers<int32_t>(tokens)};
+    const std::span<double> centroids = cut(most * dim), scores = cut(most), waiting = cut(most);
+    return {centroids,
+            scores,
+            waiting,
+            cut.numbers<int32_t>(most),
+            cut.numbers<int32_t>(most),
+            cut.numbers<int32_t>(tokens)};
   }
   // The next n tokens have no cluster. Those that a window has not evicted form `count` clusters.
   template <class Real>
@@ -127,9 +140,9 @@ struct ClusterKv {
     const std::span<int32_t> labels = w.labels.subspan(size_t(unclustered), size_t(n));
     const auto key = [&](int32_t i, int32_t c) { return double(cache.key(row + i)[size_t(c)]); };
     const auto assign = [&] {
-      team.each(count, [&](int32_t c) { w.products[size_t(c)] = 1 / (norm(found.centroid(c)) + kLeastNorm); });
+      team.each(count, [&](int32_t c) { w.waiting[size_t(c)] = 1 / (norm(found.centroid(c)) + kLeastNorm); });
       found.assign(
-          team, n, key, [&](int32_t c) { return w.products[size_t(c)]; }, labels);
+          team, n, key, [&](int32_t c) { return w.waiting[size_t(c)]; }, labels);
     };
     found.start(team, key, [&](int32_t c) { return int32_t(int64_t(c) * n / count); });
     for (int32_t round = 0; round < iterations; ++round) assign(), found.update(team, n, key, labels);
@@ -147,12 +160,12 @@ struct ClusterKv {
       const std::span<double> centroid = w.centroids.subspan(size_t(c) * size_t(dim), size_t(dim));
       double sum = 0;
       for (int32_t h = 0; h < queries.heads; ++h) sum += wide_dot(queries(h), centroid);
-      w.products[size_t(c)] = sum;
+      w.scores[size_t(c)] = w.waiting[size_t(c)] = sum;
     });
     while (count > 0) {
-      const int32_t c = team.largest(formed, [&](int32_t i) { return w.products[size_t(i)]; }).index;
+      const int32_t c = team.largest(formed, [&](int32_t i) { return w.waiting[size_t(i)]; }).index;
       const int32_t size = w.sizes[size_t(c)], part = size < count ? size : count;
-      w.taken[size_t(c)] = part, w.products[size_t(c)] = -INFINITY;
+      w.taken[size_t(c)] = part, w.waiting[size_t(c)] = -INFINITY;
       count -= part;
     }
   }

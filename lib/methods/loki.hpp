@@ -27,14 +27,15 @@ struct Loki {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose extra_bytes report layout needs traits set_options state"};
+  static constexpr Hooks hooks{
+      "read_prompt append choose token_score extra_bytes report layout needs traits set_options state"};
   enum class From { self };
   int32_t r = kDerived;
   From calibration = From::self;
   LayerSet dense_layers{};
   int32_t budget = 0, tokens = 0, dim = 0;
-  bool dense = false;
-  std::span<double> state;  // Work
+  bool dense = false, ranked = false;  // ranked: the last step left rows out
+  std::span<double> state;             // Work
 
   static void declare(auto& d) {
     d.integer("r", &Loki::r, {1, kManyTokens}, "directions", "a quarter of a key's channels");
@@ -52,7 +53,7 @@ struct Loki {
   static void set_options(const Loki&, CommonOptions& options) { options.gqa_level = GqaLevel::query; }
   Layout layout(const MethodContext&) const {
     if (dense) return {};
-    return {.state_doubles = (int64_t(r) + 1 + dim) * dim + tokens};
+    return {.state_doubles = (int64_t(r) + 1 + dim) * dim + int64_t(r + 1) * tokens};
   }
   PromptNeeds needs(const MethodContext&) const { return {.whole = !dense}; }
   void traits(Traits& t) const { t.max_rows_read = dense || budget > tokens ? tokens : budget; }
@@ -80,37 +81,57 @@ struct Loki {
       add_outer(team, w.covariance, centred);
     }
     leading_eigenvectors(w.covariance, dim, r, w.directions);
+    for (int32_t i = 0; i < n; ++i) store(team, cache, i);
+  }
+  template <class Real>
+  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+    cache.push(token);
+    if (!dense) store(team, cache, cache.size() - 1);
   }
   template <class Real>
   void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen) {
     const GroupReads reads{chosen, queries.heads, cache.size()};
-    if (dense || reads.rows <= budget) return reads.put_run(team, 0, reads.rows, kRead);
+    ranked = !dense && reads.rows > budget;
+    if (!ranked) return reads.put_run(team, 0, reads.rows, kRead);
     const Work w = work();
-    project(team, queries, w);
-    team.each(reads.rows, [&](int32_t i) { w.scores[size_t(i)] = queries.scale * wide_dot(cache.key(i), w.vector); });
+    score(team, queries, w, cache.token(0), reads.rows);
     choose_top(
         team, reads.rows, budget, [&](int32_t i) { return w.scores[size_t(i)]; },
         [&](int32_t i, bool yes) { reads.put(i, yes ? kRead : kUnread); });
   }
+  double token_score(const auto&, int32_t row) const { return ranked ? work().scores[size_t(row)] : INFINITY; }
 
  private:
   struct Work {
-    std::span<double> directions, vector;  // [r, dim] V, [dim] mean key or projected query
+    std::span<double> directions, vector;  // [r, dim] V, [dim] mean key
     std::span<double> scores, covariance;  // [tokens], [dim, dim]
+    std::span<double> along;               // [r, tokens] keys along the directions
   };
   Work work() const {
     Carver cut{state.data()};
-    return {cut(int64_t(r) * dim), cut(dim), cut(tokens), cut(int64_t(dim) * dim)};
+    return {cut(int64_t(r) * dim), cut(dim), cut(tokens), cut(int64_t(dim) * dim), cut(int64_t(r) * tokens)};
   }
-  // V V^T times the sum of the queries: its product with a key is the sum of the heads' <q V, k V>.
+  std::span<const double> direction(const Work& w, int32_t j) const {
+    return w.directions.subspan(size_t(j) * size_t(dim), size_t(dim));
+  }
+  // Rotates the key of a row.
+  void store(const Team auto& team, const auto& cache, int32_t row) const {
+    const Work w = work();
+    const size_t token = size_t(cache.token(row));
+    team.each(
+        r, [&](int32_t j) { w.along[size_t(j) * size_t(tokens) + token] = wide_dot(cache.key(row), direction(w, j)); });
+  }
+  // Step 2, summed over the heads. oldest: the token of the first row.
   template <class Real>
-  void project(const Team auto& team, const StepQueries<Real>& queries, const Work& w) const {
-    team.each(dim, [&](int32_t c) { w.vector[size_t(c)] = 0; });
+  void score(const Team auto& team, const StepQueries<Real>& queries, const Work& w, int32_t oldest,
+             int32_t rows) const {
+    double* const to = w.scores.data();
+    team.each(rows, [&](int32_t i) { to[i] = 0; });
     for (int32_t j = 0; j < r; ++j) {
-      const std::span<double> axis = w.directions.subspan(size_t(j) * size_t(dim), size_t(dim));
-      double along = 0;
-      for (int32_t h = 0; h < queries.heads; ++h) along += wide_dot(queries(h), axis);
-      team.each(dim, [&](int32_t c) { w.vector[size_t(c)] += along * axis[size_t(c)]; });
+      double query = 0;
+      for (int32_t h = 0; h < queries.heads; ++h) query += wide_dot(queries(h), direction(w, j));
+      const double* const keys = &w.along[size_t(j) * size_t(tokens) + size_t(oldest)];
+      wide([&] { KVR_SIMD for (int32_t i = 0; i < rows; ++i) to[i] += queries.scale * query * keys[i]; });
     }
   }
 };

@@ -1,4 +1,6 @@
 #pragma once
+#include <cmath>
+
 #include "core/policy.hpp"
 #include "core/vectors.hpp"
 
@@ -23,7 +25,7 @@ struct Quest {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt append choose extra_bytes layout traits set_options state"};
+  static constexpr Hooks hooks{"read_prompt append choose token_score extra_bytes layout traits set_options state"};
   static constexpr int32_t kFewestPages = 3;
   int32_t page = 16;
   LayerSet dense_layers{{0b11}};
@@ -78,6 +80,9 @@ struct Quest {
       team.each(rows, [&](int32_t i) {
         chosen[int64_t(h) * rows + i] = read[size_t(page_of(cache, i) - first)] != 0 ? 1 : 0;
       });
+  }
+  double token_score(const auto& cache, int32_t row) const {
+    return dense ? INFINITY : state.last(2 * size_t(pages()))[size_t(page_of(cache, row) - page_of(cache, 0))];
   }
 
  protected:

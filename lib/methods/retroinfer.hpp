@@ -14,7 +14,7 @@ namespace kvreplay {
 //     last. The first max(1, round(C retrieval)) are read exactly. Each of the next round(C estimation) counts as
 //     exp(l_c) (sum of values) in the numerator and size exp(l_c) in the denominator.
 //  4. Sinks, the last `recent` of the prompt and all later tokens are read exactly; all other clusters are left out.
-// A cluster is estimated by weights exp(l_c - l_j) on its tokens, which are not read.
+// A cluster is estimated by its tokens, unread, each with the logit l_c.
 struct RetroInfer {
   static constexpr MethodInfo info{
       .name = "retroinfer",
@@ -34,7 +34,7 @@ struct RetroInfer {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose extra_bytes report layout needs state"};
+  static constexpr Hooks hooks{"read_prompt choose token_score extra_bytes report layout needs state"};
   int32_t sinks = 4, recent = 64, cluster_size = 16, iterations = 10;
   double retrieval = 0.018, estimation = 0.232;
   LayerSet dense_layers{};
@@ -107,9 +107,14 @@ struct RetroInfer {
       const uint8_t how = uint8_t(w.uses[size_t(c)]);
       reads.put(row, how);
       for (int32_t h = 0; h < queries.heads && how == kEstimated; ++h)
-        weights[int64_t(h) * reads.rows + row] = finite_exp(w.logits[size_t(h) * size_t(clusters) + size_t(c)] -
-                                                            queries.scale * wide_dot(queries(h), cache.key(row)));
+        weights[int64_t(h) * reads.rows + row] = w.logits[size_t(h) * size_t(clusters) + size_t(c)];
     });
+  }
+  double token_score(const auto& cache, int32_t row) const {
+    const int32_t i = cache.token(row) - first;
+    if (clusters == 0 || i < 0 || i >= middle) return INFINITY;
+    const Work w = work(1);
+    return w.scores[size_t(w.labels[size_t(i)])];
   }
 
  private:

@@ -35,7 +35,6 @@ struct SkipSoftmax {
   int32_t tile = 128;
   LayerSet dense_layers;
   int32_t tokens = 0, heads = 1;
-  int32_t skipped = 0;  // tokens that the step skipped
   bool dense = false;
   std::span<double> state;  // [heads, tokens] logits, [heads] m, [heads] the largest logits of a tile, [heads] beta
 
@@ -61,9 +60,10 @@ struct SkipSoftmax {
   }
   ErrorBound error_bound() const { return {ErrorBound::Norm::missed_mass, 0, 1}; }
   double missed_bound(int32_t head) const { return dense ? 0 : betas()[size_t(head)]; }
-  // The keys of tiles that were skipped.
+  // The keys of rows that no head of the group reads.
   void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    c.sketch_floats_read = int64_t(skipped) * cache.shape().dim;
+    if (dense) return;
+    c.sketch_floats_read = int64_t(cache.size()) * cache.shape().dim, c.sketch_floats_per_row = -cache.shape().dim;
   }
 
   template <class Real>
@@ -74,7 +74,7 @@ struct SkipSoftmax {
     for (int32_t h = 0; h < heads; ++h) exact_logits(team, cache, queries, h, logits(h));
     team.each(heads, [&](int32_t h) { largest()[size_t(h)] = -INFINITY; });
     const double threshold = threshold_at(queries.token);
-    skipped = 0;
+    int32_t skipped = 0;  // tokens
     for (int32_t first = 0, count = 0; first < rows; first += count) {
       const int32_t in_tile = cache.token(first) % tile;  // above 0 where a window cuts the first tile
       count = rows - first < tile - in_tile ? rows - first : tile - in_tile;

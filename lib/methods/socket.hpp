@@ -31,7 +31,8 @@ struct Socket {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt append choose extra_bytes layout traits rng_arrays set_options state rng"};
+  static constexpr Hooks hooks{
+      "read_prompt append choose token_score extra_bytes layout traits rng_arrays set_options state rng"};
   static constexpr int32_t kMostBits = 15;
   using Code = uint16_t;
   int32_t K = 11, L = 55, sinks = 128, recent = 128;
@@ -39,6 +40,7 @@ struct Socket {
   LayerSet dense_layers;
   int32_t budget = 0, tokens = 0;
   bool dense = false, drawn = false;
+  int32_t ranked = 0;       // rows behind the sinks that the last step ranked
   std::span<double> state;  // see Arrays
   Rng rng;
 
@@ -87,7 +89,8 @@ struct Socket {
     const int32_t rows = cache.size(), first = held_sinks(cache, sinks), n = rows - first - recent;
     const int32_t count = budget - first - recent;
     team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
-    if (dense || n <= count) return;
+    ranked = dense || n <= count ? 0 : n;
+    if (ranked == 0) return;
     const Arrays a = arrays(queries.dim);
     for (int32_t h = 0; h < queries.heads; ++h) {
       team.each(n, [&](int32_t i) { a.scores[size_t(i)] = 0; });
@@ -102,6 +105,10 @@ struct Socket {
           team, n, count, [&](int32_t i) { return a.scores[size_t(i)]; },
           [&](int32_t i, bool yes) { chosen[int64_t(h) * rows + first + i] = yes ? kRead : kUnread; });
     }
+  }
+  double token_score(const auto& cache, int32_t row) const {
+    const int32_t i = row - held_sinks(cache, sinks);
+    return i < 0 || i >= ranked ? INFINITY : arrays(cache.shape().dim).scores[size_t(i)];
   }
 
  private:

@@ -73,6 +73,7 @@ JsonObject run_object(const RunConfig& config) {
   all.add_json("metrics", metrics_json(config.metrics));
   if (const auto& needles = config.replay.needles; !needles.at.empty())
     all.add_json("needles", JsonObject().add("at", needles.at).add("tokens", needles.tokens).text());
+  add_json(config.replay.working_set, all);
   return all;
 }
 

@@ -44,6 +44,21 @@ void read_lists(Decision<Real>& d, const HeadStream<Real>& stream, int32_t cache
   }
 }
 
+template <class Real>
+WorkingSetShape working_set_shape(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream) {
+  const Cell& cell = *d.cells[number];
+  const auto is_its_own = [&](const auto& cache) { return d.is_replayed_by(number, *cache); };
+  return {.tokens = stream.tokens,
+          .prompt = stream.prompt,
+          .caches = int32_t(std::count_if(d.caches.begin(), d.caches.end(), is_its_own)),
+          .blocks = d.caches.front()->cache().shape().blocks,
+          .chooses = cell.variant->values.traits().chooses,
+          .own_index = cell.method().info.own_index,
+          .evicts_first = cell.options().order == Order::evict_then_attend,
+          .stored_bytes = stream.stored_bytes,
+          .row_floats = stream.shape.dim + stream.shape.stored_v_dim()};
+}
+
 }  // namespace
 
 template <class Real>
@@ -56,8 +71,10 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   CacheSetup setup = cell_setup(cell, stream);
   if (const int32_t ahead = setup.method.needs().rows_ahead; ahead > 0) d.first_measured = stream.prompt + ahead;
   const int64_t rows = std::count(scored.begin() + d.first_measured, scored.end(), uint8_t{1}) + more_rows;
+  const MeasureShape shape{group_of(stream), rows, options.wanted, cell.variant->values.heads_differ(cell.options()),
+                           options.working_set.recall_k};
   for (size_t i = 0; i < cells.size(); ++i)
-    d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
+    d.errors.emplace_back(shape, kTinyShare * stream.max_value_norm, options.save);
   d.cache_for_each_kv_head = has_cache_for_each_kv_head(cell);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads
                          : d.cache_for_each_kv_head          ? stream.shape.blocks
@@ -76,9 +93,12 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     }
     d.resident.push_back(0);
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
-        setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)},
+        setup, stream,
+        CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages), options.save.consensus},
         rows_of_format.tokens));
   }
+  for (size_t i = 0; i < cells.size(); ++i)
+    d.sets.emplace_back(working_set_shape(d, i, stream), options.working_set.tier);
   return d;
 }
 
@@ -98,6 +118,23 @@ void keep_lists(const Decision<Real>& d, size_t number, CellResult& result) {
     const bool shared = std::all_of(lists.attended.begin(), lists.attended.end(), same);
     const size_t series = shared ? std::min<size_t>(1, lists.attended.size()) : lists.attended.size();
     for (size_t h = 0; h < series; ++h) result.attended.append(lists.attended[h]);
+  }
+}
+
+template <class Real>
+void list_after_prompt(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream,
+                       const RunOptions& options, CellResult& result) {
+  result.prompt = stream.prompt;
+  for (const TokenSpan& span : options.needles.spans(stream.prompt))
+    for (int32_t token = span.begin; token < span.end; ++token) result.needle_tokens.push_back(token);
+  std::sort(result.needle_tokens.begin(), result.needle_tokens.end());  // spans may overlap
+  result.needle_tokens.erase(std::unique(result.needle_tokens.begin(), result.needle_tokens.end()),
+                             result.needle_tokens.end());
+  for (const auto& cache : d.caches) {
+    if (!d.is_replayed_by(number, *cache)) continue;
+    const std::vector<int32_t>& tokens = cache->account.after_prompt();
+    result.after_prompt.flat.insert(result.after_prompt.flat.end(), tokens.begin(), tokens.end());
+    result.after_prompt.close();
   }
 }
 
@@ -168,7 +205,27 @@ CellResult sizes_of(Decision<Real>& d, size_t number, const HeadStream<Real>& st
   // No list of a later step records what was coded while the prompt streamed in.
   result.partial = d.streams_prompt() && waits(d.caches.front()->options().row_format);
   if (options.save.kept) keep_lists(d, number, result);
+  if (options.save.consensus) list_after_prompt(d, number, stream, options, result);
   return result;
+}
+
+// The model of a machine, if one is described. Each row pretends that all caches of the model are like its own.
+template <class Real>
+void model_machine(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream,
+                   const WorkingSetOptions& options, Measured& to) {
+  const Cell& cell = *d.cells[number];
+  const bool chooses = cell.variant->values.traits().chooses;
+  int64_t held = 0;
+  for (const auto& cache : d.caches) {
+    if (!d.is_replayed_by(number, *cache)) continue;
+    const int64_t rows = cache->account.ledger().final_rows;
+    held = chooses ? std::max(held, rows) : held + rows;  // query heads that choose share one full cache
+  }
+  const TierOptions& tier = options.tier;
+  const double rows = double(tier.any() && tier.hot > 0 ? tier.hot : held);
+  const int64_t of_trace = int64_t(cell.variant->trace->n_layers) * cell.context().kv_heads;
+  measure_machine(options.machine, options.machine.caches > 0 ? options.machine.caches : of_trace, rows,
+                  double(stream.shape.dim + stream.shape.stored_v_dim()) * stream.stored_bytes, to);
 }
 
 template <class Real>
@@ -199,6 +256,8 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
     result = joined(std::move(d.branches[number]));
   }
   d.errors[number].finish(result, d.caches.front()->method().error_bound());
+  d.sets[number].finish(result.measures);
+  model_machine(d, number, stream, options.working_set, result.measures);
   return result;
 }
 
@@ -211,6 +270,22 @@ void go_on(Decision<Real>& d, Decision<Real>& before, const HeadStream<Real>& st
   for (size_t i = 0; i < d.cells.size(); ++i)
     d.branches[i].push_back(of_branch(before, stream, sizes_of(before, i, stream, options)));
   d.errors = std::move(before.errors);
+  for (size_t i = 0; i < d.sets.size(); ++i) d.sets[i].go_on(before.sets[i]);
+}
+
+template <class Real>
+void hold_residents(Decision<Real>& d) {
+  for (size_t i = 0; i < d.sets.size(); ++i) {
+    if (!d.sets[i].needs_residents()) continue;
+    std::vector<int32_t> tokens;
+    for (const auto& cache : d.caches)
+      if (d.is_replayed_by(i, *cache))
+        tokens.insert(tokens.end(), cache->cache().tokens().begin(), cache->cache().tokens().end());
+    std::sort(tokens.begin(), tokens.end());
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    std::erase_if(tokens, [](int32_t token) { return token < 0; });
+    d.sets[i].hold(tokens);
+  }
 }
 
 template <class Real>
@@ -233,6 +308,8 @@ template Decision<double> make_decision(const std::vector<const Cell*>&, const H
                                         const std::vector<uint8_t>&, RowCodings<double>&, int64_t);
 template CellResult result_of(Decision<float>&, size_t, const HeadStream<float>&, const RunOptions&);
 template CellResult result_of(Decision<double>&, size_t, const HeadStream<double>&, const RunOptions&);
+template void hold_residents(Decision<float>&);
+template void hold_residents(Decision<double>&);
 template void close(Decision<float>&);
 template void close(Decision<double>&);
 template void go_on(Decision<float>&, Decision<float>&, const HeadStream<float>&, const RunOptions&);

@@ -7,6 +7,7 @@
 #include "evaluate/choice.hpp"
 #include "evaluate/device_evaluator.hpp"
 #include "measures/accumulator.hpp"
+#include "measures/working_set.hpp"
 #include "replay/branch_results.hpp"
 #include "replay/runner.hpp"
 #include "trace/kept_lists.hpp"
@@ -21,6 +22,7 @@ struct Decision {
   std::vector<std::unique_ptr<CacheReplay<Real>>> caches;
   std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // one for each cache that the CPU replays
   std::vector<Accumulator> errors;                           // one for each cell
+  std::vector<WorkingSet> sets;                              // likewise
   bool on_device = false;
   bool cache_for_each_kv_head = false;  // a layer is replayed together; else its heads share the caches
   int32_t first_measured = 0;           // first row that is measured; an oracle has looked at the rows before it
@@ -50,6 +52,9 @@ template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
                              const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings,
                              int64_t more_rows);
+// Call when the first row after the prompt arrives.
+template <class Real>
+void hold_residents(Decision<Real>& decision);
 // Ends a decision that is alive, after all rows. Call once, before its results are asked for.
 template <class Real>
 void close(Decision<Real>& decision);

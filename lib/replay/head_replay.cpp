@@ -21,10 +21,12 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       outputs_(stream),
       shared_{exact_,
               {options.wanted.has(Work::set_error), options.wanted.has(Work::prefix_error),
-               options.wanted.has(Work::details) || options.save.projections, options.needles.spans(stream.prompt)},
+               options.wanted.has(Work::details) || options.save.projections, options.needles.spans(stream.prompt),
+               options.wanted.has(Work::recalls) ? options.working_set.recall_k : std::vector<int32_t>{}},
               options.audit} {
   if constexpr (std::is_same_v<Real, float>)
-    if (options.device && !options.audit && !stream.turns.any())
+    if (options.device && !options.audit && !stream.turns.any() && shared_.asked.recall_k.empty() &&
+        !options.working_set.tier.any())
       if (auto device = options.device(stream))
         device_ = std::make_unique<DeviceEvaluator<Real>>(std::move(device), stream, shared_.asked, asked_of_device(),
                                                           norms_);
@@ -217,6 +219,9 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
     if (stop()) return;
     const bool prompt = t < stream_.prompt;
     note_residents(t);
+    if (t == stream_.prompt)
+      for (Decision<Real>& d : decisions_)
+        if (d.alive()) hold_residents(d);
     next_tile(t, prompt ? stream_.prompt : stream_.turns.next_begin(t, stream_.tokens), tile);
     fill_tile(tile);
     outputs_.open(tile);
@@ -277,17 +282,32 @@ void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
   stream_.hold_queries(tile.begin, tile.end - 1);
   if (tile.rows.empty()) return;
   if (prefixes_ && tile.divided && tile.any_scored()) exact_.prefix_pass(tile);
-  if (options_.wanted.has(Work::recalls)) rank(tile);
+  if (options_.wanted.has(Work::recalls) || options_.working_set.tier.top > 0) rank(tile);
+  if (options_.working_set.tier.top > 0) list_best(tile);
+}
+
+template <class Real>
+void HeadReplay<Real>::list_best(const Tile<Real>& tile) {
+  best_.resize(tile.rows.size());
+  for (size_t r = 0; r < tile.rows.size(); ++r) {
+    best_[r].clear();
+    if (tile.scored[r] == 0) continue;
+    const int32_t t = tile.rows[r], count = std::min(options_.working_set.tier.top, tile.window.seen(t));
+    for (int32_t token = 0; token <= t; ++token)
+      if (tile.ranking[r].rank[size_t(token)] < count) best_[r].push_back(token);
+  }
 }
 
 template <class Real>
 void HeadReplay<Real>::rank(Tile<Real>& tile) {
-  int32_t depth = 0, depth_of_heads = 0;
+  const auto& ks = shared_.asked.recall_k;
+  const int32_t most = ks.empty() ? 0 : *std::max_element(ks.begin(), ks.end());
+  int32_t depth = options_.working_set.tier.top, depth_of_heads = 0;
   for (const Decision<Real>& d : decisions_)
     for (const auto& cache : d.caches) {
       if (!d.alive() || d.on_device) continue;
       int32_t& of = cache->heads_differ() ? depth_of_heads : depth;
-      of = std::max(of, cache->most_attended(tile.end - tile.begin));
+      of = std::max({of, most, cache->most_attended(tile.end - tile.begin)});
     }
   if (depth > 0) rank_rows(tile, depth, false);
   if (depth_of_heads > 0) rank_rows(tile, depth_of_heads, true);
@@ -297,6 +317,9 @@ template <class Real>
 void HeadReplay<Real>::rows(Decision<Real>& d, size_t c, const Tile<Real>& tile, const std::vector<ExactRow>& exact) {
   const Stopwatch watch;
   CacheReplay<Real>& cache = *d.caches[c];
+  const TierOptions& tier = options_.working_set.tier;
+  results_.lists_reads = tier.any() || cache.options().gqa_level == GqaLevel::query;
+  results_.scores_reads = tier.policy == TierOptions::Policy::method && d.cell().variant->values.traits().chooses;
   results_.open(cache.heads(), int32_t(tile.rows.size()), stream_.shape.v_dim);
   d.evaluators[c]->rows(tile, results_);
   outputs_.project(cache.first_head(), results_);
@@ -314,7 +337,8 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
   const bool layer = stream_.shape.blocks > 1 && !d.cache_for_each_kv_head;
   const int32_t group = stream_.shape.heads / stream_.shape.blocks, rows = results.rows, width = results.v_dim;
   const size_t spans = results.needles.size() / std::max<size_t>(1, results.cells());
-  const size_t samples = size_t(stream_.sensitivity.samples);
+  const size_t samples = size_t(stream_.sensitivity.samples), ks = shared_.asked.recall_k.size();
+  const std::vector<int32_t> none;
   int64_t tokens = 0, counted = 0;
   for (int32_t r = 0; r < rows; ++r) {
     const int32_t token = exact[size_t(r)].token;
@@ -331,11 +355,13 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
         const size_t in_stream = size_t(cache.first_head() + first + h) * size_t(rows) + size_t(r);
         d.errors[i].add(results.of[at], exact[in_stream], own + h,
                         RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
+                                       std::span(results.recalls).subspan(at * ks, ks),
                                        std::span(results.projections).subspan(at * samples, projected),
                                        int32_t(samples), stream_.sensitivity.drawn(), width,
                                        options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
       }
       d.errors[i].end_row();
+      d.sets[i].add(token, results.reads[size_t(r)], best_.empty() ? none : best_[size_t(r)]);
     }
     for (int32_t h = 0; h < results.heads; ++h) tokens += results.of[results.at(h, r)].attended, ++counted;
   }

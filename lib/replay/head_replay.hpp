@@ -47,6 +47,7 @@ class HeadReplay {
   void fill_tile(Tile<Real>& tile);
   void note_residents(int32_t t);
   void rank(Tile<Real>& tile);
+  void list_best(const Tile<Real>& tile);
   void rows(Decision<Real>& d, size_t cache, const Tile<Real>& tile, const std::vector<ExactRow>& exact);
   void take(Decision<Real>& d, size_t cache, const Results& results, const std::vector<ExactRow>& exact,
             double seconds);
@@ -74,6 +75,7 @@ class HeadReplay {
   PromptReading<Real> prompt_;
   std::map<FamilyKey, std::shared_ptr<ResidentFamily<Real>>> families_;
   Results results_;
+  std::vector<std::vector<int32_t>> best_;  // [rows of the tile] tokens that a hot tier is asked for
 };
 
 }  // namespace kvreplay

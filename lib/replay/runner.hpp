@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "catalog/cell.hpp"
+#include "catalog/working_set_options.hpp"
 #include "evaluate/head_device.hpp"
 #include "exact/head_stream.hpp"
 #include "exact/tile.hpp"
@@ -34,6 +35,7 @@ struct RunOptions {
   int32_t strips_up_to = kLongTrace;
   Wanted wanted;
   Needles needles;
+  WorkingSetOptions working_set;
   // Null: the CPU computes everything. Single precision only. The CPU replays cells that the device cannot replay.
   OpenHeadDevice device;
   // Called from worker threads, one at a time (under a lock).

@@ -96,6 +96,12 @@ void write_kept(H5Output& file, const Cell& cell, const CellResult& result) {
   write_label(file, cell);
 }
 
+void write_consensus(H5Output& file, const Cell&, const CellResult& result) {
+  write_series(file, "consensus/kept", result.after_prompt);
+  write_flat(file, "consensus/n_prompt", std::vector<int32_t>{result.prompt});
+  write_flat(file, "consensus/needles", result.needle_tokens);
+}
+
 struct ArrayKind {
   const char* name;
   bool SaveOptions::*wanted;
@@ -104,7 +110,8 @@ struct ArrayKind {
 constexpr ArrayKind kKinds[] = {{"curves", &SaveOptions::curves, write_curves},
                                 {"kept", &SaveOptions::kept, write_kept},
                                 {"outputs", &SaveOptions::outputs, write_outputs},
-                                {"projections", &SaveOptions::projections, write_projections}};
+                                {"projections", &SaveOptions::projections, write_projections},
+                                {"consensus", &SaveOptions::consensus, write_consensus}};
 
 // H5Output publishes under the name that it gets. Two processes may gather at the same time, so the name must belong to
 // this process alone.
@@ -137,7 +144,7 @@ std::vector<std::string> kinds_of(const SaveOptions& save) {
   return kinds;
 }
 
-std::vector<std::string> all_kinds() { return kinds_of({true, true, true, true}); }
+std::vector<std::string> all_kinds() { return kinds_of({true, true, true, true, true}); }
 
 std::string arrays_of(const Cell& cell, const CellResult& result, const SaveOptions& save) {
   H5Output out;

@@ -10,12 +10,12 @@
 #include "measures/accumulator.hpp"
 
 // Arrays of cells. A process appends the arrays of its cells to one file OUT/cells/<name>.arrays: for each cell the
-// bytes of a small HDF5 file with a group for each kind. They are gathered into curves.h5, kept.h5, outputs.h5 and
-// projections.h5.
+// bytes of a small HDF5 file with a group for each kind. They are gathered into curves.h5, kept.h5, outputs.h5,
+// projections.h5 and consensus.h5.
 
 namespace kvreplay {
 
-// The kinds that a run saves: "curves", "kept", "outputs", "projections".
+// The kinds that a run saves: "curves", "kept", "outputs", "projections", "consensus".
 std::vector<std::string> kinds_of(const SaveOptions& save);
 constexpr const char* kArraysExtension = ".arrays";
 // All kinds.

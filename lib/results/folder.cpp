@@ -10,6 +10,7 @@
 #include "base/errors.hpp"
 #include "results/arrays.hpp"
 #include "results/columns.hpp"
+#include "results/consensus.hpp"
 #include "results/notes.hpp"
 #include "results/output_files.hpp"
 
@@ -34,7 +35,7 @@ bool is_arrays_file(const std::string& name) { return name.ends_with(kArraysExte
 bool is_final_file(const std::string& name) {
   const std::vector<std::string> kinds = all_kinds();
   const auto gathers = [&](const std::string& kind) { return name == kind + ".h5"; };
-  return name == kTableFile || name == kSegmentsFile || name == kMetaFile ||
+  return name == kTableFile || name == kSegmentsFile || name == kConsensusFile || name == kMetaFile ||
          std::any_of(kinds.begin(), kinds.end(), gathers);
 }
 json describe_columns() {
@@ -171,6 +172,7 @@ Notes ResultsFolder::write_tables(const Keys& plan, const std::string& meta, con
   const size_t share = size_t(std::find(names.begin(), names.end(), kShareColumn) - names.begin());
   const size_t key = size_t(std::find(names.begin(), names.end(), "key") - names.begin());
   SeenCells seen(methods);
+  Consensus consensus;
   each_line(plan, [&](const CellLine& line) {
     Fields fields = line.fields;
     const auto asked = shares.find(fields[key]);
@@ -178,11 +180,13 @@ Notes ResultsFolder::write_tables(const Keys& plan, const std::string& meta, con
     csv.append(csv_line(fields));
     if (!line.segments.empty()) append_segments(line, segments);
     seen.add(fields);
+    if (save_.consensus && done_.count(fields[key]) != 0) consensus.add(fields, dir_ / "consensus.h5");
     if (visit) visit(fields);
     ++computed_by[line.path + " " + line.build];
   });
   csv.publish();
   if (segments) segments->publish();
+  if (save_.consensus) publish_text(dir_ / kConsensusFile, consensus.csv());
   json all = json::parse(meta);
   all["computed_by"] = computed_by;
   all["columns"] = describe_columns();

@@ -45,10 +45,10 @@ class ResultsFolder {
   Keys others(const Keys& plan) const;
   // Visits the published cells of a plan, in its order; rows are read one at a time.
   void each_row(const Keys& plan, const RowVisitor& visit) const;
-  // Writes results.csv, segments.csv if texts have turns, results.meta.json (`meta`, a JSON object; the columns' units,
-  // the counts, the notes) and the .h5 files that `save` asks for; each file whole or not at all. `visit` gets each row
-  // on the way. Returns the notes; none while cells are missing. `methods` supply what the notes need to know of
-  // methods. Throws OutputError.
+  // Writes results.csv, segments.csv if texts have turns, consensus.csv if `save` asks for it, results.meta.json
+  // (`meta`, a JSON object; the columns' units, the counts, the notes) and the .h5 files that `save` asks for; each
+  // file whole or not at all. `visit` gets each row on the way. Returns the notes; none while cells are missing.
+  // `methods` supply what the notes need to know of methods. Throws OutputError.
   Notes write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {},
                      const SharesOfCells& shares = {}, const Registry& methods = registry()) const;
 

@@ -198,6 +198,7 @@ def test_nan_is_found_anywhere(where):
 # ---- keyword arguments
 
 NAN = float("nan")
+MACHINE = {"hbm_bytes": 8e10, "hbm_bw": 3e12, "link_bw": 5e10, "weights_bytes": 1e9}
 ARGUMENTS = [
     ("prefill", [-1, 0, 160, 161, 1.5, "112", None, 2**70, True, NAN, [112]], "prefill"),
     ("tokens", [0, -1, 112, 161, "x", 1.5, 2**70], "prefill|tokens"),
@@ -274,6 +275,9 @@ ARGUMENTS = [
         ],
         "needles",
     ),
+    ("recall_k", [0, -1, "x", [], [4, 4], 1.5, {}], "recall_k"),
+    ("tier", [{}, {"hot": 0}, {"hot": 4, "policy": "x"}, {"hot": 4, "request": {"top": 0}}, 3, "x"], "tier"),
+    ("machine", [{}, {"hbm_bytes": 1}, 3, dict.fromkeys(MACHINE, 0), MACHINE | {"x": 1}], "machine"),
     ("metrics", ["x", [], 3, [3]], "metric"),
     ("save", ["x", ["kept", 3], 3], "save"),
     ("scaling", [0, NAN, -1, "x", float("inf"), [1], 1e-30, 10**400], "scaling"),

@@ -48,6 +48,15 @@ NOT_RECOMPUTED = {"bound_log10_tokens"}
 NOT_RECOMPUTED |= {"n_segments", "worst_segment", "worst_rel_err_out_mean", "first_rel_err_out_mean"}
 # test_reads_by_hand.py computes this one.
 NOT_RECOMPUTED |= {"missed_mass_bound_mean"}
+# test_working_sets.py recomputes these, and all that methods read.
+NOT_RECOMPUTED |= {"index_read_bytes_per_step", "index_stored_bytes", "recall_at_k", "mass_recall_at_k"}
+NOT_RECOMPUTED |= {
+    "tier_hit_rate",
+    "tier_swap_tokens_per_step",
+    "tier_swap_tokens_peak",
+    "tier_swap_bytes_per_step",
+}
+NOT_RECOMPUTED |= {"model_tokens_per_s", "model_max_batch", "overlap_mean", "kv_read_bytes_per_step"}
 # The memory columns need the method's account, which kept lists of these methods do not contain.
 WITHOUT_MEMORY_COLUMNS = {"balancekv_stream"}
 

@@ -22,6 +22,11 @@ from whole_traces import (
 
 KINDS = (*SAVED, "projections")
 NEEDLES = {"at": [0.2, 0.7], "tokens": 4}
+SETS = {
+    "recall_k": [8, 16],
+    "tier": {"hot": 16, "policy": "lru", "request": "attended"},
+    "machine": {"hbm_bytes": 1e9, "hbm_bw": 1e9, "link_bw": 1e6, "weights_bytes": 1e6},
+}
 # No cell fails, no budget is a share, and no text has turns.
 NEVER_FILLED = {"error", "budget_share"}
 NEVER_FILLED |= {
@@ -65,11 +70,11 @@ def both(request, folder, tmp_path_factory):
     out = run_program(
         trace, tmp_path_factory.mktemp("program"), save=KINDS, methods=entries, metrics=MEASURES,
         budget={"tokens": [BUDGET]}, seeds={"count": 2}, select={"prompts": [REPLAYED]},
-        replay={"needles": NEEDLES},
+        replay={"needles": NEEDLES, **SETS},
     )  # fmt: skip
     run = replayed(
         trace, save=KINDS, methods=entries, metrics=MEASURES, budgets=[BUDGET], seeds=2, prompts=[REPLAYED],
-        needles=NEEDLES,
+        needles=NEEDLES, **SETS,
     )  # fmt: skip
     return request.param, run, out
 

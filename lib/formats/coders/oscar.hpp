@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/linear.hpp"
+#include "core/select.hpp"
 #include "formats/row_text.hpp"
 
 namespace kvreplay {
@@ -65,7 +66,7 @@ struct Oscar {
     const std::span<double> y(row.work, size_t(n));
     weighted_sum(
         n, [&](int32_t i) { return row.x[size_t(i)]; }, rotation, y);
-    const double limit = clip_limit(team, y, row.part == RowPart::key ? clip_key : clip_value, row.work + n);
+    const double limit = clip_limit(team, y, row.part == RowPart::key ? clip_key : clip_value);
     const CodeTally all =
         tally(team, groups_of(n, group), [&](int32_t g) { return code_group(group_of(y, group, g), limit); });
     team.each(n, [&](int32_t i) { row.x[size_t(i)] = dot(rotation(i).data(), row.work, n); });
@@ -73,21 +74,11 @@ struct Oscar {
   }
 
  private:
-  // sorted: [width] scratch.
   template <Team T>
-  static double clip_limit(const T& team, std::span<const double> y, double clip, double* sorted) {
+  static double clip_limit(const T& team, std::span<const double> y, double clip) {
     if (clip == 0) return INFINITY;
-    const auto n = int32_t(y.size()), at = int32_t(std::floor(clip * n));
-    team.each(n, [&](int32_t i) {
-      const double own = std::fabs(y[size_t(i)]);
-      int32_t rank = 0;  // equal numbers keep their order
-      for (int32_t j = 0; j < n; ++j) {
-        const double other = std::fabs(y[size_t(j)]);
-        rank += other < own || (other == own && j < i) ? 1 : 0;
-      }
-      sorted[rank] = own;
-    });
-    return sorted[at < n - 1 ? at : n - 1];
+    const auto n = int32_t(y.size()), at = int32_t(std::floor(clip * n)), rank = at < n - 1 ? at : n - 1;
+    return score_at_rank(team, n, n - rank, [&](int32_t i) { return std::fabs(y[size_t(i)]); });
   }
   CodeTally code_group(std::span<double> y, double limit) const {
     const auto stored = [&](double x) { return scales == Scales::f16 ? to_float16(x) : to_float32(x); };

@@ -33,6 +33,11 @@ struct ReadsBlocks {
                                         "smaller, or the budget larger");
   }
   Layout layout(const MethodContext& context) const { return {.state_doubles = context.shape.dim + blocks()}; }
+  double token_score(const auto& cache, int32_t row) const {
+    const Held at = held(cache);
+    if (dense || row < at.row || row >= at.row + at.rows) return INFINITY;
+    return state[size_t(cache.shape().dim + (cache.token(row) - sinks) / block - at.first)];
+  }
   void traits(Traits& t) const { t.max_rows_read = dense || budget > tokens ? tokens : budget; }
 
  protected:
@@ -77,8 +82,8 @@ struct ReadsBlocks {
     const GroupReads reads{chosen, heads, cache.size()};
     reads.put_run(team, 0, cache.size(), kRead);
     const Held at = held(cache);
+    if (dense) return;
     const int32_t room = (budget - (cache.size() - at.rows)) / block;
-    if (dense || room >= at.count) return;
     const std::span<double> scores = state.subspan(size_t(cache.shape().dim), size_t(blocks()));
     team.each(at.count, [&](int32_t b) { scores[size_t(b)] = score(at.first + b); });
     choose_top(

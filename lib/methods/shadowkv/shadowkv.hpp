@@ -38,7 +38,7 @@ struct ShadowKv {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose extra_bytes report layout needs traits state"};
+  static constexpr Hooks hooks{"read_prompt choose token_score extra_bytes report layout needs traits state"};
   int32_t chunk = 8, local = 4, outliers = kDerived, rank = kDerived;
   LayerSet dense_layers{};
   int32_t budget = 0, tokens = 0, prompt = 0, dim = 0, kv_heads = 1;
@@ -123,6 +123,11 @@ struct ShadowKv {
         weights[int64_t(h) * reads.rows + row] = finite_exp(
             queries.scale * (wide_dot(queries(h), w.key(oldest + row, dim)) - wide_dot(queries(h), cache.key(row))));
     });
+  }
+  double token_score(const auto& cache, int32_t row) const {
+    const int32_t chunk_of = cache.token(row) / chunk;
+    if (dense || chunk_of >= far() || work().is_open[size_t(chunk_of)] == 0) return INFINITY;
+    return work().scores[size_t(chunk_of)];
   }
 
  private:

@@ -90,10 +90,11 @@ TEST_CASE("if all values are zero every row is skipped, and there is no quantile
 TEST_CASE("the cost of a head's errors is half the mean square of their projections per predicted token",
           "[measures]") {
   // Two heads, two drawn samples and the sample of the recorded tokens, three rows. The last row predicts nothing.
-  Accumulator a(2, 3, 1e-12, {}, {.projections = true});
+  Accumulator a({2, 3, {}}, 1e-12, {.projections = true});
   const std::vector<float> projections[2][3] = {{{1, 3, 9}, {2, 0, 8}, {}}, {{0, 0, 7}, {4, 2, 6}, {}}};
   for (int32_t row = 0; row < 3; ++row) {
-    for (int32_t h = 0; h < 2; ++h) a.add<double>({}, ExactRow(row, 0), h, {{}, projections[h][row], 3, 2, 1, nullptr});
+    for (int32_t h = 0; h < 2; ++h)
+      a.add<double>({}, ExactRow(row, 0), h, {{}, {}, projections[h][row], 3, 2, 1, nullptr});
     a.end_row();
   }
   CellResult r;

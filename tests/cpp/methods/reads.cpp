@@ -233,7 +233,10 @@ TEST_CASE("SparQ gives what it does not read to the mean value", "[sparq]") {
   const Reads reads = first_step(stream_of(4, keys, {3, 1, 0, 0}), policy, 2);
   CHECK(reads.used() == std::vector<int>{kRead, kEstimated, kRead});
   double sum = 0, parts[3];
-  for (size_t i = 0; i < 3; ++i) sum += parts[i] = reads.weights[i] * std::exp(3 * keys[4 * i]);
+  const auto part = [&](size_t i) {  // what is not read counts by a logit of its own
+    return reads.used()[i] == kRead ? reads.weights[i] * std::exp(3 * keys[4 * i]) : std::exp(reads.weights[i]);
+  };
+  for (size_t i = 0; i < 3; ++i) sum += parts[i] = part(i);
   CHECK(1 - 3 * parts[1] / sum == Approx(37.6 / 38.6).epsilon(1e-3));
   const double alpha = 1 - 3 * parts[1] / sum, p = std::exp(3.0) / (std::exp(3.0) + std::exp(1.5));
   CHECK(parts[0] / sum == Approx(alpha * p + (1 - alpha) / 3).epsilon(1e-12));
@@ -251,7 +254,9 @@ TEST_CASE("RetroInfer estimates clusters of equal keys exactly", "[retroinfer]")
   policy.sinks = 1, policy.recent = 1, policy.cluster_size = 2, policy.retrieval = 0, policy.estimation = 1;
   const Reads reads = first_step(stream_of(2, {0, 3, 1, 0, 1, 0, -1, 2, -1, 2, 5, 0}, {2, .5}), policy, 0);
   CHECK(reads.used() == std::vector<int>{kRead, kRead, kRead, kEstimated, kEstimated, kRead});
-  for (const double weight : reads.weights) CHECK(weight == Approx(1).epsilon(1e-12));
+  // <q, k> of the estimated keys is -1; rows that are read have weight 1.
+  CHECK(reads.weights == std::vector<double>{1, 1, 1, reads.weights[3], reads.weights[3], 1});
+  CHECK(reads.weights[3] == Approx(-1).epsilon(1e-12));
 }
 
 TEST_CASE("ShadowKV always reads the chunk whose keys are unlike their mean", "[shadowkv]") {

@@ -29,9 +29,9 @@ constexpr const char* kExamples =
     "  kvreplay sweep plan configs/quickstart.yaml -o out/s\n";
 
 // Verbs of the Python package, whose command finds this program for all others.
-const std::vector<std::string> kPythonVerbs = {"record",  "import",   "tasks",       "compare",    "report",
-                                               "figures", "export",   "leaderboard", "quickstart", "confirm",
-                                               "predict", "allocate", "refine",      "study",      "claims"};
+const std::vector<std::string> kPythonVerbs = {"record",   "import",      "tasks",      "compare", "report",  "figures",
+                                               "export",   "leaderboard", "quickstart", "confirm", "formats", "predict",
+                                               "allocate", "refine",      "study",      "claims"};
 
 struct General {
   bool quiet = false;

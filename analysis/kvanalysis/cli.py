@@ -177,6 +177,9 @@ study = Work(
         "study configs/models.yaml --dry-run", "study configs/models.yaml --files models --models smollm2"
     ),
 )
+formats = Work(
+    _out_only, commands.formats, _examples("formats out/confirm", "formats out/confirm > formats.txt")
+)
 predict = Work(
     _out_only, commands.predict, _examples("predict out/first", "predict out/first > predicted.txt")
 )

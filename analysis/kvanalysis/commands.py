@@ -219,6 +219,20 @@ def confirmed(options):
             print(f"\n{group_words(group)}\n{aligned(*group_cells(group))}")
 
 
+def formats(options):
+    """Prints what each row format costs the model; options.out: a folder with confirm.csv."""
+    from .predict.formats import format_cells, format_losses, format_notes
+    from .stats.clipping import clipping_notes
+    from .stats.format import aligned
+
+    _require_results(options.out, "formats takes the output directory of a run that `kvreplay confirm` ran")
+    frame = _whole_curves(options.out)
+    table = format_losses(frame, options.out)
+    for note in [*format_notes(table), *clipping_notes(frame)]:
+        print(note, file=sys.stderr)
+    print(aligned(*format_cells(table)))
+
+
 def predict(options):
     from .loss.predicted import write_predicted
     from .loss.predicted_cells import predicted_cells, predicted_note

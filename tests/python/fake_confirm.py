@@ -18,6 +18,7 @@ ERRORS = ["layer", "rel_err_out_mean", "rel_err_proj_mean", "rel_err_resid_mean"
           "drift_mean"]
 ANSWERS = ["answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob"]
+PREDICTIONS = ["kld_mean", "kld_mean_se", "kld_median", "kld_p99", "same_top", "same_top_se"]
 DRAWS = ["n_draws", "loss_increase_sd", "kl_mean_sd"]
 # fmt: on
 ROWS, SPLIT = TOKENS - PREFILL - 1, 16  # rows after the prompt that have a target; start of the second part
@@ -73,7 +74,7 @@ def layer_rows(rows, errors):
 
 def write_confirm(folder, losses, layers=None):
     """Writes OUT/confirm.csv and, with `layers`, OUT/confirm_layers.csv; returns the folder."""
-    more = [name for name in (*ANSWERS, *DRAWS, "cells") if any(name in row for row in losses)]
+    more = [name for name in (*PREDICTIONS, *ANSWERS, *DRAWS, "cells") if any(name in row for row in losses)]
     _write(folder / "confirm.csv", [*IDENTITY, *LOSSES, *more], losses)
     if layers is not None:
         _write(folder / "confirm_layers.csv", [*IDENTITY, *ERRORS], layers)

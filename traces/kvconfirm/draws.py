@@ -48,10 +48,13 @@ class Disturbance:
 
 
 def mean_over_draws(draws):
-    """{name: mean} over the draws' {name: number}; a single draw is returned unchanged."""
+    """{name: mean} over the draws' {name: number}, None where the draws have None; a single draw is returned
+    unchanged."""
     if len(draws) == 1:
         return dict(draws[0])
-    return {name: fmean(one[name] for one in draws) for name in draws[0]}
+    return {
+        name: None if value is None else fmean(one[name] for one in draws) for name, value in draws[0].items()
+    }
 
 
 def spread(draws):

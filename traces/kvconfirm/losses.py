@@ -4,12 +4,19 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
-import torch
 
+from .measures import measures
+
+# Columns of older versions: the numbers of these measures.
+OLD_NAMES = {
+    "loss_increase": "ln_ppl_ratio",
+    "kl_mean": "kld_mean",
+    "kl_p95": "kld_p95",
+    "top1_agreement": "same_top",
+}
 # Distances after the prompt, in rows, at which a range begins: errors may grow or shrink with the distance.
 EDGES = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
-PART = 2048  # how many numbers are summed in single precision
-BLOCK = 1 << 24  # how many logits are compared at a time
+BLOCK = 1 << 22  # how many logits are compared at a time, in double precision
 
 
 @dataclass
@@ -55,14 +62,13 @@ class RowLosses:
 
     def _means(self, first, last):
         part = slice(first, last)
+        found = measures(self.kl[part], self.same_top[part], self.loss[part], self.loss_full[part])
         return {
             "n_rows": last - first,
             "loss_full": float(self.loss_full[part].mean()),
             "loss": float(self.loss[part].mean()),
-            "loss_increase": float((self.loss[part] - self.loss_full[part]).mean()),
-            "kl_mean": float(self.kl[part].mean()),
-            "kl_p95": float(np.quantile(self.kl[part], 0.95)),
-            "top1_agreement": float(self.same_top[part].mean()),
+            **{old: found[name] for old, name in OLD_NAMES.items()},
+            **found,
         }
 
 
@@ -83,26 +89,12 @@ def compare(full, compressed, targets):
 
 
 def _compare_block(full, compressed, targets):
-    p, q = full.float(), compressed.float()
+    p, q = full.double(), compressed.double()
     wanted = targets[:, None]
-    e, log_p = _exponentials(p)
-    _, log_q = _exponentials(q)
-    # A token to which the full model gives no probability adds nothing. Exact to about 1e-7 nats.
-    mean = _sum((p - q).masked_fill_(e == 0, 0).mul_(e)) / _sum(e)
-    kl = mean - (log_p - log_q)
+    log_p, log_q = p.logsumexp(-1), q.logsumexp(-1)
     losses = (log_p - p.gather(1, wanted)[:, 0], log_q - q.gather(1, wanted)[:, 0])
-    columns = (*losses, kl, p.argmax(-1) == q.argmax(-1))
-    return [column.cpu().numpy() for column in columns]
-
-
-def _exponentials(logits):
-    """(exp(l - max) [R, V], log-sum-exp [R] in double precision)."""
-    top = logits.amax(-1, keepdim=True)
-    e = (logits - top).exp_()
-    return e, _sum(e).log() + top[:, 0].double()
-
-
-def _sum(x):
-    """Sums [R] of x [R, V] in double precision. Parts are first summed in single precision, which is much
-    faster."""
-    return torch.stack([part.sum(-1) for part in x.split(PART, -1)], -1).double().sum(-1)
+    same_top = p.argmax(-1) == q.argmax(-1)  # the lowest id of several largest
+    weights = (p - log_p[:, None]).exp_()
+    # A token to which the full model gives no probability adds nothing.
+    kl = (p - q).masked_fill_(weights == 0, 0).mul_(weights).sum(-1) - (log_p - log_q)
+    return [column.cpu().numpy() for column in (*losses, kl, same_top)]

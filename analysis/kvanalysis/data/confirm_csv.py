@@ -27,6 +27,11 @@ LOSSES = {
 # Only for prompts that ask for something (`kvreplay tasks lines`); a table may lack these columns.
 ANSWERS = ("answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob")  # fmt: skip
+# The measures that llama.cpp prints; tables of older versions lack them.
+OF_PREDICTIONS = (
+    *("kld_mean", "kld_mean_se", "kld_median", "kld_p999", "kld_p99", "kld_p95", "kld_p90", "kld_max"),
+    *("same_top", "same_top_se", "dp_mean", "dp_rms", "ln_ppl_ratio"),
+)
 # For instances with quantised rows, whose numbers are means over draws; tables of older versions lack them.
 DRAWS = {"n_draws": COUNT, "loss_increase_sd": NUMBER, "kl_mean_sd": NUMBER}
 LAYERS = {**IDENTITY, "layer": COUNT, **dict.fromkeys(OF_LAYERS, NUMBER)}
@@ -39,11 +44,12 @@ RECORDED, OWN = "recorded", "own"
 def read_confirm_csv(path):
     """One row per instance and range of distances behind the prompt, failed instances included: counts as
     Int64, losses in nats a token as floats. None without such a file; raises ResultsError. The columns of
-    DRAWS always exist, with missing values where the table lacks them.
+    OF_PREDICTIONS and DRAWS always exist, with missing values where the table lacks them.
 
     An instance's first row is the one over all its rows (docs/closed_loop.md).
     """
-    frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER) | DRAWS)
+    later = dict.fromkeys(OF_PREDICTIONS, NUMBER) | DRAWS
+    frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER) | later)
     if frame is None:
         return None
     finished = (frame["status"] == "ok").to_numpy()
@@ -53,7 +59,7 @@ def read_confirm_csv(path):
     _refuse(path, odd, f"selection is neither {RECORDED} nor {OWN}")
     _refuse(path, frame.duplicated(RANGE), "repeats a range of an instance")
     _check_layers(frame, path)
-    return frame.assign(**{name: float("nan") for name in DRAWS if name not in frame})
+    return frame.assign(**{name: float("nan") for name in later if name not in frame})
 
 
 def drawn_once(losses):
@@ -72,9 +78,10 @@ def _rounds(text):
     return bool(set(parts_named(found)) - {SOURCE, "f32"})
 
 
-def draw_variance(losses):
-    """Variance [nats^2] of each row's loss increase as a mean over its draws; 0 where it was drawn once."""
-    spread = losses["loss_increase_sd"].astype(float)
+def draw_variance(losses, name="loss_increase"):
+    """Variance [nats^2] of each row's loss increase, or KL, as a mean over its draws; 0 where it was drawn
+    once."""
+    spread = losses[f"{name}_sd"].astype(float)
     return (spread**2 / losses["n_draws"].astype(float)).fillna(0)
 
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from .row_formats import row_format_text
+from .row_formats import SOURCE, row_format_text
 
 ORACLE_METHODS = ("topp",)
 
@@ -25,6 +25,13 @@ def add_labels(frame):
     labels = [_label(method, given, names[method]) for method, given, _ in of_each]
     oracles = [is_oracle(method, params) for method, _, params in of_each]
     return frame.assign(label=np.array(labels, object)[instance], oracle=np.array(oracles, bool)[instance])
+
+
+def format_names(frame):
+    """Series: the short name of the row format of each row of `load`'s table; "source" if it names none."""
+    known = frame.drop_duplicates("given_json")
+    formats = [given.get("row_format", SOURCE) for given in known["given"]]
+    return frame["given_json"].map(dict(zip(known["given_json"], map(row_format_text, formats), strict=True)))
 
 
 def is_oracle(method, params):

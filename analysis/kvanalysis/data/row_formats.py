@@ -67,6 +67,14 @@ def parts_named(row_format: str | dict) -> tuple[str, str]:
     return key["name"], value["name"]
 
 
+def coded_parts(row_format: str | dict) -> list[dict[str, Any]]:
+    """The formats in which rows are coded, of all entries of a choice: of keys and of values, without
+    parameters that have their default."""
+    if entries := _entries(row_format):
+        return [part for entry in entries for part in coded_parts(entry["format"])]
+    return [part for part in _normal(row_format)[:2] if part["name"] != SOURCE]
+
+
 def is_rotated(row_format: str | dict) -> bool:
     """Whether `rotate` turns a part before it is coded; formats that include a rotation do not count."""
     if entries := _entries(row_format):

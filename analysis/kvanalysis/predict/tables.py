@@ -31,16 +31,24 @@ class OfTrace:
 def of_traces(frame, out):
     """[OfTrace] from `load`'s table of the folder `out`, in order. Raises ResultsError if the closed loop has
     not finished an instance there."""
-    if confirmed(frame) is None:
-        raise ResultsError(
-            f"{out / CONFIRM}: no such file, or no row in it; `kvreplay confirm {out} --model M` writes it"
-        )
+    require_confirmed(frame, out)
     traces = known_traces(frame, losses_of(frame))
     if not traces:
         raise ResultsError(
             f"{out / CONFIRM}: holds no finished instance; run `kvreplay confirm {out} --model M` again"
         )
     return traces
+
+
+def require_confirmed(frame, out):
+    """The Confirmed of `load`'s table of the folder `out`. Raises ResultsError if the closed loop did not run
+    there."""
+    found = confirmed(frame)
+    if found is None:
+        raise ResultsError(
+            f"{out / CONFIRM}: no such file, or no row in it; `kvreplay confirm {out} --model M` writes it"
+        )
+    return found
 
 
 def known_traces(frame, losses=None):

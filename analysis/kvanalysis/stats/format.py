@@ -7,7 +7,7 @@ import pandas as pd
 
 ABSENT = "–"
 LEFT = (  # columns of text
-    *("trace", "method", "notes", "measure", "over layers", "needs", "scope", "text", "family"),
+    *("trace", "format", "method", "notes", "measure", "over layers", "needs", "scope", "text", "family"),
     *("less error", "less loss"),
 )
 KIB = 1024

@@ -25,6 +25,8 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     ),
     "Ask the model": (
         Verb("confirm", "the model's own loss with what each method kept", "kvreplay.verbs.confirm"),
+        Verb("formats", "what each row format costs the model, in the measures of llama.cpp",
+             "kvanalysis.cli:formats"),
         Verb("predict", "the loss of each method in nats a token, predicted from the trace alone",
              "kvanalysis.cli:predict"),
         Verb("allocate", "tokens for each kv head that minimise the predicted loss",

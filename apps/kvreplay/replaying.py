@@ -79,9 +79,10 @@ def replay(
         queries: which decode rows are scored: "all" (default), {"last": 256} or {"stride": 16}.
         prompt: "cut" (default): the cache is cut once after the prompt; "stream": the budget holds from token
             0 on. needles: spans of the prompt for the metric needle_mass, {"at": [0.5], "tokens": 16}.
-        recall_k: 64, or several: for the metrics recall_at_k and mass_recall_at_k. tier: a fast tier of memory,
-            {"hot": 512, "policy": "lru"} (or "method"), for the metrics tier_*. machine: {"hbm_bytes": 80e9,
-            "hbm_bw": 3.35e12, "link_bw": 55e9, "weights_bytes": 16e9}, for model_* (docs/measures.md).
+        recall_k: 64, or several: for the metrics recall_at_k and mass_recall_at_k. tier: a fast tier of
+            memory for the metrics tier_*, {"hot": 512, "policy": "lru"} (or "method"). machine: bytes and
+            bytes per second for the metrics model_*, {"hbm_bytes": 80e9, "hbm_bw": 3.35e12, "link_bw": 55e9,
+            "weights_bytes": 16e9} (docs/measures.md).
         turns: True: a trace's inputs behind the first output arrive at once, and outputs alone are scored.
         branches: "all" or numbers: each is replayed behind the context, which is compressed before any branch
             is read (run.segments; docs/serving.md).
@@ -130,8 +131,8 @@ def replay(
         entries, budgets, select={"prompts": sources.selected_prompts(listed(prompts)),
                                   "layers": sources.selected_layers()},
         prefill=prefill, tokens=tokens, kv_heads=kv_heads, queries=queries, prompt=prompt, turns=turns,
-        branches=branches, needles=needles, recall_k=recall_k, tier=tier, machine=machine, seeds=seeds, metrics=metrics, save=save, device=device, jobs=jobs,
-        precision=precision, audit=audit,
+        branches=branches, needles=needles, recall_k=recall_k, tier=tier, machine=machine, seeds=seeds,
+        metrics=metrics, save=save, device=device, jobs=jobs, precision=precision, audit=audit,
     )  # fmt: skip
     run = Replay(sources, config, own).run(progress)
     for warning in [*run.warnings, *run.failures()]:

@@ -1,5 +1,5 @@
-"""What a step reads, where it would lie and what that would cost: small numbers by hand, and over many methods an
-independent computation from the lists of tokens."""
+"""What a step reads, where it would lie and what that would cost: small numbers by hand, and over many
+methods an independent computation from the lists of tokens."""
 
 import csv
 import itertools
@@ -34,22 +34,21 @@ def replayed(logits, method, budget=None, prefill=2, **words):
 
 
 def test_a_tier_of_two_tokens_that_were_used_last():
-    """Row 2 asks for 0: held; then 0 and 2 are. Row 3 asks for 1 and 2: one of them is held."""
+    """Row 2 asks for 0, which is held; then 0 and 2 are. Row 3 asks for 1, the first of two equals."""
     big = 50
     logits = [[big, 0, 0, 0], [0, big, big, 0]]
     tier = {"hot": 2, "policy": "lru", "request": {"top": 1}}
     row = replayed(logits, "exact", tier=tier)
     assert (row["tier_hit_rate"], row["tier_swap_tokens_per_step"]) == (0.5, 0.5)
     row = replayed(logits, "exact", tier=tier | {"request": {"top": 2}})
-    # Row 2 now asks for 0 and, among equals, for 1: both are held. Uses are 2 then, and the lower index stays.
+    # Row 2 now asks for 0 and, among equals, for 1: both are held. The lower of equal uses stays.
     assert (row["tier_hit_rate"], row["tier_swap_tokens_per_step"]) == (3 / 4, 0.5)
     assert (row["tier_swap_tokens_peak"], row["tier_swap_bytes_per_step"]) == (1, 0.5 * (4 + 1) * WIDTH)
 
 
 def test_a_row_and_the_row_before_it():
-    """A window of 3 attends to 3 of 4 tokens from row to row, the first row to 3 tokens."""
+    """C_3 = {1, 2, 3}, C_4 = {2, 3, 4}, C_5 = {3, 4, 5}."""
     row = replayed(np.zeros((3, 6)), {"name": "window"}, 2, prefill=3)
-    # C_3 = {1, 2, 3}, C_4 = {2, 3, 4}, C_5 = {3, 4, 5}.
     assert row["overlap_mean"] == 2 / 4
     assert replayed(np.zeros((3, 6)), "exact", prefill=3)["overlap_mean"] == pytest.approx(
         (4 / 5 + 5 / 6) / 2
@@ -123,7 +122,8 @@ def run_of(method, **words):
     q, k, v = layer()
     budget = None if method["name"] in NO_BUDGET else 12
     return kv.replay(
-        q, k, v, prefill=PROMPT, methods=method, budgets=budget, seeds=1, rope={"theta": 1e4}, precision="double", save="kept", **words
+        q, k, v, prefill=PROMPT, methods=method, budgets=budget, seeds=1, rope={"theta": 1e4},
+        precision="double", save="kept", **words,
     )  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def test_the_oracle_of_k_tokens_has_recall_one_at_k():
 
 
 def test_bytes_of_an_index_are_counted_once_for_a_group():
-    """Query heads that share the full cache share its pages' extremes; 4-bit keys are read where some head looks."""
+    """Heads that share the full cache share its pages. A 4-bit key is read if some head looks at it."""
     quest, of_group = (run_of(m).row(head=0) for m in READS[:2])
     assert quest["index_stored_bytes"] == of_group["index_stored_bytes"] == 2 * 16 * (TOKENS // 4) * WIDTH
     assert quest["index_read_bytes_per_step"] == of_group["index_read_bytes_per_step"]

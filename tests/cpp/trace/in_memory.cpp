@@ -11,22 +11,27 @@ using Catch::Contains;
 
 namespace {
 
-constexpr int64_t kTokens = 10, kWidth = 6;
+constexpr int64_t kInMemoryTokens = 10, kInMemoryWidth = 6;
 
 // The bytes of the smallest trace, whose tensors hold other numbers than the array for `name`.
 struct InMemory {
   TraceInMemory trace;
   std::vector<float> numbers;
 
-  explicit InMemory(const std::string& name, int64_t heads) : numbers(size_t(heads * kTokens * kWidth)) {
+  explicit InMemory(const std::string& name, int64_t heads)
+      : numbers(size_t(heads * kInMemoryTokens * kInMemoryWidth)) {
     const Folder folder;
     trace = {"live", read_bytes(SmallTrace{}.write(folder / "small.h5")), {}};
     for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = float(i) / 8;
-    trace.arrays["prompts/p0/layers/003/" + name] = {
-        DType::float32, {heads, kTokens, kWidth}, numbers.data(), {kTokens * kWidth, kWidth, 1}, {}};
+    trace.arrays["prompts/p0/layers/003/" + name] = {DType::float32,
+                                                     {heads, kInMemoryTokens, kInMemoryWidth},
+                                                     numbers.data(),
+                                                     {kInMemoryTokens * kInMemoryWidth, kInMemoryWidth, 1},
+                                                     {}};
   }
   std::vector<float> head(int64_t number) const {
-    return {numbers.begin() + number * kTokens * kWidth, numbers.begin() + (number + 1) * kTokens * kWidth};
+    return {numbers.begin() + number * kInMemoryTokens * kInMemoryWidth,
+            numbers.begin() + (number + 1) * kInMemoryTokens * kInMemoryWidth};
   }
 };
 
@@ -44,20 +49,20 @@ TEST_CASE("a trace in memory says what its file says", "[memory]") {
 TEST_CASE("its arrays are read in place of the file's tensors", "[memory]") {
   const InMemory memory("k", 2);
   const Trace trace(memory.trace);
-  std::vector<float> keys(kTokens * kWidth), values(kTokens * 5);
-  trace.read_keys("p0", 3, 1, kTokens, keys);
+  std::vector<float> keys(kInMemoryTokens * kInMemoryWidth), values(kInMemoryTokens * 5);
+  trace.read_keys("p0", 3, 1, kInMemoryTokens, keys);
   CHECK(keys == memory.head(1));
-  trace.read_values("p0", 3, 1, kTokens, values);  // still the file's
+  trace.read_values("p0", 3, 1, kInMemoryTokens, values);  // still the file's
   CHECK(values.front() == marked(1, 0, 0));
 }
 
 TEST_CASE("queries of a trace in memory begin at any row", "[memory]") {
   const InMemory memory("q", 4);
   const Trace trace(memory.trace);
-  std::vector<float> rows(2 * kWidth);
+  std::vector<float> rows(2 * kInMemoryWidth);
   trace.read_queries("p0", 3, 2, 7, 2, rows);
   const std::vector<float> head = memory.head(2);
-  CHECK(rows == std::vector<float>(head.begin() + 7 * kWidth, head.begin() + 9 * kWidth));
+  CHECK(rows == std::vector<float>(head.begin() + 7 * kInMemoryWidth, head.begin() + 9 * kInMemoryWidth));
 }
 
 TEST_CASE("an array that is fetched is asked for the rows that are read", "[memory]") {
@@ -65,21 +70,21 @@ TEST_CASE("an array that is fetched is asked for the rows that are read", "[memo
   ArrayView& view = memory.trace.arrays.begin()->second;
   view.data = nullptr;
   view.fetch = [](int64_t head, int64_t first, int64_t rows, void* into) {
-    std::fill_n(static_cast<float*>(into), rows * kWidth, float(100 * head + first + rows));
+    std::fill_n(static_cast<float*>(into), rows * kInMemoryWidth, float(100 * head + first + rows));
   };
-  std::vector<float> keys(3 * kWidth);
+  std::vector<float> keys(3 * kInMemoryWidth);
   Trace(memory.trace).read_keys("p0", 3, 1, 3, keys);
-  CHECK(keys == std::vector<float>(3 * kWidth, 103));
+  CHECK(keys == std::vector<float>(3 * kInMemoryWidth, 103));
 }
 
 TEST_CASE("NaN in an array is named by layer, head and token", "[memory]") {
   InMemory memory("k", 2);
-  memory.numbers[kTokens * kWidth + 4 * kWidth + 2] = NAN;
+  memory.numbers[kInMemoryTokens * kInMemoryWidth + 4 * kInMemoryWidth + 2] = NAN;
   const Trace trace(memory.trace);
-  std::vector<float> keys(kTokens * kWidth);
-  CHECK_THROWS_WITH(trace.read_keys("p0", 3, 1, kTokens, keys),
+  std::vector<float> keys(kInMemoryTokens * kInMemoryWidth);
+  CHECK_THROWS_WITH(trace.read_keys("p0", 3, 1, kInMemoryTokens, keys),
                     Contains("live: /prompts/p0/layers/003/k") && Contains("head 1, token 4"));
-  CHECK_NOTHROW(trace.read_keys("p0", 3, 0, kTokens, keys));
+  CHECK_NOTHROW(trace.read_keys("p0", 3, 0, kInMemoryTokens, keys));
 }
 
 TEST_CASE("two traces in memory are open at once", "[memory]") {

@@ -139,15 +139,23 @@ def add_confirmed_options(parser):
 def _allocate(parser):
     _out_only(parser)
     add = parser.add_argument
-    add("--method", required=True, metavar="LABEL", help="a method, as `kvreplay compare` names it")
+    method = "a method, as `kvreplay compare` names it (--formats without --budget: the only one)"
+    add("--method", metavar="LABEL", help=method)
     budget = "the mean over kv heads in tokens, or a share of the full cache's bytes: 128 or 25%%"
-    add("--budget", required=True, metavar="BUDGET", help=budget)
+    add("--budget", metavar="BUDGET", help=budget)
     prompts = "the prompt whose losses count; repeat it for the mean of several (default: the only one)"
     add("--prompt", action="append", metavar="ID", help=prompts)
-    formats = "each layer also chooses its row format, at equal bytes: JSON only"
+    formats = "each kv head chooses its row format; with --budget each layer does, beside its tokens"
     add("--formats", action="store_true", help=formats)
-    add("-o", "--output", help="the CSV file (default: stdout, without --json)", **FILE)
-    add("--json", help="the budgets by layer, with the predicted losses", **FILE)
+    limit = parser.add_mutually_exclusive_group()
+    least = "--formats: at most as many bytes, all heads together after the last row"
+    limit.add_argument("--bytes", metavar="N", help=least)
+    like = "--formats: the bytes of this row format (default: a table with a line for each of the run)"
+    limit.add_argument("--like", metavar="FORMAT", help=like)
+    csv = "the CSV file: tokens, or formats without --budget (default: stdout, without --json)"
+    add("-o", "--output", help=csv, **FILE)
+    json = "the same with the predicted losses; with --formats, formats.csv is written beside it"
+    add("--json", help=json, **FILE)
 
 
 report = Work(_report, commands.report, _examples("report out/first", "report out/figures -o claims.html"))
@@ -189,5 +197,7 @@ allocate = Work(
     _examples(
         "allocate out/first --method snapkv --budget 128 -o budgets.csv",
         "allocate out/first --method snapkv --budget 25% --formats --json budgets.json",
+        "allocate out/first --formats",
+        "allocate out/first --formats --like q4_0 --json formats.json",
     ),
 )

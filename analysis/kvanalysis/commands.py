@@ -245,24 +245,82 @@ def predict(options):
 
 
 def allocate(options):
+    if options.formats and options.budget is None:
+        _allocate_formats(options)
+    else:
+        _refuse_incomplete(options)
+        _allocate_tokens(options)
+
+
+def _refuse_incomplete(options):
+    if options.bytes is not None or options.like is not None:
+        raise ConfigError("--bytes and --like are limits of --formats without --budget")
+    if options.budget is None or options.method is None:
+        raise ConfigError("give --method and --budget, or --formats to choose a row format for each head")
+    if options.formats and options.output and not options.json:
+        raise ConfigError(
+            "--formats: the CSV file holds tokens alone; add --json FILE, beside which formats.csv is written"
+        )
+
+
+def _allocate_tokens(options):
     from kvbase.files import write_atomic
 
     from .data.load import load
     from .loss import budgets
     from .loss.budget_files import csv_text, json_text, summary
+    from .loss.format_files import formats_csv
 
-    if options.formats and options.output:
-        raise ConfigError(
-            "--formats: a CSV file of budgets holds tokens of one row format; write --json FILE"
-        )
     budget = _budget(options.budget)
     found = budgets.allocate(load(options.out), options.method, budget, options.prompt, options.formats)
     print(summary(found), file=sys.stderr)
-    for path, text in ((options.output, csv_text), (options.json, json_text)):
+    beside = _formats_file(options) if options.formats else None
+    for path, text in ((options.output, csv_text), (options.json, json_text), (beside, formats_csv)):
         if path:
             print(write_atomic(path, text(found)))
     if not (options.output or options.json):
         print((json_text if options.formats else csv_text)(found), end="")
+
+
+def _allocate_formats(options):
+    from kvbase.files import write_atomic
+
+    from .data.load import load
+    from .loss.format_choice import choices, choose_formats, formats_of
+    from .loss.format_files import choice_cells, formats_csv, formats_json
+    from .stats.format import aligned
+
+    one = options.bytes is not None or options.like is not None
+    if not one and (options.output or options.json):
+        raise ConfigError(
+            "--formats: a file holds one choice: say at which bytes with --like FORMAT or --bytes N"
+        )
+    formats = formats_of(load(options.out), options.method, options.prompt)
+    if not one:
+        print(aligned(*choice_cells(choices(formats))))
+        return
+    limit = _bytes(options.bytes) if options.like is None else formats.named(options.like)
+    found = choose_formats(formats, limit)
+    print(aligned(*choice_cells([found])), file=sys.stderr)
+    output = options.output or _formats_file(options)
+    for path, text in ((output, formats_csv), (options.json, formats_json)):
+        if path:
+            print(write_atomic(path, text(found)))
+    if not output:
+        print(formats_csv(found), end="")
+
+
+def _formats_file(options):
+    """Beside the JSON file, if one is written."""
+    from .loss.format_files import FORMATS_FILE
+
+    return options.json and options.json.with_name(FORMATS_FILE)
+
+
+def _bytes(text):
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"--bytes {text}: write a number of bytes, such as 8294400")
+    return int(text)
 
 
 def _budget(text):

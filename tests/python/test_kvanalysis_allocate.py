@@ -303,6 +303,30 @@ def test_the_engine_gives_each_head_the_files_budget(gradient_trace, tmp_path):
     assert found.predicted_kl < found.uniform_kl
 
 
+def test_the_engine_gives_each_layer_the_tokens_and_the_format_of_both_files(gradient_trace, tmp_path):
+    """A budget near the largest: the layer that the model hardly uses pays with its format."""
+    entry = "methods=[{name: snapkv, row_format: [source, int4]}, {name: exact, row_format: int4}]"
+    done = kvreplay("run", gradient_trace, "--budget", "40,64,96", "-o", tmp_path / "curves", "-s", entry)
+    assert done.returncode == 0, done.stderr
+    words = ["allocate", str(tmp_path / "curves"), "--method", "snapkv", "--budget", "55%", "--formats"]
+    assert cli.main([*words, "-o", str(tmp_path / "b.csv"), "--json", str(tmp_path / "b.json")]) == 0
+    both = f"allocator: 'file:{tmp_path / 'b.csv'}', row_format: 'file:{tmp_path / 'formats.csv'}'"
+    entry = f"methods=[{{name: snapkv, {both}}}]"
+    done = kvreplay("run", gradient_trace, "--budget", "64", "-o", tmp_path / "out", "-s", entry)
+    assert done.returncode == 0, done.stderr
+    layers = json.loads((tmp_path / "b.json").read_text())["layers"]
+    assert len({str(each["row_format"]) for each in layers}) == 2
+    given = {(int(row["layer"]), int(row["kv_head"])): row for row in table(tmp_path / "out")}
+    for each in layers:
+        for head, tokens in enumerate(each["tokens"]):
+            row = given[each["layer"], head]
+            assert json.loads(row["extras"])["allocated_tokens"] == tokens
+            assert row["row_format"] == (
+                each["row_format"] if isinstance(each["row_format"], str) else
+                json.dumps(each["row_format"], sort_keys=True, separators=(",", ":")))  # fmt: skip
+        assert sum(int(given[each["layer"], head]["total_bytes"]) for head in range(2)) == each["bytes"]
+
+
 # Refusals
 
 
@@ -381,10 +405,16 @@ def test_an_invalid_budget_is_refused(tmp_path, budget, capsys):
     assert f"--budget {budget}: write tokens" in capsys.readouterr().err
 
 
-def test_a_csv_file_of_mixed_formats_is_refused(tmp_path, capsys):
+def test_tokens_of_mixed_formats_without_the_formats_are_refused(tmp_path, capsys):
     words = ["allocate", str(tmp_path), "--method", "snapkv", "--budget", "64", "--formats", "-o", "b.csv"]
     assert cli.main(words) == 2
-    assert "holds tokens of one row format; write --json FILE" in capsys.readouterr().err
+    assert "holds tokens alone; add --json FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--budget", "64"], ["--method", "snapkv"], []])
+def test_a_call_without_a_method_or_a_budget_says_what_to_give(tmp_path, words, capsys):
+    assert cli.main(["allocate", str(tmp_path), *words]) == 2
+    assert "give --method and --budget, or --formats" in capsys.readouterr().err
 
 
 def test_a_budget_is_tokens_or_a_share_and_not_both():

@@ -21,6 +21,11 @@ def format_of(parameters):
     return given if isinstance(given, dict) else {"name": given}
 
 
+def format_in(text):
+    """A row format as results.csv writes it for one head: a word, or a map as JSON."""
+    return json.loads(text) if text.startswith("{") else {"name": text}
+
+
 def names_in(row_format):
     """Names of the formats for keys and values; of a choice by age or by head, those of all its formats."""
     if entries := row_format.get("age") or row_format.get("by"):
@@ -46,18 +51,29 @@ class RowReader:
         self.positions = trace.prompt(instance.prompt, instance.n_tokens)[1]
         parameters = instance.parameters()
         self.format = format_of(parameters)
-        self.names = names_in(self.format)
         self.codes = is_coded(parameters)
         self.uniforms = _uniforms(parameters.get("uniforms")) if self.codes else None
         self.n_layers = trace.shape()["n_layers"] if self.codes else None
 
-    def read(self, layer, k, v, held):
+    def formats(self, layer, series):
+        """The row format of each of the `series` of a layer, which are equally many for each kv head."""
+        if "by" not in self.format:
+            return [self.format] * series
+        # Only the engine knows which rule holds for a head; its table says so.
+        of_heads = [format_in(text) for text in self.instance.row_formats_of(layer)]
+        return [of_heads[number * len(of_heads) // series] for number in range(series)]
+
+    def read(self, layer, row_format, k, v, held):
         """ReadBack of one kv head's k [T, D], v [T, Dv]. `held`: tokens in its cache, from Lists.holds.
         Raises TraceError."""
         i = self.instance
+        if "age" in row_format:
+            raise TraceError(
+                f"layer {layer}: rows of a format by age are read in several ways: use --select own"
+            )
         try:
             return self.engine.read_back(
-                self.format, k.cpu().numpy(), v.cpu().numpy(), prompt=i.n_prefill, held=held,
+                row_format, k.cpu().numpy(), v.cpu().numpy(), prompt=i.n_prefill, held=held,
                 positions=self.positions, rope=self.trace.rope(i.prompt, layer),
                 latent=self.trace.is_latent(i.prompt, layer),
                 layer=layer, n_layers=self.n_layers, seed=int(i.seed or 0), uniforms=self.uniforms,
@@ -69,18 +85,28 @@ class RowReader:
         """TraceError if the format cannot store rows of the trace's sizes. Random numbers are enough to test
         this, so no model is needed."""
         numbers = torch.Generator().manual_seed(0)
-        for layer in layers:
+        for layer, row_format in self._trials(layers):
             found = self.trace.layer(self.instance.prompt, layer)
             k, v = (
                 torch.randn(self.instance.n_tokens, width, generator=numbers)
                 for width in (found.head_dim, found.v_head_dim)
             )
-            self.read(layer, k, v, None)
+            self.read(layer, row_format, k, v, None)
+
+    def _trials(self, layers):
+        """Pairs (layer, row format) to test; of formats by head, each format where it stands first."""
+        if "by" not in self.format:
+            return [(layer, self.format) for layer in layers]
+        places = sorted(self.instance.row_formats.items())
+        first = {text: layer for (layer, _), text in reversed(places)}
+        return [(layer, format_in(text)) for text, layer in first.items()]
 
     def check_window(self, layer):
         """TraceError if a row's codes depend on other rows, which a layer with a window or chunks may have
         dropped."""
-        facts = [self.engine.describe(name) for name in sorted(self.names)]
+        formats = self.formats(self.instance.replayed(layer), len(self.instance.keys_of(layer)))
+        names = set().union(*map(names_in, formats))
+        facts = [self.engine.describe(name) for name in sorted(names)]
         if any(one["coded_in_blocks"] or one["calibrated"] for one in facts):
             told = " and ".join(one["name"] for one in facts)
             raise TraceError(f"layer {layer}: {told} in a layer with a window or chunks: use --select own")

@@ -67,7 +67,8 @@ class RecordedRows:
         if (series := len(rows.num)) > len(k):
             k, v = (x.repeat_interleave(series // len(x), 0) for x in (k, v))
         replayed = self.instance.replayed(layer)
-        backs = [self.reader.read(replayed, *one) for one in zip(k, v, holds, strict=True)]
+        formats = self.reader.formats(replayed, len(k))
+        backs = [self.reader.read(replayed, *one) for one in zip(formats, k, v, holds, strict=True)]
         return with_columns(rows, k, v, backs)
 
     def rows_of(self, layer):

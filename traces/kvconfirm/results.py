@@ -11,6 +11,7 @@ from kvbase.errors import ConfigError
 from kvbase.files import reason
 
 COLUMNS = ("key", "model", "params", *CELL, *EXTENT, "status")
+LONGEST = 400  # characters of an instance's parameters in a message
 
 
 @dataclass
@@ -32,13 +33,15 @@ class Instance:
     n_tokens: int
     params: str  # resolved parameters in the first layer; some methods resolve them layer by layer
     cells: dict = field(default_factory=dict)  # (layer, kv head) -> key
+    row_formats: dict = field(default_factory=dict)  # (layer, kv head) -> its row format, as a text
     failed: list = field(default_factory=list)  # (layer, kv head) of cells without a result
     owners: dict = field(default_factory=dict)  # layer -> the layer whose keys and values it reads
 
     @property
     def name(self):
-        """ "h2o {"row_format":"int4"} B=128 seed 0", for messages."""
-        parts = [self.method, "" if self.given == "{}" else self.given]
+        """ "h2o {"row_format":"int4"} B=128 seed 0", for messages; row formats of many heads are cut."""
+        given = self.given if len(self.given) <= LONGEST else f"{self.given[:LONGEST]}…"
+        parts = [self.method, "" if given == "{}" else given]
         parts += [f"B={self.budget_tokens}" if self.budget_tokens else ""]
         parts += [f"seed {self.seed}" if self.seed else ""]
         return " ".join(part for part in parts if part)
@@ -50,8 +53,15 @@ class Instance:
 
     def keys_of(self, layer):
         """Keys of the cells of the cache that a layer reads, by kv head."""
+        return self._of_heads(self.cells, layer)
+
+    def row_formats_of(self, layer):
+        """Row formats of the cells of the cache that a layer reads, by kv head."""
+        return self._of_heads(self.row_formats, layer)
+
+    def _of_heads(self, facts, layer):
         replayed = self.replayed(layer)
-        return [key for (at, _), key in sorted(self.cells.items()) if at == replayed]
+        return [fact for (at, _), fact in sorted(facts.items()) if at == replayed]
 
     def parameters(self):
         """Resolved parameters of the first layer, as a dict."""
@@ -132,6 +142,7 @@ def _gather(table, rows):
         if where in instance.cells:
             raise ConfigError(f"{table}:{number}: layer {where[0]}, kv head {where[1]} stands twice")
         instance.cells[where] = row["key"]
+        instance.row_formats[where] = row.get("row_format", "")
         if where == min(instance.cells):
             instance.params = row["params"]
         if row["status"] != "ok":

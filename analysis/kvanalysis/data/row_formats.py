@@ -5,6 +5,8 @@ and kv head. Two row formats are equal if they differ only in defaults that one 
 (docs/configuration.md); the short name leaves defaults out.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ SHARED = ("rotate", "rotate_block", "keys")  # next to parts, they apply to both
 KEYS_ALONE = "keys"  # has no meaning for values
 PROTECTION = {"sinks": 0, "recent": 1}
 BARE = ("rotation", "codebook", "rotate", "keys")  # their values are shown without their names
+MOST_RULES = 4  # a choice by head with more has a name that counts them
 # The defaults of parameters, as `kvreplay describe FORMAT` prints them, and of transforms combined with
 # formats.
 _INTEGERS, _FLOATS, _MICRO = {"group": 64}, {"scale": 1.0}, {"block": 32, "scale_rounding": "floor"}
@@ -82,6 +85,11 @@ def is_rotated(row_format: str | dict) -> bool:
     return any(part.get("rotate", "none") != "none" for part in _normal(row_format)[:2])
 
 
+def is_choice(row_format: str | dict) -> bool:
+    """Whether layers or kv heads have row formats of their own."""
+    return not isinstance(row_format, str) and "by" in row_format
+
+
 def _entries(row_format: str | dict) -> list[dict]:
     """The entries of a choice by age, or by layer and kv head; [] for one format."""
     given = {} if isinstance(row_format, str) else row_format
@@ -89,7 +97,12 @@ def _entries(row_format: str | dict) -> list[dict]:
 
 
 def _choice_text(entries: list[dict]) -> str:
-    """ "<512 bf16 | nvfp4", "L0+-1 H2 int8 | int4"."""
+    """ "<512 bf16 | nvfp4", "L0+-1 H2 int8 | int4"; many rules are counted, and a part of their hash
+    keeps two such choices different: "13 formats by head #1a2b"."""
+    if len(entries) > MOST_RULES and "newer_than" not in entries[0]:
+        formats = {row_format_text(entry["format"]) for entry in entries}
+        told = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+        return f"{len(formats)} formats by head #{told[:4]}"
     return " | ".join(" ".join([*_where(entry), row_format_text(entry["format"])]) for entry in entries)
 
 

@@ -78,7 +78,7 @@ def method_curves(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None
     largest replayed budget is the last point. Raises ConfigError, ResultsError."""
     rows = rows_of(frame, label, prompts)
     if rows["budget_tokens"].isna().all():
-        return _without_budget(rows)
+        return _one_point(rows, "total_bytes")
     kl = _by_budget(rows, KL)
     full, lost = _full_tokens(rows), _full_cache_loss(frame, rows, kl.index)
     # A budget above the full cache holds no more than the full cache.
@@ -107,6 +107,18 @@ def full_cache(frame: pd.DataFrame, like: MethodCurves, label: str, prompts) -> 
     return MethodCurves(like.heads, Curves(tokens, lost), lost, np.zeros(len(full)), full, SOURCE)
 
 
+def fixed_cache(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None, held: str) -> MethodCurves:
+    """The heads of a method without a budget, or replayed at one: curves of one point, bytes from the column
+    `held`. Raises ConfigError, ResultsError."""
+    rows = rows_of(frame, label, prompts)
+    if rows["budget_tokens"].nunique() > 1:
+        raise ConfigError(
+            f"{label} was replayed at several budgets: with --budget, tokens are divided as well; without it,"
+            " use a run of one budget"
+        )
+    return _one_point(rows, held)
+
+
 def row_format(rows: pd.DataFrame) -> str | dict:
     return rows["params"].iloc[0].get("row_format", SOURCE)
 
@@ -127,11 +139,11 @@ def _but_format(given):
     return json.dumps({name: value for name, value in given.items() if name != "row_format"}, sort_keys=True)
 
 
-def _without_budget(rows):
-    means = rows.groupby(HEAD)[[KL, "total_bytes"]].mean()
+def _one_point(rows, column):
+    means = rows.groupby(HEAD)[[KL, column]].mean()
     measured = means[[KL]].to_numpy()
     curves = Curves(np.full(measured.shape, _full_tokens(rows)), measured)
-    held = means["total_bytes"].to_numpy()
+    held = means[column].to_numpy()
     return MethodCurves(_heads(means.index), curves, measured, np.zeros(len(held)), held, row_format(rows))
 
 

@@ -1,6 +1,7 @@
 """Budgets as files: for `allocator: file:PATH`, and to configure a serving engine."""
 
 import json
+from typing import Any
 
 from .budgets import Allocation
 
@@ -20,19 +21,30 @@ def json_text(allocation: Allocation) -> str:
         (each for each in layers if not each["full"]), key=lambda each: -each["kl_per_mib_if_full"]
     )
     whole = {
-        "model": allocation.model,
-        "trace_id": allocation.trace_id,
-        "prompts": allocation.prompts,
-        "method": allocation.method,
+        **source_of(allocation),
         "label": allocation.label,
-        "params": allocation.given,
         "budget": {"tokens": allocation.budget.tokens} if share is None else {"share_of_cache": share},
-        "predicted_kl": _rounded(allocation.predicted_kl),
-        "predicted_kl_uniform": None if allocation.uniform_kl is None else _rounded(allocation.uniform_kl),
+        "predicted_kl": rounded(allocation.predicted_kl),
+        "predicted_kl_uniform": None if allocation.uniform_kl is None else rounded(allocation.uniform_kl),
         "layers": layers,
         "skip_layers": [each["layer"] for each in layers if each["full"]],
         "skip_order": [each["layer"] for each in order],
     }
+    return as_text(whole)
+
+
+def source_of(found: Any) -> dict[str, Any]:
+    """What an allocation or a choice of formats was derived from."""
+    return {
+        "model": found.model,
+        "trace_id": found.trace_id,
+        "prompts": found.prompts,
+        "method": found.method,
+        "params": found.given,
+    }
+
+
+def as_text(whole: dict[str, Any]) -> str:
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -57,14 +69,14 @@ def _layer(layer, rows):
     return {
         "layer": layer,
         "tokens": [int(each) for each in rows["tokens"]],
-        "predicted_kl": [_rounded(each) for each in rows["predicted_kl"]],
+        "predicted_kl": [rounded(each) for each in rows["predicted_kl"]],
         "row_format": rows["row_format"].iloc[0],
         "label": rows["label"].iloc[0],
         "bytes": int(held),
         "full": kept_whole,
-        "kl_per_mib_if_full": None if kept_whole else _rounded(lost / (full - held) * 2**20),
+        "kl_per_mib_if_full": None if kept_whole else rounded(lost / (full - held) * 2**20),
     }
 
 
-def _rounded(value):
+def rounded(value: float) -> float:
     return float(f"{float(value):.{DIGITS}g}")

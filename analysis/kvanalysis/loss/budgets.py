@@ -135,7 +135,7 @@ def _by_layer(frame, label, prompts, asked, total) -> pd.DataFrame:
         if not option.heads.equals(asked.heads):
             raise ConfigError(f"--formats: {each} lacks layers or kv heads of {label}: replay it there")
     labels.append(FULL)
-    chosen = cheapest_formats(options, asked.heads["layer"].to_numpy(), total)
+    chosen, _ = cheapest_formats(options, asked.heads["layer"].to_numpy(), total)
     parts = _chosen(options, chosen)
     tokens = spend(parts.curves, _costs(parts), total - parts.fixed.sum())
     names = [labels[each] for each in chosen]

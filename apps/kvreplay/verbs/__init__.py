@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
              "kvanalysis.cli:formats"),
         Verb("predict", "the loss of each method in nats a token, predicted from the trace alone",
              "kvanalysis.cli:predict"),
-        Verb("allocate", "tokens for each kv head that minimise the predicted loss",
+        Verb("allocate", "tokens or a row format for each kv head, for the lowest predicted loss",
              "kvanalysis.cli:allocate"),
     ),
     "Study": (

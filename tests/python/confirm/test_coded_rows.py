@@ -80,3 +80,52 @@ def test_both_selections_give_equal_losses_without_eviction(wide, tmp_path):
         lost[select] = [float(row["kl_mean"]) for row in told]
     assert len(lost["own"]) == len(formats) and min(lost["own"]) > 1e-4
     assert lost["own"] == pytest.approx(lost["recorded"], rel=2e-3)  # rounding may flip a code
+
+
+BY_HEAD = {
+    "by": [
+        {"layers": [0], "heads": [0], "format": {"name": "int4", "group": 4}},
+        {"layers": [0], "heads": [1], "format": {"key": "int8", "value": "nvfp4", "rotate": "hadamard"}},
+        {"layers": [1], "heads": [1], "format": "source"},
+        {"layers": [-1], "format": {"name": "int8", "skip_layers": [-1]}},
+        {"format": KIVI},
+    ]
+}
+
+
+@pytest.mark.parametrize("way", [{"name": "exact"}, {"name": "h2o"}, *WAYS[:3]], ids=str)
+def test_heads_with_formats_of_their_own_are_followed(wide, tmp_path, way):
+    out = replay(wide[1], tmp_path / "out", [{**way, "row_format": BY_HEAD}])
+    for layer in (0, 1):
+        assert confirm(out, wide[0], "--trace", wide[1], "--verify", "--draws", 1, "--layers", layer) == 0
+    assert confirm(out, wide[0], "--trace", wide[1], "--draws", 1) == 0
+
+
+def test_both_selections_lose_the_same_with_formats_by_head(wide, tmp_path):
+    out = replay(wide[1], tmp_path / "out", [{"name": "exact", "row_format": BY_HEAD}])
+    lost = []
+    for select in ("recorded", "own"):
+        assert confirm(out, wide[0], "--trace", wide[1], "--draws", 1, "--select", select) == 0
+        told = rows(out, selection=select, distance_from="0", distance_to="31")
+        lost += [float(row["kl_mean"]) for row in told]
+    assert len(lost) == 2 and min(lost) > 1e-4
+    assert lost[1] == pytest.approx(lost[0], rel=2e-3)
+
+
+def test_one_format_for_every_head_loses_exactly_what_the_format_loses(wide, tmp_path):
+    formats = [KIVI, {"by": [{"heads": [0], "format": KIVI}, {"format": KIVI}]}]
+    out = replay(wide[1], tmp_path / "out", [{"name": "h2o", "row_format": one} for one in formats])
+    assert confirm(out, wide[0], "--trace", wide[1]) == 0
+    alone, by = ([row["kl_mean"] for row in rows(out) if ("by" in row["given"]) == whole] for whole in (0, 1))
+    assert alone == by and float(alone[0]) > 1e-4
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_formats_by_age_point_to_the_other_selection_and_are_followed_there(wide, tmp_path, capsys, by_head):
+    aging = {"age": [{"newer_than": 4, "format": "int8"}, {"format": "int4"}]}
+    by = {"by": [{"layers": [1], "heads": [1], "format": aging}, {"format": "int4"}]}
+    out = replay(wide[1], tmp_path / "out", [{"name": "exact", "row_format": by if by_head else aging}])
+    assert confirm(out, wide[0], "--trace", wide[1], "--draws", 1) == 3
+    said = capsys.readouterr().err
+    assert f"layer {int(by_head)}" in said and "by age" in said and "use --select own" in said
+    assert confirm(out, wide[0], "--trace", wide[1], "--draws", 1, "--select", "own") == 0

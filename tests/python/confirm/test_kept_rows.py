@@ -12,6 +12,7 @@ from kvconfirm.attention import LogitRule, attend, bias_of  # noqa: E402
 from kvconfirm.coded_rows import format_of, names_in, with_columns  # noqa: E402
 from kvconfirm.kept_lists import KeptFile, Series  # noqa: E402
 from kvconfirm.losses import answer_of, compare  # noqa: E402
+from kvconfirm.results import Instance  # noqa: E402
 from kvconfirm.rotation import Rotary, turn  # noqa: E402
 from kvconfirm.row_weights import LayerRows, moves, weigh  # noqa: E402
 from kvconfirm.table import spans  # noqa: E402
@@ -250,6 +251,15 @@ def test_formats_of_keys_and_values_are_named():
     apart = {"key": "fp8_e4m3", "value": {"name": "int4", "group": 32}}
     assert names_in(format_of({"row_format": apart})) == {"fp8_e4m3", "int4"}
     assert names_in(format_of({"row_format": {"value": "int8"}})) == {"source", "int8"}
+
+
+def test_a_message_names_an_instance_and_cuts_the_formats_of_many_heads():
+    facts = {"trace_id": "t", "model": "m", "prompt": "a", "method": "h2o", "budget_tokens": "64", "seed": ""}
+    one, many = (
+        Instance(**facts, given=given, params="{}", n_prefill=4, n_tokens=9) for given in ("{x}", "x" * 999)
+    )
+    assert one.name == "h2o {x} B=64"
+    assert many.name == f"h2o {'x' * 400}… B=64"
 
 
 # --- Losses ---------------------------------------------------------------------------------------

@@ -158,8 +158,9 @@ void CacheAccount<Real>::count_read(std::span<const uint8_t> read, StepReads& to
   to.tokens = int32_t(std::count(read.begin(), read.end(), kRead));
   if (index.aux_bytes_per_scan > 0) to.scanned = int32_t(std::count(read.begin(), read.end(), kScanned));
   const int64_t rows = to.tokens, scanned = rows + to.scanned;
-  const int64_t floats = index.floats_read() + index.sketch_floats_per_row * rows;
-  const int64_t bytes = floats * state_.stream.stored_bytes + index.bytes_read() + index.aux_bytes_per_scan * scanned;
+  const double floats = index.floats_read() + double(index.sketch_floats_per_row * rows);
+  const int64_t bytes =
+      std::llround(floats * state_.stream.stored_bytes) + index.bytes_read() + index.aux_bytes_per_scan * scanned;
   keeper_.read_some(state_.formatter.read_bytes(state_.cache, read), bytes / state_.cache.shape().blocks);
 }
 
@@ -173,8 +174,8 @@ void CacheAccount<Real>::take_report() {
   keeper_.ledger.final_rows = state_.cache.size();
   if (state_.setup.method.traits().chooses) {
     const ExtraBytes index = of_method();
-    const int64_t bytes = index.sketch_floats * state_.stream.stored_bytes + index.aux_bytes;
-    keeper_.ledger.final_index_bytes = double(bytes) / state_.cache.shape().blocks;
+    const double bytes = index.floats_stored() * state_.stream.stored_bytes + double(index.aux_bytes);
+    keeper_.ledger.final_index_bytes = bytes / state_.cache.shape().blocks;
   }
   keeper_.ledger.pages = pages_.ledger();
   if (state_.rules.chunked > 0) extras["peak_attended_prompt"] = prompt_peak_;

@@ -1,6 +1,7 @@
 #include "caches/ledger.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "formats/registry.hpp"
@@ -76,7 +77,7 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   besides_ = 4 * weights / now.blocks + extra.code_bytes - exact_bytes(extra.coded_floats);
   more_keys_ = exact_bytes(extra.key_floats);
   take_peaks(now.payload.keys + extra.key_floats, now.payload.values, now.payload.bytes + more_keys_);
-  take_aux(now, extra.aux_bytes + exact_bytes(extra.sketch_floats), extra.mark_bytes);
+  take_aux(now, extra.aux_bytes + std::llround(extra.floats_stored() * stored_bytes_), extra.mark_bytes);
   ledger.final_bytes = now.payload.bytes + spare_ + more_keys_ + besides_ + aux_;
   ledger.final_aux_bytes = aux_, last_kept_ = now.rows;
   kept_again(now.evictions);

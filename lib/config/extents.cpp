@@ -275,7 +275,7 @@ MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer,
   context.shape = {layer.head_dim, layer.v_head_dim, layer.group(), 1, layer.is_latent()};
   if (instance.options.gqa_level == GqaLevel::query) context.shape.heads = 1;
   if (instance.options.spans_layer()) context.shape.heads = layer.q_heads, context.shape.blocks = layer.kv_heads;
-  context.kv_heads = layer.kv_heads;
+  context.kv_heads = layer.kv_heads, context.query_heads = layer.group();
   context.layer = layer.layer, context.n_layers = n_layers;
   context.phase = instance.options.phase;
   context.serving = instance.options.serving;

@@ -136,8 +136,8 @@ void check_tier(const RunConfig& config, Problems& problems) {
     const std::string name = m.method_name();
     if (!m.values.traits().chooses && tier.hot > 0)
       problems.error(config.mark_of({"replay.tier.hot", "replay.tier"}),
-                     fmt::format("{} evicts, and what it holds is its hot tier: leave out {}, or replay query-time "
-                                 "methods apart",
+                     fmt::format("{} reads all that it holds, which is its hot tier: leave out {}, or replay "
+                                 "query-time methods apart",
                                  name, hot));
     if (!m.values.traits().chooses) continue;
     if (!m.method().hooks.has(Hook::token_score))

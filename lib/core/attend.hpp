@@ -141,19 +141,37 @@ struct StripGather {
   static bool counts(const auto& cache, int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; }
 };
 
+// Turns e_i = exp(l_i - shift) of all rows into what a query-time method makes of them. Estimated rows often share a
+// logit.
+template <class Real>
+void count_chosen(const QueryView<Real>& view, Real shift, std::span<Real> e) {
+  double logit = -INFINITY;
+  Real estimated = 0;
+  for (size_t i = 0; i < e.size(); ++i) {
+    const uint8_t how = view.chosen[i];
+    if (how == kEstimated && view.weights[i] != logit)
+      logit = view.weights[i], estimated = Real(std::exp(logit - double(shift)));
+    if (!counts(how)) e[i] = 0;
+    else if (how == kEstimated) e[i] = estimated;
+    else if (view.weights != nullptr) e[i] = Real(double(e[i]) * view.weights[i]);
+  }
+}
+
 // Fills e with the attention probabilities of the rows (den_i e_i / tau) and passes num_i e_i / tau to the writer;
 // `coefficients` [rows] is scratch for it.
 template <Team T, Cache C, class Real = typename C::real, class Source, class Writer>
 Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache, std::span<Real> e,
                   std::span<Real> coefficients, const Writer& writer) {
   const int32_t n = cache.size();
-  const Real shift = source.fill(team, cache, e);
-  if (view.chosen != nullptr)
-    team.each(n, [&](int32_t i) {
-      if (!counts(view.chosen[i])) e[i] = 0;
-      else if (view.chosen[i] == kEstimated) e[i] = Real(std::exp(view.weights[i] - double(shift)));
-      else if (view.weights != nullptr) e[i] = Real(double(e[i]) * view.weights[i]);
-    });
+  Real shift = source.fill(team, cache, e);
+  if (view.chosen != nullptr) {
+    count_chosen(view, shift, e);
+    // Rows that are read may all be tiny beside the largest of the others.
+    if (!in_range(team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); }))) {
+      shift = OwnDots<Real>{view}.fill(team, cache, e);
+      count_chosen(view, shift, e);
+    }
+  }
   const bool weighted = cache.weighted();
   double tau = weighted ? team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); })
                         : team.sum(n, [&](int32_t i) { return double(e[i]); });

@@ -102,8 +102,14 @@ struct ExtraBytes {
   // Query-time methods: more key numbers of sketches for each row that is read, and more bytes for each that is read or
   // scanned (kScanned).
   int64_t sketch_floats_per_row = 0, aux_bytes_per_scan = 0;
-  int64_t floats_read() const { return sketch_floats_read == kAll ? sketch_floats : sketch_floats_read; }
+  double floats_stored() const { return double(sketch_floats) + double(layer_floats) / double(layer_heads); }
+  double floats_read() const {
+    const int64_t own = sketch_floats_read == kAll ? sketch_floats : sketch_floats_read;
+    return double(own) + double(layer_floats_read) / double(layer_heads);
+  }
   int64_t bytes_read() const { return aux_bytes_read == kAll ? aux_bytes : aux_bytes_read; }
+  // Key numbers of a sketch that the kv heads of a layer share, each charged an equal part, and how many a step reads.
+  int64_t layer_floats = 0, layer_floats_read = 0, layer_heads = 1;
   int64_t mark_bytes = 0;  // rings of marks, text classes: a decision reads them, attention does not
   // For rows that the method stores in its own format: numbers that are not stored, and bytes of the codes that replace
   // them.
@@ -164,9 +170,12 @@ inline ParameterError window_error(int32_t window, int32_t budget) {
 }
 
 inline ParameterError protection_error(int32_t sinks, int32_t recent, int32_t budget) {
-  return {recent > 0 ? "recent" : "sinks", "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
-                                               " exceed the budget of " + std::to_string(budget) +
-                                               "; make them smaller or the budget larger"};
+  const std::string of_sinks = sinks > 0 ? "sinks " + std::to_string(sinks) : "";
+  const std::string of_recent = recent > 0 ? "recent " + std::to_string(recent) : "";
+  const bool both = sinks > 0 && recent > 0;
+  return {recent > 0 ? "recent" : "sinks",
+          of_sinks + (both ? " + " : "") + of_recent + (both ? " exceed" : " exceeds") + " the budget of " +
+              std::to_string(budget) + "; make " + (both ? "them" : "it") + " smaller or the budget larger"};
 }
 
 }  // namespace kvreplay

@@ -115,7 +115,7 @@ struct VerbatimRow {
     r.index_recall = double(hits) / r.attended;
     r.top_mass = ranking.top_mass[std::min(size_t(r.attended), ranking.top_mass.size()) - 1];
   }
-  // The heads attend alike. What a cache that only evicts attends to is what the row before did, and its own token.
+  // The heads attend alike. A cache that only evicts attends to tokens of the row before, and to its own.
   template <class V>
   void note_reads(int32_t attended, const V& each) const {
     StepReads& reads = results.reads[size_t(row)];

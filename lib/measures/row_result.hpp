@@ -28,7 +28,7 @@ struct RowResult {
   // tokens (equal to the error of z if the row is plain).
   double prefix_error = kNone, set_error = kNone;
   int32_t attended = 0;  // number of attended tokens
-  int32_t repeated = 0;  // of these: tokens that the token before this one attended to, if its row is scored
+  int32_t repeated = 0;  // attended tokens that the row of the token before attended to, if it is scored
   bool plain = false;    // z is the exact attention over the attended tokens, renormalised
 
   bool is_compared(bool details) const { return details || spread != kUnset; }
@@ -74,7 +74,7 @@ struct StepReads {
   int32_t tokens = 0;   // tokens that are read, each once
   int32_t others = 0;   // rows that are read and stand for no single token
   int32_t scanned = 0;  // further tokens whose part of an index is read
-  ExtraBytes index;     // of a query-time method
+  ExtraBytes index;     // a query-time method has one
   // Filled on request (RowResults): these tokens; all tokens that the cache holds, and what each was chosen by.
   std::vector<int32_t> read, scan, held;
   std::vector<double> scores;

@@ -35,8 +35,11 @@ class Sums {
   int64_t count_ = 0;
 };
 
-// Linear interpolation between order statistics, numpy's default. `values` is not empty and is reordered.
+// Linear interpolation between order statistics, numpy's default; NaN if a value is. `values` is not empty and is
+// reordered.
 inline double quantile(std::vector<double>& values, double q) {
+  for (const double x : values)
+    if (std::isnan(x)) return x;
   const double at = q * double(values.size() - 1);
   const auto low = values.begin() + int64_t(at);
   std::nth_element(values.begin(), low, values.end());

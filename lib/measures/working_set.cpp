@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "core/select.hpp"
+
 namespace kvreplay {
 
 HotTier::HotTier(const TierOptions& options, int32_t tokens, int32_t prompt, bool evicts)
@@ -47,7 +49,7 @@ void HotTier::close(int32_t t, std::span<const int32_t> residents, std::span<con
     candidates.resize(size_t(t) + 1);
     std::iota(candidates.begin(), candidates.end(), 0);
     return keep_best(candidates, [&](int32_t a, int32_t b) {
-      const double of_a = scores[size_t(a)], of_b = scores[size_t(b)];
+      const uint64_t of_a = order_key(scores[size_t(a)]), of_b = order_key(scores[size_t(b)]);
       return of_a != of_b ? of_a > of_b : a < b;
     });
   }
@@ -95,7 +97,7 @@ void WorkingSet::add(int32_t token, const StepReads& reads, std::span<const int3
   row.scan.insert(row.scan.end(), reads.scan.begin(), reads.scan.end());
   if (shape_.chooses) {
     const ExtraBytes& index = reads.index;
-    const int64_t bytes = index.floats_read() * shape_.stored_bytes + index.bytes_read();
+    const double bytes = index.floats_read() * shape_.stored_bytes + double(index.bytes_read());
     row.index_bytes = shape_.own_index || row.added == 0 ? row.index_bytes + bytes : std::max(row.index_bytes, bytes);
     row.floats_per_row = index.sketch_floats_per_row, row.bytes_per_scan = index.aux_bytes_per_scan;
   }
@@ -131,9 +133,9 @@ void WorkingSet::close(int32_t t, Open& row, std::span<const int32_t> top) {
     row.scanned = unite(row.scan) - row.tokens;
   }
   kv_rows_.add(double(row.tokens + row.others));
-  const int64_t of_index = row.index_bytes + row.floats_per_row * shape_.stored_bytes * row.tokens +
-                           row.bytes_per_scan * (row.tokens + row.scanned);
-  index_bytes_.add(double(of_index) / shape_.blocks);
+  const double of_index = row.index_bytes + double(row.floats_per_row * shape_.stored_bytes * row.tokens +
+                                                   row.bytes_per_scan * (row.tokens + row.scanned));
+  index_bytes_.add(of_index / shape_.blocks);
   if (!has_tier_) return;
   // C_t without t is what was stored when the row arrived, unless the method evicts first.
   std::vector<int32_t> before = row.read;

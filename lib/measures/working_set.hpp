@@ -38,17 +38,17 @@ class HotTier {
   std::vector<int32_t> hot_;     // the same as a list
   std::vector<int32_t> use_;     // [tokens] last use
   int64_t requests_ = 0, hits_ = 0;
-  Sums misses_;  // of each row
+  Sums misses_;  // one number per row
 };
 
 struct WorkingSetShape {
-  int32_t tokens, prompt;  // of the text
+  int32_t tokens, prompt;  // length of the text and of its prompt
   int32_t caches;          // that the cell has: several if each query head has its own
   int32_t blocks;          // kv heads in a cache
   bool chooses;            // a query-time method
   bool own_index;          // each cache has an index of its own
   bool evicts_first;       // order: evict_then_attend
-  int32_t stored_bytes;    // of one number
+  int32_t stored_bytes;    // one number takes
   int32_t row_floats;      // d + dv
 };
 
@@ -70,7 +70,7 @@ class WorkingSet {
   struct Open {
     int32_t added = 0;
     int64_t tokens = 0, others = 0, scanned = 0;  // without lists: of the only cache
-    int64_t index_bytes = 0;                      // whatever is read
+    double index_bytes = 0;                       // whatever is read
     int64_t floats_per_row = 0, bytes_per_scan = 0;
     std::vector<int32_t> read, scan;
     std::vector<double> scores;  // [tokens]

@@ -29,15 +29,16 @@ struct ClusterKv {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose token_score extra_bytes layout needs traits set_options state"};
+  static constexpr Hooks hooks{
+      "read_prompt append choose token_score extra_bytes layout needs traits set_options state"};
   static constexpr double kLeastNorm = 1e-8;  // added to norms
   int32_t sinks = 16, clusters = kDerived, iterations = 20, update = 320, update_clusters = 4;
   LayerSet dense_layers{};
   int32_t budget = 0, tokens = 0, prompt = 0, dim = 0;
   int32_t formed = 0;                  // clusters so far
   int32_t first = 0, unclustered = 0;  // the first token with a cluster, and the first behind those
-  bool dense = false, ranked = false;  // ranked: the last step left tokens out
-  std::span<double> state;             // Work
+  bool dense = false;
+  std::span<double> state;  // Work
 
   static void declare(auto& d) {
     d.integer("sinks", &ClusterKv::sinks, {0, kManyTokens}, "first tokens that are always read");
@@ -82,18 +83,22 @@ struct ClusterKv {
     if (end > first) form(team, cache, clusters, end - first);
   }
   template <class Real>
+  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+    while (!dense && token.index - unclustered >= update) form(team, cache, update_clusters, update);
+    cache.push(token);
+  }
+  template <class Real>
   void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen) {
     const GroupReads reads{chosen, queries.heads, cache.size()};
     reads.put_run(team, 0, reads.rows, kRead);
     if (dense) return;
-    while (queries.token - unclustered >= update) form(team, cache, update_clusters, update);
     const int32_t oldest = cache.token(0), begin = first > oldest ? first - oldest : 0;
     const int32_t n = unclustered - oldest - begin, count = budget - held_sinks(cache, sinks);
-    ranked = n > count;
-    if (!ranked) return;
     const Work w = work();
+    score_clusters(team, queries, w);
+    if (n <= count) return;
     const std::span<const int32_t> labels = w.labels.subspan(size_t(oldest + begin));
-    take_clusters(team, queries, w, labels.first(size_t(n)), count);
+    take_clusters(team, w, labels.first(size_t(n)), count);
     for (int32_t i = 0; i < n; ++i) {  // in order, because the last cluster is cut
       int32_t& left = w.taken[size_t(labels[size_t(i)])];
       reads.put(begin + i, left > 0 ? kRead : kUnread);
@@ -102,7 +107,7 @@ struct ClusterKv {
   }
   double token_score(const auto& cache, int32_t row) const {
     const int32_t token = cache.token(row);
-    if (!ranked || token < first || token >= unclustered) return INFINITY;
+    if (dense || token < first || token >= unclustered) return INFINITY;
     const Work w = work();
     return w.scores[size_t(w.labels[size_t(token)])];
   }
@@ -150,18 +155,19 @@ struct ClusterKv {
     team.each(n, [&](int32_t i) { labels[size_t(i)] += formed; });
     formed += count, unclustered = end;
   }
-  // How many tokens of each cluster are taken, `count` in all. labels: the clusters of the tokens.
   template <class Real>
-  void take_clusters(const Team auto& team, const StepQueries<Real>& queries, const Work& w,
-                     std::span<const int32_t> labels, int32_t count) const {
-    team.each(formed, [&](int32_t c) { w.sizes[size_t(c)] = w.taken[size_t(c)] = 0; });
-    for (const int32_t c : labels) ++w.sizes[size_t(c)];
+  void score_clusters(const Team auto& team, const StepQueries<Real>& queries, const Work& w) const {
     team.each(formed, [&](int32_t c) {
       const std::span<double> centroid = w.centroids.subspan(size_t(c) * size_t(dim), size_t(dim));
       double sum = 0;
       for (int32_t h = 0; h < queries.heads; ++h) sum += wide_dot(queries(h), centroid);
       w.scores[size_t(c)] = w.waiting[size_t(c)] = sum;
     });
+  }
+  // How many tokens of each cluster are taken, `count` in all. labels: the clusters of the tokens.
+  void take_clusters(const Team auto& team, const Work& w, std::span<const int32_t> labels, int32_t count) const {
+    team.each(formed, [&](int32_t c) { w.sizes[size_t(c)] = w.taken[size_t(c)] = 0; });
+    for (const int32_t c : labels) ++w.sizes[size_t(c)];
     while (count > 0) {
       const int32_t c = team.largest(formed, [&](int32_t i) { return w.waiting[size_t(i)]; }).index;
       const int32_t size = w.sizes[size_t(c)], part = size < count ? size : count;

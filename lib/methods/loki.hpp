@@ -34,8 +34,8 @@ struct Loki {
   From calibration = From::self;
   LayerSet dense_layers{};
   int32_t budget = 0, tokens = 0, dim = 0;
-  bool dense = false, ranked = false;  // ranked: the last step left rows out
-  std::span<double> state;             // Work
+  bool dense = false;
+  std::span<double> state;  // Work
 
   static void declare(auto& d) {
     d.integer("r", &Loki::r, {1, kManyTokens}, "directions", "a quarter of a key's channels");
@@ -91,15 +91,14 @@ struct Loki {
   template <class Real>
   void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries, uint8_t* chosen) {
     const GroupReads reads{chosen, queries.heads, cache.size()};
-    ranked = !dense && reads.rows > budget;
-    if (!ranked) return reads.put_run(team, 0, reads.rows, kRead);
+    if (dense) return reads.put_run(team, 0, reads.rows, kRead);
     const Work w = work();
     score(team, queries, w, cache.token(0), reads.rows);
     choose_top(
         team, reads.rows, budget, [&](int32_t i) { return w.scores[size_t(i)]; },
         [&](int32_t i, bool yes) { reads.put(i, yes ? kRead : kUnread); });
   }
-  double token_score(const auto&, int32_t row) const { return ranked ? work().scores[size_t(row)] : INFINITY; }
+  double token_score(const auto&, int32_t row) const { return dense ? INFINITY : work().scores[size_t(row)]; }
 
  private:
   struct Work {

@@ -89,7 +89,7 @@ struct Socket {
     const int32_t rows = cache.size(), first = held_sinks(cache, sinks), n = rows - first - recent;
     const int32_t count = budget - first - recent;
     team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
-    ranked = dense || n <= count ? 0 : n;
+    ranked = dense || n < 0 ? 0 : n;
     if (ranked == 0) return;
     const Arrays a = arrays(queries.dim);
     for (int32_t h = 0; h < queries.heads; ++h) {

@@ -37,8 +37,8 @@ struct SparQ {
   bool reallocate = true;
   LayerSet dense_layers{};
   int32_t budget = 0, tokens = 0, dim = 0;
-  bool dense = false, ranked = false;  // ranked: the last step left rows out
-  std::span<double> state;             // Work
+  bool dense = false;
+  std::span<double> state;  // Work
 
   static void declare(auto& d) {
     d.integer("r", &SparQ::r, {1, kManyTokens}, "channels of the query that decide",
@@ -75,26 +75,25 @@ struct SparQ {
               double* weights) {
     const GroupReads reads{chosen, queries.heads, cache.size()};
     team.each(reads.rows * reads.heads, [&](int32_t i) { weights[i] = 1; });
-    ranked = !dense && reads.rows > budget;
-    if (!ranked) return reads.put_run(team, 0, reads.rows, kRead);
+    if (dense) return reads.put_run(team, 0, reads.rows, kRead);
     const Work w = work(queries.heads);
     choose_channels(team, queries, w);
     estimate(team, cache, queries, w);
-    const int32_t others = reads.rows - recent;
+    const int32_t others = reads.rows > recent ? reads.rows - recent : 0;
     team.each(others, [&](int32_t i) {
       double sum = 0;
       for (int32_t h = 0; h < queries.heads; ++h) sum += w.of_head(h)[size_t(i)];
       w.together[size_t(i)] = sum;
     });
-    reads.put_run(team, others, recent, kRead);
+    reads.put_run(team, others, reads.rows - others, kRead);
     choose_top(
         team, others, budget - recent, [&](int32_t i) { return w.together[size_t(i)]; },
         [&](int32_t i, bool yes) { reads.put(i, yes ? kRead : kUnread); });
-    if (!reallocate) return;
+    if (!reallocate || reads.rows <= budget) return;
     for (int32_t h = 0; h < queries.heads; ++h) mix(team, cache, queries, h, w, chosen, weights);
   }
   double token_score(const auto& cache, int32_t row) const {
-    return ranked && row < cache.size() - recent ? work(0).together[size_t(row)] : INFINITY;
+    return !dense && row < cache.size() - recent ? work(0).together[size_t(row)] : INFINITY;
   }
 
  private:
@@ -192,7 +191,7 @@ struct SparQ {
     });
     const double top = team.largest(rows, [&](int32_t i) { return logits[size_t(i)]; }).score;
     const double of_set = team.sum(rows, [&](int32_t i) { return is_read(i) ? std::exp(logits[size_t(i)] - top) : 0; });
-    const double share = (1 - alpha) / rows * of_set;  // of each row, relative to exp(top)
+    const double share = (1 - alpha) / rows * of_set;  // each row gets, relative to exp(top)
     const double of_others = top + std::log(share);
     team.each(rows, [&](int32_t i) {
       weight[i] = is_read(i) ? alpha + share * finite_exp(top - logits[size_t(i)]) : of_others;

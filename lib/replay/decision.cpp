@@ -187,10 +187,11 @@ CellResult sizes_of(Decision<Real>& d, size_t number, const HeadStream<Real>& st
   std::vector<const Ledger*> ledgers;
   for (const auto& cache : d.caches)
     if (d.is_replayed_by(number, *cache)) ledgers.push_back(&cache->account.ledger());
-  // Query heads that choose what they read share the full cache, unless one of them has evicted tokens.
+  // Query heads that choose what they read share the full cache, unless their method has evicted tokens of its own.
   const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
   const MethodInfo& info = cell.method().info;
-  const bool shared = info.reads_full_cache && std::none_of(ledgers.begin(), ledgers.end(), evicted);
+  const bool evicts = cell.method().hooks.has(Hook::evict) && std::any_of(ledgers.begin(), ledgers.end(), evicted);
+  const bool shared = info.reads_full_cache && !evicts;
   const HeldTokens full = exact_cache_tokens(stream.tokens, stream.prompt, stream.window);
   measure_sizes(
       ledgers,

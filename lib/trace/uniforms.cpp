@@ -26,6 +26,10 @@ std::array<int64_t, 3> extents(const std::vector<int64_t>& shape, const Uniforms
   std::vector<int64_t> all = shape;
   const bool has_slots = request.slots > 0;
   const int64_t one_round = request.positions * std::max<int64_t>(1, request.slots);
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  // One row of numbers may be stored in any shape.
+  if (request.rounds == 1 && !has_slots && count == request.positions) return {1, count, 1};
   if (shape.size() == 1 && request.rounds > 1 && one_round > 0)
     return {shape[0] / one_round, request.positions, std::max<int64_t>(1, request.slots)};
   if (!has_slots) all.push_back(1);

@@ -114,6 +114,7 @@ def test_the_citation_is_of_this_version():
 def test_configs_in_the_repository_are_valid():
     # Users record the traces of these; the sample stands in, with its shorter prompt.
     recorded = {"leaderboard.yaml", "long_decode.yaml", "longer_texts.yaml", "serving.yaml"}
+    recorded |= {"reads.yaml", "tiers.yaml"}
     sample = ROOT / "traces/samples/smollm2-135m.h5"  # it has no gradient
     instead = ("-s", f"traces=[{sample}]", "-s", "replay.prefill=640", "-s", "output.save=none")
     study = ROOT / "configs/models.yaml"

@@ -277,7 +277,7 @@ ARGUMENTS = [
     ),
     ("recall_k", [0, -1, "x", [], [4, 4], 1.5, {}], "recall_k"),
     ("tier", [{}, {"hot": 0}, {"hot": 4, "policy": "x"}, {"hot": 4, "request": {"top": 0}}, 3, "x"], "tier"),
-    ("machine", [{}, {"hbm_bytes": 1}, 3, dict.fromkeys(MACHINE, 0), MACHINE | {"x": 1}], "machine"),
+    ("machine", [{}, {"hbm_bytes": 1}, 3, MACHINE | {"batch": 0}, MACHINE | {"x": 1}], "machine"),
     ("metrics", ["x", [], 3, [3]], "metric"),
     ("save", ["x", ["kept", 3], 3], "save"),
     ("scaling", [0, NAN, -1, "x", float("inf"), [1], 1e-30, 10**400], "scaling"),

@@ -272,7 +272,7 @@ def test_bytes_of_an_index_are_counted_once_for_a_group():
 @pytest.mark.parametrize(
     ("method", "tier", "says"),
     [
-        ("h2o", {"hot": 4, "policy": "method"}, "h2o evicts, and what it holds is its hot tier"),
+        ("h2o", {"hot": 4, "policy": "method"}, "h2o reads all that it holds, which is its hot tier"),
         ("quest", {"policy": "method"}, "quest stores everything: write how many tokens"),
         ("topk_oracle", {"hot": 4, "policy": "method"}, "topk_oracle gives tokens no scores"),
         ("quest", {"policy": "lru"}, "tier has no hot"),
@@ -326,3 +326,114 @@ def kept_after_prompt(out, method):
             if row["method"] == method:
                 group = kept[row["key"]]
                 yield group["kept_flat"][: group["kept_off"][1]].tolist()
+
+
+# ---- corners that an independent reading of the rules found
+
+
+def far_below(method, precision, budget=4):
+    """The step reads four tokens whose logits are all 700 below that of the first one."""
+    q, k = np.zeros((1, 20, 4), np.float32), np.zeros((1, 20, 4), np.float32)
+    q[..., 0], k[0, 0, 0], k[0, 8:12, 1] = 1, 700, 1
+    q[0, 16:, 1] = 1e-3
+    v = np.random.default_rng(0).normal(size=(1, 20, 3)).astype(np.float32)
+    run = kv.replay(
+        q, k, v, prefill=16, methods=method, budgets=budget, seeds=1, scaling=1.0, precision=precision,
+        save=["kept", "outputs"], rope="none",
+    )  # fmt: skip
+    return run, q, k, v
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("method", [
+    {"name": "block_mean", "block": 1, "recent": 1, "sinks": 0},
+    {"name": "sparq", "r": 1, "recent": 4, "reallocate": False},
+    {"name": "sparq", "r": 1, "recent": 4},
+    {"name": "vattention", "sinks": 0, "local": 1, "top": 0, "base": 0.1, "epsilon": 0.9, "delta": 0.5},
+], ids=lambda m: m["name"])  # fmt: skip
+def test_tokens_far_below_the_largest_logit_count_as_among_themselves(method, precision):
+    """A sum relative to the largest logit of all tokens would be zero, or lose its digits."""
+    run, q, k, v = far_below(method, precision, None if method["name"] == "vattention" else 4)
+    assert not len(run.failed)
+    assert np.isfinite(run.outputs(head=0)[1]).all()
+    if method["name"] != "sparq" or method.get("reallocate", True):
+        return
+    out = run.outputs(head=0)[1][0]
+    for row, tokens in enumerate(run.kept(head=0)):
+        logits = (k[0, tokens] @ q[0, 16 + row]).astype(float)
+        e = np.exp(logits - logits.max())
+        np.testing.assert_allclose(out[row], e @ v[0, tokens] / e.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [READS[i] for i in (0, 2, 8, 9)], ids=lambda m: m["name"])
+def test_query_heads_share_a_cache_and_its_index_in_a_window_too(method):
+    of_heads, of_group = (
+        run_of(method | {"gqa": {"level": level}}, sliding_window=20).row(head=0) for level in ("query", "kv")
+    )
+    assert of_heads["index_stored_bytes"] == of_group["index_stored_bytes"] > 0
+    assert of_heads["peak_bytes"] == of_group["peak_bytes"]
+
+
+SCORED = [
+    {"name": "loki", "r": 2},
+    {"name": "sparq", "r": 2, "recent": 1},
+    {"name": "quest", "page": 1, "dense_layers": []},
+    {"name": "clusterkv", "sinks": 0, "clusters": 4, "iterations": 0, "update": 1, "update_clusters": 1},
+    {"name": "block_mean", "block": 1},
+]
+
+
+@pytest.mark.parametrize("method", SCORED, ids=lambda m: m["name"])
+def test_a_tier_holds_the_best_scores_where_a_step_reads_everything(method):
+    """Every row asks for token 2, which has the largest score of the four of the prompt."""
+    k = np.zeros((1, 8, 2), np.float32)
+    k[0, :, 0], k[0, :, 1] = [-5, -4, 6, -1, -3, -2, -2, -2], [1, -1] * 4
+    q = np.zeros_like(k)
+    q[..., 0] = 1
+    tier = {"hot": 2, "policy": "method", "request": {"top": 1}}
+    run = kv.replay(q, k, k, prefill=4, methods=method, budgets=8, scaling=1.0, tier=tier)
+    assert run.row(head=0)["tier_hit_rate"] == 1
+
+
+def test_what_kv_heads_share_is_charged_in_equal_parts():
+    q, k, v = made_layer(1, heads=3, kv_heads=3, tokens=16, dim=4, v_dim=4)
+    method = {"name": "shadowkv", "chunk": 2, "local": 0, "outliers": 0, "rank": 5}
+    row = kv.replay(q, k, v, prefill=8, methods=method, budgets=4, rope={"theta": 1e4}, save="kept").row(
+        head=0
+    )
+    assert row["index_stored_bytes"] == pytest.approx(4 * (4 * 4 + 8 * 5 / 3 + 5 * 4))
+    assert row["index_read_bytes_per_step"] == pytest.approx(4 * (4 * 4 + 4 * (5 / 3 - 4)))
+
+
+def test_clusters_form_whether_or_not_a_row_is_scored():
+    q, k, v = made_layer(1, heads=1, kv_heads=1, tokens=16, dim=4, v_dim=4)
+    method = {"name": "clusterkv", "sinks": 0, "clusters": 2, "update": 1, "update_clusters": 1}
+    for queries in ("all", {"last": 3}, {"stride": 5}):
+        run = kv.replay(q, k, v, prefill=8, methods=method, budgets=4, queries=queries)
+        assert run.row(head=0)["index_stored_bytes"] == 9 * 4 * WIDTH + 4 * 15
+
+
+def test_chunks_of_one_token_are_equally_alike():
+    """Every cosine of a key and its own mean is 1, so the first 48 of 50 chunks are the outliers."""
+    for seed in range(6):
+        q, k, v = made_layer(seed, heads=1, kv_heads=1, tokens=60, dim=4, v_dim=4)
+        method = {"name": "shadowkv", "chunk": 1, "local": 0, "outliers": 48, "rank": 0}
+        run = kv.replay(q, k, v, prefill=50, methods=method, budgets=1, rope={"theta": 1e4}, save="kept")
+        assert all(set(range(48)) <= set(read.tolist()) for read in run.kept(head=0))
+
+
+def test_uniforms_may_have_the_shape_of_their_definition(tmp_path):
+    import h5py
+
+    planes, draws = (
+        np.random.default_rng(2).random((16, 12)),
+        np.random.default_rng(3).random((2, 16, TOKENS)),
+    )
+    runs = []
+    for name, shape in (("whole", lambda x: x), ("flat", np.ravel)):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as out:
+            for head in range(2):
+                out[f"p0/000/{head}/U"], out[f"p0/000/{head}/u"] = shape(planes), shape(draws)
+        methods = [m | {"uniforms": str(tmp_path / f"{name}.h5")} for m in (READS[6], NO_SCORES[0])]
+        runs.append([run_of(m).row(head=0)["rel_err_out_mean"] for m in methods])
+    assert runs[0] == runs[1]

@@ -6,6 +6,7 @@ from typing import Any
 from kvbase.engine import _engine
 
 NONE = "none"
+WIDEST = 2**31 - 1  # the engine's integers end here; wider keys are refused by their shape
 
 
 def rope_facts(given: Any, head_dim: int, where: str) -> dict[str, Any] | None:
@@ -15,4 +16,5 @@ def rope_facts(given: Any, head_dim: int, where: str) -> dict[str, Any] | None:
     `given`: a dict with these keys, or the JSON text. `head_dim`: width of a key. TraceError at `where` on
     anything else.
     """
-    return _engine.rope_facts(given if isinstance(given, str) else json.dumps(given), where, head_dim)
+    text = given if isinstance(given, str) else json.dumps(given)
+    return _engine.rope_facts(text, where, min(head_dim, WIDEST))

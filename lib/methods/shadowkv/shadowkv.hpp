@@ -81,8 +81,9 @@ struct ShadowKv {
   void extra_bytes(ExtraBytes& c, const auto&) const {
     if (dense) return;
     const int64_t of_landmarks = int64_t(landmarks) * dim, read = int64_t(selected()) * chunk;
-    c.sketch_floats = of_landmarks + int64_t(prompt) * rank / kv_heads + int64_t(rank) * dim;
-    c.sketch_floats_read = of_landmarks + (rank > 0 ? read * rank / kv_heads - read * dim : 0);
+    c.sketch_floats = of_landmarks + int64_t(rank) * dim;
+    c.sketch_floats_read = of_landmarks - (rank > 0 ? read * dim : 0);
+    c.layer_floats = int64_t(prompt) * rank, c.layer_floats_read = read * rank, c.layer_heads = kv_heads;
   }
   void report(auto& extras, const auto&) const { extras["landmarks"] = landmarks; }
 
@@ -153,8 +154,8 @@ struct ShadowKv {
     if (count <= 0) return -INFINITY;  // the window has passed the chunk
     weighted_sum(
         count, [&](int32_t) { return 1.0 / count; }, [&](int32_t i) { return cache.key(first + i); }, mean);
-    double least = INFINITY;
-    for (int32_t i = first; i < first + count; ++i) {
+    double least = count == 1 ? 1 : INFINITY;  // a mean of one key is that key
+    for (int32_t i = first; i < first + count && count > 1; ++i) {
       const double lengths = norm(mean) * norm(cache.key(i));
       const double cosine = lengths > 0 ? wide_dot(mean, cache.key(i)) / lengths : 0;
       least = cosine < least ? cosine : least;

@@ -37,7 +37,7 @@ Measured after(const WorkingSet& set) {
 
 }  // namespace
 
-// Held are 0 and 1, then 0 and 2. Of 1, 2 and 3, used in step 3, the two lowest stay.
+// Held are 0 and 1, then 0 and 2. Step 3 uses 1, 2 and 3, and the two lowest stay.
 TEST_CASE("A tier of two tokens keeps those that were used last", "[measures]") {
   WorkingSet set(shape_of(1, true), {.policy = TierOptions::Policy::lru, .hot = 2});
   set.add(2, reads_of({0, 2}), {});

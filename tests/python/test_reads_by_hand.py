@@ -4,6 +4,7 @@ import h5py
 import kvreplay as kv
 import numpy as np
 import pytest
+from program_beside_python import made_layer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -142,3 +143,98 @@ def test_a_budget_of_all_tokens_is_exact(name):
     budget = None if name == "retroinfer" else 64
     run = replayed(draw.standard_normal(8), keys, entry, budget, values=values, prefill=50)
     assert run.row(kv_head=0)["rel_err_out_max"] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_samples_of_many_seeds_estimate_the_denominator_without_bias():
+    """A large epsilon leaves the base sample. The mean of tau / Z is 1 within four standard errors."""
+    logits = np.random.default_rng(4).normal(size=24)
+    keys = np.array(with_logits([*logits, 0]), dtype=np.float32)[None]
+    query = np.zeros_like(keys)
+    query[0, -1] = (1, 0)
+    method = {
+        "name": "vattention",
+        "sinks": 1,
+        "local": 1,
+        "top": 2,
+        "base": 0.3,
+        "epsilon": 0.99,
+        "delta": 0.9,
+    }
+    run = kv.replay(
+        query, keys, keys, prefill=24, methods=method, seeds=200, scaling=1.0, precision="double", save="kept"
+    )
+    e = np.exp([*logits, 0])
+    ratios, sets = [], set()
+    for seed in range(200):
+        read = run.kept(head=0, seed=seed)[-1]
+        always = {0, 24, *(1 + np.argsort(-logits[1:])[:2])}
+        sample = [i for i in read if i not in always]
+        assert always <= set(read.tolist()) and len(sample) == 6  # floor(0.3 * 21)
+        sets.add(tuple(sample))
+        ratios.append((e[list(always)].sum() + 21 / 6 * e[sample].sum()) / e.sum())
+    assert len(sets) > 150
+    assert abs(np.mean(ratios) - 1) < 4 * np.std(ratios, ddof=1) / np.sqrt(200)
+
+
+NEARLY_EXACT = [
+    {"name": "skip_softmax", "lambda": 1e-30, "tile": 4},
+    {"name": "skip_softmax", "lambda": 0.5, "tile": 64},
+    {"name": "vattention", "sinks": 2, "local": 2, "top": 2, "base": 0.9, "epsilon": 1e-9},
+]
+
+
+@pytest.mark.parametrize("method", NEARLY_EXACT, ids=lambda m: f"{m['name']}-{m.get('tile')}")
+def test_a_threshold_or_an_error_near_zero_reads_everything(method):
+    q, k, v = made_layer(3, tokens=40, v_dim=8)
+    row = kv.replay(q, k, v, prefill=24, methods=method, seeds=1, precision="double").row(head=0)
+    assert row["rel_err_out_max"] < 1e-12
+    assert row["kv_read_bytes_per_step"] == np.mean(np.arange(25, 41)) * (16 + 8) * 4
+
+
+BOTH_LEVELS = [
+    {"name": "quest", "page": 4, "dense_layers": []},
+    {"name": "block_mean", "block": 4},
+    {"name": "block_max", "block": 4},
+    {"name": "loki", "r": 3},
+    {"name": "clusterkv", "sinks": 2, "clusters": 3, "update": 8},
+    {"name": "twilight", "page": 4, "p": 0.5, "dense_layers": []},
+    {"name": "skip_softmax", "lambda": 0.3, "tile": 4},
+]
+
+
+@pytest.mark.parametrize("method", BOTH_LEVELS, ids=lambda m: m["name"])
+def test_a_group_of_one_head_reads_what_the_head_reads(method):
+    q, k, v = made_layer(3, heads=2, kv_heads=2, tokens=40, v_dim=8)
+    budget = None if method["name"] == "skip_softmax" else 12
+    runs = [
+        kv.replay(
+            q,
+            k,
+            v,
+            prefill=24,
+            methods=method | {"gqa": {"level": level}},
+            budgets=budget,
+            precision="double",
+            save="kept",
+        )
+        for level in ("kv", "query")
+    ]
+    for head in range(2):
+        ours, theirs = ([read.tolist() for read in run.kept(head=head)] for run in runs)
+        assert ours == theirs
+        same = (
+            "rel_err_out_mean",
+            "kv_read_bytes_per_step",
+            "index_read_bytes_per_step",
+            "index_stored_bytes",
+        )
+        assert all(runs[0].row(head=head)[name] == runs[1].row(head=head)[name] for name in same)
+
+
+@pytest.mark.parametrize("tile", [1, 4, 16])
+def test_no_row_misses_more_than_its_bound(tile):
+    q, k, v = made_layer(5, tokens=120, v_dim=8)
+    method = {"name": "skip_softmax", "lambda": [0.01, 0.1, 0.5], "tile": tile}
+    table = kv.replay(q, 2 * k, v, prefill=64, methods=method).table
+    assert (table["bound_holds"] == 1).all()
+    assert (table["missed_mass_bound_mean"] > 0).any()

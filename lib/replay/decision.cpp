@@ -215,12 +215,12 @@ template <class Real>
 void model_machine(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream,
                    const WorkingSetOptions& options, Measured& to) {
   const Cell& cell = *d.cells[number];
-  const bool chooses = cell.variant->values.traits().chooses;
+  const bool shared = cell.method().info.reads_full_cache && !cell.method().hooks.has(Hook::evict);
   int64_t held = 0;
   for (const auto& cache : d.caches) {
     if (!d.is_replayed_by(number, *cache)) continue;
     const int64_t rows = cache->account.ledger().final_rows;
-    held = chooses ? std::max(held, rows) : held + rows;  // query heads that choose share one full cache
+    held = shared ? std::max(held, rows) : held + rows;
   }
   const TierOptions& tier = options.tier;
   const double rows = double(tier.any() && tier.hot > 0 ? tier.hot : held);

@@ -173,7 +173,7 @@ def test_the_whole_prompt_may_be_handed_over(text):
             {"name": "knorm", "then": {"name": "tova", "budget": {"tokens": [5, 6]}}},
             "takes one number of tokens",
         ),
-        ({"name": "knorm", "then": {"name": "tova", "recent": 30}}, "then tova: sinks 0 [+] recent 30"),
+        ({"name": "knorm", "then": {"name": "tova", "recent": 30}}, "then tova: recent 30 exceeds"),
         ({"name": "chunkkv", "then": "tova"}, "for all kv heads of a layer"),
         ({"name": "finch", "then": "tova"}, "recorded positions: add"),
         ({"name": "gkv", "protect_ends": 0.1}, "no sinks and recent tokens"),

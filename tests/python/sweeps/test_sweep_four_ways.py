@@ -83,7 +83,7 @@ class Accidents:
         self.busy_s = time.monotonic()  # time at which a process of a task was last seen
 
     def maybe(self):
-        if self.waiting and self.random.random() < 0.5 and self.workers():
+        if self.waiting and self.random.random() < 0.8 and self.workers():
             self.waiting.pop(0)()
 
     def workers(self):

@@ -121,7 +121,7 @@ const RowResults<Real>& DeviceEvaluator<Real>::results_of(size_t cache, const De
   const bool plain = !held.weighted();
   const double spread = replay.method().error_bound().spread;
   results_.recalls.clear(), results_.reads.resize(rows.count);
-  const bool lists = replay.options().gqa_level == GqaLevel::query;  // to unite the sets of a group
+  const bool lists = asked_.reads && replay.options().gqa_level == GqaLevel::query;  // to unite the sets of a group
   for (size_t r = 0; r < rows.count; ++r) {
     const int32_t token = rows_.rows[rows.first + r], attended = held.attended(token);
     const int32_t repeated = list_reads(held, token, lists, results_.reads[r]);

@@ -26,6 +26,7 @@ struct RequestedOutputs {
   bool details = false;              // Work::details
   std::vector<TokenSpan> needles;
   std::vector<int32_t> recall_k;  // empty where rows are not ranked
+  bool reads = true;              // Work::reads
 };
 
 // Makes room for the recalls of a tile's rows.

@@ -160,9 +160,9 @@ void Stepwise<Real>::measure(const Heads& at, int32_t h, Normaliser tau, const u
     view.weights = w_.choice_weights.data() + int64_t(h) * cache.size();
   result.plain = is_plain(cache, view, tokens.size());
   measure_sides(at, h, tau, view, tokens, result);
-  result.repeated = repeated(at, h, tokens);
+  if (asked_.reads) result.repeated = repeated(at, h, tokens);
   if (chosen != nullptr) note_chosen(at, h, chosen);
-  else if (h == 0) note_reads(at, tokens);
+  else if (h == 0 && asked_.reads) note_reads(at, tokens);
 }
 
 template <class Real>

@@ -75,6 +75,7 @@ struct VerbatimRow {
     if (ranking != nullptr) recall(r, *ranking, each);
     if (ranking != nullptr && !asked.recall_k.empty()) recall_at_k(*ranking, each);
     if (!asked.needles.empty()) find_needles(each);
+    if (!asked.reads) return;
     if (head == 0) note_reads(mass.attended, each);
     r.repeated = results.of[results.at(0, row)].repeated;
   }

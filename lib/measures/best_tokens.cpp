@@ -15,7 +15,7 @@ class BestTokens final : public Measure {
       : shape_(shape), before_(size_t(shape.heads)), recalls_(shape.recall_k.size()) {}
 
   void add(const MeasuredRow& r) override {
-    add_overlap(r);
+    if (shape_.wanted.has(Work::reads)) add_overlap(r);
     for (size_t i = 0; i < r.recalls.size(); ++i) {
       Recall& of_k = recalls_[i];
       of_k.row.add(r.recalls[i]);

@@ -29,12 +29,13 @@ enum class Work : uint32_t {
   masses = 1 << 8,        // comparing normaliser and kept tokens with the exact row
   curves = 1 << 9,        // storing the error of every row, to be saved
   projections = 1 << 10,  // projecting the error of every row on the recorded gradient
+  reads = 1 << 11,        // uniting what the caches of a group read in each row
 };
 constexpr Work operator|(Work a, Work b) { return Work(uint32_t(a) | uint32_t(b)); }
 
 // A set of Work.
 struct Wanted {
-  Work work = Work((1 << 11) - 1);  // everything
+  Work work = Work((1 << 12) - 1);  // everything
   bool has(Work some) const { return (uint32_t(work) & uint32_t(some)) != 0; }
   void add(Work some) { work = work | some; }
   void drop(Work some) { work = Work(uint32_t(work) & ~uint32_t(some)); }
@@ -169,21 +170,23 @@ constexpr MetricInfo kMetrics[] = {
      less("error of the worst segment")},
     {"first_rel_err_out_mean", "1", "rel_err_out_mean over the rows of the first segment",
      less("error of the first segment")},
-    {"kv_read_bytes_per_step", "bytes", "keys and values of the tokens that some head of the group reads, mean"},
-    {"index_read_bytes_per_step", "bytes", "a query-time method's index, as far as a step reads it, mean"},
+    {"kv_read_bytes_per_step", "bytes", "keys and values of the tokens that some head of the group reads, mean",
+     Work::reads},
+    {"index_read_bytes_per_step", "bytes", "a query-time method's index, as far as a step reads it, mean", Work::reads},
     {"index_stored_bytes", "bytes", "a query-time method's index after the last step"},
-    {"overlap_mean", "1", "tokens that a row and the row before it attend to, over those that one of them does, mean"},
+    {"overlap_mean", "1", "tokens that a row and the row before it attend to, over those that one of them does, mean",
+     Work::reads},
     {"recall_at_k", "1",
      "share of the k tokens of the largest exact probability that are attended, mean; replay.recall_k", Work::recalls,
      more("missed share of the best k tokens")},
     {"mass_recall_at_k", "1", "exact probability of these over that of all k, mean", Work::recalls,
      more("missed mass of the best k tokens")},
-    {"tier_hit_rate", "1", "share of the tokens asked for that the hot tier holds; replay.tier"},
-    {"tier_swap_tokens_per_step", "tokens", "tokens asked for that the hot tier does not hold, mean"},
-    {"tier_swap_tokens_peak", "tokens", "tokens asked for that the hot tier does not hold, peak"},
-    {"tier_swap_bytes_per_step", "bytes", "their keys and values, mean"},
-    {"model_tokens_per_s", "1/s", "tokens per second that the machine of replay.machine allows, a bound"},
-    {"model_max_batch", "sequences", "sequences that fit into its memory"},
+    {"tier_hit_rate", "1", "share of the tokens asked for that the hot tier holds; replay.tier", Work::reads},
+    {"tier_swap_tokens_per_step", "tokens", "tokens asked for that the hot tier does not hold, mean", Work::reads},
+    {"tier_swap_tokens_peak", "tokens", "tokens asked for that the hot tier does not hold, peak", Work::reads},
+    {"tier_swap_bytes_per_step", "bytes", "their keys and values, mean", Work::reads},
+    {"model_tokens_per_s", "1/s", "tokens per second that the machine of replay.machine allows, a bound", Work::reads},
+    {"model_max_batch", "sequences", "sequences that fit into its memory", Work::reads},
 };
 
 std::vector<std::string> metric_names();

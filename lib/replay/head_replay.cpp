@@ -22,7 +22,8 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       shared_{exact_,
               {options.wanted.has(Work::set_error), options.wanted.has(Work::prefix_error),
                options.wanted.has(Work::details) || options.save.projections, options.needles.spans(stream.prompt),
-               options.wanted.has(Work::recalls) ? options.working_set.recall_k : std::vector<int32_t>{}},
+               options.wanted.has(Work::recalls) ? options.working_set.recall_k : std::vector<int32_t>{},
+               options.wanted.has(Work::reads)},
               options.audit} {
   if constexpr (std::is_same_v<Real, float>)
     if (options.device && !options.audit && !stream.turns.any() && shared_.asked.recall_k.empty() &&
@@ -318,7 +319,8 @@ void HeadReplay<Real>::rows(Decision<Real>& d, size_t c, const Tile<Real>& tile,
   const Stopwatch watch;
   CacheReplay<Real>& cache = *d.caches[c];
   const TierOptions& tier = options_.working_set.tier;
-  results_.lists_reads = tier.any() || cache.options().gqa_level == GqaLevel::query;
+  results_.lists_reads =
+      options_.wanted.has(Work::reads) && (tier.any() || cache.options().gqa_level == GqaLevel::query);
   results_.scores_reads = tier.policy == TierOptions::Policy::method && d.cell().variant->values.traits().chooses;
   results_.open(cache.heads(), int32_t(tile.rows.size()), stream_.shape.v_dim);
   d.evaluators[c]->rows(tile, results_);
@@ -361,7 +363,8 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
                                        options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
       }
       d.errors[i].end_row();
-      d.sets[i].add(token, results.reads[size_t(r)], best_.empty() ? none : best_[size_t(r)]);
+      if (options_.wanted.has(Work::reads))
+        d.sets[i].add(token, results.reads[size_t(r)], best_.empty() ? none : best_[size_t(r)]);
     }
     for (int32_t h = 0; h < results.heads; ++h) tokens += results.of[results.at(h, r)].attended, ++counted;
   }

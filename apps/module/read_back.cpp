@@ -36,9 +36,8 @@ RowFormat format_of(const std::string& json, const LayerInfo& layer, int32_t n_l
         "row_format: these rows are those of one kv head, and `by` is a choice: give the format of the head");
   if (codes_again(*format))
     throw ConfigError(
-        "row_format: rows of a format by age are read in several ways one after the other, and one is returned: give "
-        "one "
-        "format");
+        "row_format: rows of a format by age are read in several ways one after the other, and one is returned: "
+        "give one format");
   const Refusal refusal = storage_refusal(*format, layer, n_layers, false, argument_wording());
   if (!refusal.empty()) throw ConfigError(refusal.text(argument_wording()));
   return at_layer(*format, layer.layer, n_layers);

@@ -21,28 +21,12 @@ bool is_word(const Node* node, const char* word) {
   return node == nullptr || (node->kind == Node::Kind::scalar && node->text == word);
 }
 
-std::string indexed(const std::string& name, size_t i) { return fmt::format("{}[{}]", name, i); }
-
-// Reads `all`, one value or a list without repetition. remedy: what to do about an empty list.
+// Reads `all`, or what read_distinct() does.
 template <class T, class Read>
 std::optional<std::vector<T>> read_selection(RunConfig& config, const Node* node, const std::string& name,
                                              const std::string& remedy, Problems& problems, Read read) {
   if (is_word(node, "all")) return std::nullopt;
-  config.marks[name] = node->mark;
-  if (node->kind == Node::Kind::list && node->items.empty())
-    return problems.error(node->mark, problems.words().key(name) + " is an empty list: " + remedy), std::nullopt;
-  std::vector<T> chosen;
-  for (const Node* item : one_or_many(*node)) {
-    const auto value = read(*item);
-    if (!value) continue;
-    if (std::find(chosen.begin(), chosen.end(), T(*value)) != chosen.end()) {
-      problems.error(item->mark, fmt::format("{} is listed twice in {}", *value, problems.words().key(name)));
-      continue;
-    }
-    config.marks[indexed(name, chosen.size())] = item->mark;
-    chosen.push_back(T(*value));
-  }
-  return chosen;
+  return read_distinct<T>(config, *node, name, remedy, problems, read);
 }
 
 void read_queries(RunConfig& config, const Node* node, Problems& problems) {

@@ -1,5 +1,10 @@
 #pragma once
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <filesystem>
+#include <optional>
+#include <vector>
 
 #include "config/values.hpp"
 
@@ -20,6 +25,27 @@ struct Source {  // what every reader needs
 RunConfig read_config(const std::string& text, const std::string& label, const Source& source,
                       const std::vector<std::string>& overrides, Problems& problems);
 void read_root(RunConfig& config, const Node& root, const Source& source, Problems& problems);
+
+// Reads one value, or a list without repetition. remedy: what to do about an empty list. nullopt: it is empty.
+template <class T, class Read>
+std::optional<std::vector<T>> read_distinct(RunConfig& config, const Node& node, const std::string& name,
+                                            const std::string& remedy, Problems& problems, Read read) {
+  config.marks[name] = node.mark;
+  if (node.kind == Node::Kind::list && node.items.empty())
+    return problems.error(node.mark, problems.words().key(name) + " is an empty list: " + remedy), std::nullopt;
+  std::vector<T> chosen;
+  for (const Node* item : one_or_many(node)) {
+    const auto value = read(*item);
+    if (!value) continue;
+    if (std::find(chosen.begin(), chosen.end(), T(*value)) != chosen.end()) {
+      problems.error(item->mark, fmt::format("{} is listed twice in {}", *value, problems.words().key(name)));
+      continue;
+    }
+    config.marks[fmt::format("{}[{}]", name, chosen.size())] = item->mark;
+    chosen.push_back(T(*value));
+  }
+  return chosen;
+}
 
 void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems);
 void read_select(RunConfig& config, const Node* node, Problems& problems);

@@ -1,7 +1,5 @@
 #include <fmt/core.h>
 
-#include <algorithm>
-
 #include "config/sections.hpp"
 
 // `replay.recall_k`, `replay.tier` and `replay.machine` (docs/measures.md, working sets).
@@ -18,17 +16,11 @@ constexpr double kMostReserve = 0.99;
 
 void read_recall(RunConfig& config, const Node* node, Problems& problems) {
   if (node == nullptr) return;
-  const std::string name = "replay.recall_k", key = problems.words().key(name);
-  if (node->kind == Node::Kind::list && node->items.empty())
-    return problems.error(node->mark, key + " is an empty list: write numbers of tokens, as [16, 64]");
-  std::vector<int32_t>& ks = config.replay.working_set.recall_k;
-  for (const Node* item : one_or_many(*node)) {
-    const auto k = read_integer(problems, *item, name, kTokenCounts);
-    if (!k) continue;
-    if (std::find(ks.begin(), ks.end(), int32_t(*k)) != ks.end())
-      problems.error(item->mark, fmt::format("{} is listed twice in {}", *k, key));
-    else ks.push_back(int32_t(*k));
-  }
+  const std::string name = "replay.recall_k";
+  const auto read = [&](const Node& item) { return read_integer(problems, item, name, kTokenCounts); };
+  config.replay.working_set.recall_k =
+      read_distinct<int32_t>(config, *node, name, "write numbers of tokens, as [16, 64]", problems, read)
+          .value_or(std::vector<int32_t>{});
 }
 
 // Reads `attended`, or {top: k}.

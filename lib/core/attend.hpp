@@ -164,17 +164,18 @@ Normaliser attend(const T& team, const QueryView<Real>& view, const Source& sour
                   std::span<Real> coefficients, const Writer& writer) {
   const int32_t n = cache.size();
   Real shift = source.fill(team, cache, e);
-  if (view.chosen != nullptr) {
-    count_chosen(view, shift, e);
-    // Rows that are read may all be tiny beside the largest of the others.
-    if (!in_range(team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); }))) {
-      shift = OwnDots<Real>{view}.fill(team, cache, e);
-      count_chosen(view, shift, e);
-    }
-  }
+  if (view.chosen != nullptr) count_chosen(view, shift, e);
   const bool weighted = cache.weighted();
-  double tau = weighted ? team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); })
-                        : team.sum(n, [&](int32_t i) { return double(e[i]); });
+  const auto sum = [&] {
+    return weighted ? team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); })
+                    : team.sum(n, [&](int32_t i) { return double(e[i]); });
+  };
+  double tau = sum();
+  if (view.chosen != nullptr && !in_range(tau)) {  // rows that are read may be tiny beside the largest of the others
+    shift = OwnDots<Real>{view}.fill(team, cache, e);
+    count_chosen(view, shift, e);
+    tau = sum();
+  }
   tau += sink_term(double(view.sink_logit), double(shift));
   const double inverse = tau > 0 ? 1 / tau : 0.0;
   if (!weighted && view.chosen == nullptr) {

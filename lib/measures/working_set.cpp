@@ -85,10 +85,7 @@ void HotTier::finish(Measured& to, double row_bytes) const {
 }
 
 WorkingSet::WorkingSet(const WorkingSetShape& shape, const TierOptions& tier)
-    : shape_(shape),
-      has_tier_(tier.any()),
-      tier_(tier, shape.tokens, shape.prompt, !shape.chooses),
-      seen_(size_t(shape.tokens), 0) {}
+    : shape_(shape), tier_(tier, shape.tokens, shape.prompt, !shape.chooses), seen_(size_t(shape.tokens), 0) {}
 
 void WorkingSet::add(int32_t token, const StepReads& reads, std::span<const int32_t> top) {
   Open& row = open_[token];
@@ -101,7 +98,7 @@ void WorkingSet::add(int32_t token, const StepReads& reads, std::span<const int3
     row.index_bytes = shape_.own_index || row.added == 0 ? row.index_bytes + bytes : std::max(row.index_bytes, bytes);
     row.floats_per_row = index.sketch_floats_per_row, row.bytes_per_scan = index.aux_bytes_per_scan;
   }
-  if (has_tier_ && tier_.by_scores()) add_scores(reads, row.scores);
+  if (tier_.by_scores()) add_scores(reads, row.scores);
   if (++row.added < shape_.caches) return;
   close(token, row, top);
   open_.erase(token);
@@ -136,11 +133,12 @@ void WorkingSet::close(int32_t t, Open& row, std::span<const int32_t> top) {
   const double of_index = row.index_bytes + double(row.floats_per_row * shape_.stored_bytes * row.tokens +
                                                    row.bytes_per_scan * (row.tokens + row.scanned));
   index_bytes_.add(of_index / shape_.blocks);
-  if (!has_tier_) return;
-  // C_t without t is what was stored when the row arrived, unless the method evicts first.
-  std::vector<int32_t> before = row.read;
-  std::erase(before, t);
-  if (tier_.by_residents() && !shape_.evicts_first) tier_.hold(before);
+  if (!tier_.any()) return;
+  if (tier_.by_residents() && !shape_.evicts_first) {  // C_t without t was stored when the row arrived
+    std::vector<int32_t> before = row.read;
+    std::erase(before, t);
+    tier_.hold(before);
+  }
   tier_.ask(t, top.empty() ? std::span<const int32_t>(row.read) : top);
   tier_.close(t, row.read, row.scores);
 }

@@ -16,6 +16,7 @@ class HotTier {
  public:
   // evicts: the method decides what is stored, and `method` means these tokens.
   HotTier(const TierOptions& options, int32_t tokens, int32_t prompt, bool evicts);
+  bool any() const { return options_.any(); }
   bool by_scores() const { return options_.policy == TierOptions::Policy::method && !evicts_; }
   bool by_residents() const { return options_.policy == TierOptions::Policy::method && evicts_; }
   // The tokens that are stored when the first row arrives. Needed by_residents() alone.
@@ -80,7 +81,6 @@ class WorkingSet {
   void add_scores(const StepReads& reads, std::vector<double>& scores) const;
 
   WorkingSetShape shape_;
-  bool has_tier_;
   HotTier tier_;
   std::map<int32_t, Open> open_;
   std::vector<uint8_t> seen_;  // [tokens] 0 between calls

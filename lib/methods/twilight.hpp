@@ -36,8 +36,7 @@ struct Twilight : Quest {
       .memory = "the full cache, the extremes of its pages and 4-bit keys; the budget bounds the candidates",
       .deviation =
           "kernels find the weights by bisection, and Quest there rounds B / page up. The default p is ours, within "
-          "the "
-          "published 0.85-0.95. With gqa.level kv the group shares its pages, and each query head prunes them.",
+          "the published 0.85-0.95. With gqa.level kv the group shares its pages, and each query head prunes them.",
       .oneshots = false,
       .any_positions = false,
       .layer_level = false,

@@ -94,7 +94,8 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     d.resident.push_back(0);
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
         setup, stream,
-        CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages), options.save.consensus},
+        CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages),
+                   options.save.consensus || options.working_set.tier.policy == TierOptions::Policy::method},
         rows_of_format.tokens));
   }
   for (size_t i = 0; i < cells.size(); ++i)
@@ -280,11 +281,10 @@ void hold_residents(Decision<Real>& d) {
     if (!d.sets[i].needs_residents()) continue;
     std::vector<int32_t> tokens;
     for (const auto& cache : d.caches)
-      if (d.is_replayed_by(i, *cache))
-        tokens.insert(tokens.end(), cache->cache().tokens().begin(), cache->cache().tokens().end());
-    std::sort(tokens.begin(), tokens.end());
-    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
-    std::erase_if(tokens, [](int32_t token) { return token < 0; });
+      if (d.is_replayed_by(i, *cache)) {
+        const std::vector<int32_t>& own = cache->account.after_prompt();
+        tokens.insert(tokens.end(), own.begin(), own.end());
+      }
     d.sets[i].hold(tokens);
   }
 }

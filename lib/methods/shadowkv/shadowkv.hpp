@@ -8,13 +8,11 @@ namespace kvreplay {
 // ShadowKV, Sun et al. 2024, section 4 and Algorithms 1 and 2: chunks of the prompt are found by their mean keys, and
 // read with keys of low rank.
 //  1. End of the prompt: its full chunks of `chunk` tokens but the last `local` are far; its other tokens are always
-//  read.
+//     read.
 //  2. Landmark of a far chunk = its mean key. The `outliers` chunks with the smallest cosine of landmark and any of
-//  their
-//     keys are always read, too.
+//     their keys are always read, too.
 //  3. The layer's keys before rotation, all kv heads side by side, as their best approximation of rank `rank`: a far
-//  key
-//     is read as this row, rotated by its position.
+//     key is read as this row, rotated by its position.
 //  4. Step: softmax of scale <q, landmark> over the other far chunks per head, the maximum over the group; the top
 //     floor(B / chunk) are read.
 //  5. Attention over them, with keys of low rank and exact values, over what is always read, and over all later tokens.
@@ -28,8 +26,7 @@ struct ShadowKv {
       .memory = "the full cache, landmarks, and keys of low rank; the budget bounds the tokens of selected chunks",
       .deviation =
           "logits of landmarks have the layer's scale, where the release has that of 128 channels. The keys of low "
-          "rank "
-          "are those of the recorded keys, whatever the row format.",
+          "rank are those of the recorded keys, whatever the row format.",
       .oneshots = false,
       .any_positions = false,
       .layer_level = false,

@@ -180,24 +180,33 @@ void add_calibration_bytes(const Decision<Real>& d, const HeadStream<Real>& stre
 
 namespace {
 
+template <class Real>
+std::vector<const Ledger*> ledgers_of(const Decision<Real>& d, size_t number) {
+  std::vector<const Ledger*> ledgers;
+  for (const auto& cache : d.caches)
+    if (d.is_replayed_by(number, *cache)) ledgers.push_back(&cache->account.ledger());
+  return ledgers;
+}
+
+// Query heads that choose what they read share the full cache, unless their method has evicted tokens of its own.
+bool share_full_cache(const Method& method, const std::vector<const Ledger*>& ledgers) {
+  const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
+  const bool evicts = method.hooks.has(Hook::evict) && std::any_of(ledgers.begin(), ledgers.end(), evicted);
+  return method.info.reads_full_cache && !evicts;
+}
+
 // Sizes and lists of a cell after one text, or one branch.
 template <class Real>
 CellResult sizes_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
   CellResult result;
   const Cell& cell = *d.cells[number];
-  std::vector<const Ledger*> ledgers;
-  for (const auto& cache : d.caches)
-    if (d.is_replayed_by(number, *cache)) ledgers.push_back(&cache->account.ledger());
-  // Query heads that choose what they read share the full cache, unless their method has evicted tokens of its own.
-  const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
-  const MethodInfo& info = cell.method().info;
-  const bool evicts = cell.method().hooks.has(Hook::evict) && std::any_of(ledgers.begin(), ledgers.end(), evicted);
-  const bool shared = info.reads_full_cache && !evicts;
+  const std::vector<const Ledger*> ledgers = ledgers_of(d, number);
+  const bool shared = share_full_cache(cell.method(), ledgers);
   const HeldTokens full = exact_cache_tokens(stream.tokens, stream.prompt, stream.window);
-  measure_sizes(
-      ledgers,
-      {stream.shape.dim + stream.shape.stored_v_dim(), stream.stored_bytes, full, shared, shared && info.own_index},
-      result.measures);
+  measure_sizes(ledgers,
+                {stream.shape.dim + stream.shape.stored_v_dim(), stream.stored_bytes, full, shared,
+                 shared && cell.method().info.own_index},
+                result.measures);
   add_calibration_bytes(d, stream, result.measures.extras);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());
@@ -216,13 +225,10 @@ template <class Real>
 void model_machine(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream,
                    const WorkingSetOptions& options, Measured& to) {
   const Cell& cell = *d.cells[number];
-  const bool shared = cell.method().info.reads_full_cache && !cell.method().hooks.has(Hook::evict);
+  const std::vector<const Ledger*> ledgers = ledgers_of(d, number);
+  const bool shared = share_full_cache(cell.method(), ledgers);
   int64_t held = 0;
-  for (const auto& cache : d.caches) {
-    if (!d.is_replayed_by(number, *cache)) continue;
-    const int64_t rows = cache->account.ledger().final_rows;
-    held = shared ? std::max(held, rows) : held + rows;
-  }
+  for (const Ledger* ledger : ledgers) held = shared ? std::max(held, ledger->final_rows) : held + ledger->final_rows;
   const TierOptions& tier = options.tier;
   const double rows = double(tier.any() && tier.hot > 0 ? tier.hot : held);
   const int64_t of_trace = int64_t(cell.variant->trace->n_layers) * cell.context().kv_heads;

@@ -18,10 +18,10 @@ RunOptions engine_options(const RunConfig& config, bool every_row, OpenTensors t
   options.audit = config.run.audit;
   if (config.run.device != "cpu") options.device = open_device(config.run.device);
   options.every_row = every_row;
-  options.needles = {config.replay.needles.at, int32_t(config.replay.needles.tokens)};
+  options.needles = {config.replay.needles.at, int32_t(config.replay.needles.tokens), config.replay.needles.recorded};
   options.working_set = config.replay.working_set;
   options.wanted = wanted_by(config.metrics);
-  if (!options.needles.at.empty()) options.wanted.add(Work::masses);
+  if (options.needles.any()) options.wanted.add(Work::masses);
   if (config.output.projections) options.wanted.add(Work::projections);
   if (config.output.curves) options.wanted.add(Work::masses | Work::curves);
   return options;

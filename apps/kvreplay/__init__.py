@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     **dict.fromkeys(("replay",), "replaying"),
     **dict.fromkeys(("live", "Live"), "live_run"),
+    **dict.fromkeys(("stepping", "Stepping"), "stepwise"),
     **dict.fromkeys(("Run",), "run"),
     **dict.fromkeys(("Answer", "compare"), "comparing"),
     **dict.fromkeys(("predict",), "predicting"),
@@ -54,6 +55,7 @@ __all__ = [
     "ReadBack",
     "ResultsError",
     "Run",
+    "Stepping",
     "Tokens",
     "Trace",
     "TraceError",
@@ -75,6 +77,7 @@ __all__ = [
     "replay",
     "sample",
     "scorer",
+    "stepping",
 ]
 
 TYPE_CHECKING = False  # not imported from `typing`: the command line loads this module and must start fast
@@ -103,6 +106,7 @@ if TYPE_CHECKING:
     from .replaying import replay
     from .run import Run
     from .shown import Prompt, Tokens
+    from .stepwise import Stepping, stepping
     from .trace import Layer, Trace, open
 
 

@@ -225,7 +225,7 @@ def of_arrays(
         "n_layers": int(n_layers),
         "prompt": "p0",
         "tokens": tokens,
-        "position_ids": _vector(position_ids, np.int32, "position_ids", low=0),
+        "position_ids": vector_of(position_ids, np.int32, "position_ids", low=0),
         "layers": found,
     }
 
@@ -290,8 +290,8 @@ def _facts(said: Mapping[str, Any], width: int, where: str) -> dict[str, Any]:
         "attention_chunk": _whole(said.get("attention_chunk"), f"{where}attention_chunk"),
         "softcap": _number(0 if softcap is None else softcap, f"{where}softcap", 0, 1e9),
         "q_prescaled": _flag(said.get("q_prescaled"), f"{where}q_prescaled"),
-        "sinks": _vector(said.get("sinks"), np.float32, f"{where}sinks"),
-        "q_pos": _vector(said.get("q_pos"), np.int32, f"{where}q_pos"),
+        "sinks": vector_of(said.get("sinks"), np.float32, f"{where}sinks"),
+        "q_pos": vector_of(said.get("q_pos"), np.int32, f"{where}q_pos"),
     }
     if found["sliding_window"] and found["attention_chunk"]:
         raise ConfigError(f"{where}sliding_window and attention_chunk exclude each other: give one of them")
@@ -330,7 +330,7 @@ def _number(value: Any, where: str, low: float, high: float) -> float:
     return number
 
 
-def _vector(values: Any, dtype: type, where: str, low: int = -(2**31)) -> np.ndarray | None:
+def vector_of(values: Any, dtype: type, where: str, low: int = -(2**31)) -> np.ndarray | None:
     """A list of numbers as the engine reads it: int32, at least `low`, or float32. None stays None.
     TraceError for anything else."""
     if values is None:

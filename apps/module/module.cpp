@@ -10,6 +10,7 @@
 #include "apps/module/raised.hpp"
 #include "apps/module/read_back.hpp"
 #include "apps/module/replay_job.hpp"
+#include "apps/module/stepping.hpp"
 #include "apps/module/trace_view.hpp"
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
@@ -78,10 +79,11 @@ NB_MODULE(_engine, module) {
   nb::register_exception_translator(raise);
   define_views(module);
   define_traces(module);
+  define_stepping(module);
   module.attr("version") = version();
   module.def("replay", [](std::string config, nb::object input, nb::list methods, nb::object on_plan,
                           nb::object on_cell, nb::object is_stopped) {
-    const Ended ended = replay({std::move(config), input, methods, on_plan, on_cell, is_stopped});
+    const Ended ended = replay({{std::move(config), input, methods, is_stopped}, on_plan, on_cell});
     return nb::make_tuple(ended.seconds, text_of(ended.said));
   });
   module.def("needs_json", needs_json);

@@ -7,38 +7,27 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <future>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <unordered_map>
 
-#include "apps/engine_options.hpp"
 #include "apps/meta.hpp"
-#include "apps/module/argument_wording.hpp"
-#include "apps/module/arrays_from_python.hpp"
-#include "apps/module/hosted_in_python.hpp"
 #include "apps/module/numpy.hpp"
 #include "apps/module/raised.hpp"
-#include "apps/remarks.hpp"
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
-#include "base/text.hpp"
-#include "base/threads.hpp"
 #include "base/version.hpp"
 #include "kernels/kernels.hpp"
 #include "plan/estimate.hpp"
 #include "plan/plan.hpp"
 #include "results/columns.hpp"
 #include "results/notes.hpp"
-#include "trace/trace.hpp"
 
 namespace kvreplay::python {
 namespace {
 
 namespace nb = nanobind;
 using Clock = std::chrono::steady_clock;
-constexpr auto kPatience = std::chrono::milliseconds(50);  // interval between checks for Ctrl-C
 
 struct Finished {
   size_t place;               // index in the plan
@@ -136,12 +125,13 @@ std::vector<size_t> shape_of(const CellResult& result, bool outputs) {
   return shape;
 }
 
-// All samples of each row; the first `drawn` of them were drawn from the model's predictions.
+// All samples of each row: first those drawn from the model's predictions; the answer's is the last one.
 void put_projections(nb::dict& arrays, CellResult& result) {
   const size_t heads = size_t(result.heads), rows = result.rows.size();
-  arrays["projections"] = numpy_of(std::move(result.projections), {heads, rows, size_t(result.samples)});
+  arrays["projections"] = numpy_of(std::move(result.projections), {heads, rows, size_t(result.projected.samples)});
   arrays["cosine_distance"] = numpy_of(std::move(result.distances), {heads, rows});
-  arrays["drawn"] = result.drawn;
+  arrays["drawn"] = result.projected.drawn;
+  arrays["answer"] = result.projected.answer;
 }
 
 void put_curves(nb::dict& arrays, CellResult& result) {
@@ -202,103 +192,6 @@ ProcessRecord record_of(const RunConfig& config) {
   return record;
 }
 
-// Everything of a run; members are in the order that their destruction needs.
-struct Prepared {
-  std::atomic<bool> stop{false};         // set when the results are no longer needed
-  nb::object is_stopped;                 // as in Request
-  std::unique_ptr<PythonArrays> arrays;  // null: files or a trace in memory are replayed
-  std::unique_ptr<PythonTrace> memory;
-  OpenTensors open;
-  std::optional<AllMethods> methods;
-  LoadedRun loaded;
-  std::vector<Cell> cells;
-  std::string unreachable = "[]";  // shares of the cache: JSON
-};
-
-[[noreturn]] void throw_stopped() { throw ConfigError("the replay was stopped"); }
-
-// Works in another thread, which may call Python, and waits for it. Ctrl-C or the caller asks it to stop.
-template <class Work>
-auto interruptible(Prepared& all, const Work& work) {
-  auto working = std::async(std::launch::async, work);
-  const auto is_done = [&] {
-    const nb::gil_scoped_release unlocked;
-    return working.wait_for(kPatience) == std::future_status::ready;
-  };
-  while (!is_done()) {
-    const bool interrupted = PyErr_CheckSignals() != 0;
-    if (!interrupted && !nb::cast<bool>(all.is_stopped())) continue;
-    all.stop = true;
-    while (!is_done()) {
-    }
-    if (interrupted) throw nb::python_error();
-    throw_stopped();
-  }
-  return working.get();
-}
-
-// Fills `arrays` or `memory`, and `open`, from the input; returns the names of its traces.
-std::vector<std::filesystem::path> take_input(const nb::object& input, Prepared& all) {
-  std::vector<std::filesystem::path> names;
-  if (!nb::isinstance<nb::dict>(input)) {
-    for (nb::handle file : nb::cast<nb::list>(input)) names.emplace_back(nb::cast<nb::bytes>(file).c_str());
-    all.open = open_files(names);
-    return names;
-  }
-  const auto given = nb::cast<nb::dict>(input);
-  if (given.contains("image")) {
-    all.memory = described_trace(given);
-    all.open = [&all](size_t, const TraceScope& scope) { return std::make_unique<Trace>(all.memory->trace, scope); };
-    names.push_back(all.memory->trace.label);
-  } else {
-    all.arrays = described_arrays(given);
-    all.open = [&all](size_t, const TraceScope&) { return std::make_unique<ArrayTensors>(all.arrays->trace); };
-    names.push_back(all.arrays->trace.info.path);
-  }
-  return names;
-}
-
-std::unique_ptr<Prepared> prepare(const Request& request) {
-  auto all = std::make_unique<Prepared>();
-  all->is_stopped = request.is_stopped;
-  const std::vector<std::filesystem::path> traces = take_input(request.input, *all);
-  all->methods.emplace(request.methods, all->stop);
-  all->loaded = interruptible(*all, [&] {
-    return load_over(request.config, all->methods->registry, metric_names(), traces, all->open, argument_wording());
-  });
-  return all;
-}
-
-RunOptions options_of(const Prepared& all, bool every_row) {
-  const RunConfig& config = all.loaded.config;
-  RunOptions options = app::engine_options(config, every_row, all.open);
-  options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
-  return options;
-}
-
-// Solves budgets that are shares of the cache.
-void solve_budgets(Prepared& all) {
-  if (!all.loaded.config.budget.has_shares()) return;
-  RunOptions options = options_of(all, false);
-  options.stop = [&all] { return all.stop.load(); };
-  const SolvedShares solved = interruptible(all, [&] { return solve_shares(all.loaded, options); });
-  all.unreachable = app::unreachable_json(all.loaded.config, solved);
-  for (std::string& line : app::remarks_on(all.loaded.config, solved))
-    all.loaded.config.warnings.push_back(std::move(line));
-}
-
-void plan(Prepared& all) {
-  all.cells = interruptible(all, [&] { return plan_cells(all.loaded); });
-  const auto uses = interruptible(all, [&] { return app::uses_of_gradients(all.cells, all.loaded.traces, all.open); });
-  for (std::string& line : app::remarks_on(uses)) all.loaded.config.warnings.push_back(std::move(line));
-}
-
-nb::list warnings_of(const RunConfig& config) {
-  nb::list lines;
-  for (const std::string& line : config.warnings) lines.append(text_of(line));
-  return lines;
-}
-
 // JSON list of the replayed traces. JSON cannot hold a name that is not UTF-8.
 std::string traces_json(std::vector<TraceInfo> traces) {
   for (TraceInfo& trace : traces)
@@ -322,9 +215,7 @@ std::string said_of(const std::vector<std::string>& rows, const Prepared& all) {
 }  // namespace
 
 Ended replay(const Request& request) {
-  const std::unique_ptr<Prepared> all = prepare(request);
-  solve_budgets(*all);
-  plan(*all);
+  const std::unique_ptr<Prepared> all = planned(request.plan);
   const RunConfig& config = all->loaded.config;
   double cost = 0;
   for (const double c : estimate(config, all->cells, all->loaded.traces).cost) cost += c;
@@ -340,7 +231,7 @@ Ended replay(const Request& request) {
       finished = running.queue.take(closed);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (nb::cast<bool>(request.is_stopped())) throw_stopped();
+    if (nb::cast<bool>(request.plan.is_stopped())) throw_stopped();
     for (Finished& f : finished) {
       request.on_cell(f.row, f.place, arrays_of(f.result, f.segments, config.output));
       rows[f.place] = std::move(f.row);

@@ -60,16 +60,17 @@ void CacheAccount<Real>::close_step(int32_t t) {
   if (state_.watch.ages) note_ages(t);
   state_.memory.poison_evicted();
   if (after_prompt) list_kept();
-  if (t == state_.stream.prompt - 1 && state_.watch.after_prompt) list_after_prompt();
+  if (t == state_.stream.prompt - 1 && state_.watch.after_prompt) after_prompt_ = tokens_held();
 }
 
 template <class Real>
-void CacheAccount<Real>::list_after_prompt() {
-  const auto tokens = state_.cache.tokens();
-  after_prompt_.assign(tokens.begin(), tokens.end());
-  std::erase_if(after_prompt_, [](int32_t token) { return token < 0; });
-  std::sort(after_prompt_.begin(), after_prompt_.end());
-  after_prompt_.erase(std::unique(after_prompt_.begin(), after_prompt_.end()), after_prompt_.end());
+std::vector<int32_t> CacheAccount<Real>::tokens_held() const {
+  const auto held = state_.cache.tokens();
+  std::vector<int32_t> tokens(held.begin(), held.end());
+  std::erase_if(tokens, [](int32_t token) { return token < 0; });
+  std::sort(tokens.begin(), tokens.end());
+  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+  return tokens;
 }
 
 template <class Real>

@@ -31,7 +31,8 @@ class CacheAccount {
   void take_report();  // the policy's extras in its current state
   bool has_lists() const { return state_.watch.kept; }
   ResidentLists& lists() { return lists_; }
-  // The tokens at the end of the prompt, ascending, each once. Filled if the cache is watched for them.
+  std::vector<int32_t> tokens_held() const;  // now, ascending, each once
+  // The tokens held at the end of the prompt. Filled if the cache is watched for them.
   const std::vector<int32_t>& after_prompt() const { return after_prompt_; }
   Ledger& ledger() { return keeper_.ledger; }
   const Ledger& ledger() const { return keeper_.ledger; }
@@ -41,7 +42,6 @@ class CacheAccount {
   void note_ages(int32_t t);
   void charge(int32_t t);
   void list_kept();
-  void list_after_prompt();
   ExtraBytes of_method() const;
   ExtraBytes extra_bytes(int32_t t) const;
   void follow_pages(int32_t t);

@@ -63,6 +63,22 @@ void CacheSteps<Real>::step_unattended(int32_t t) {
 }
 
 template <class Real>
+HeadScores CacheSteps<Real>::waiting_scores() const {
+  const BasicCache<Real>& cache = state_.cache;
+  HeadScores said{0, 0, {}, {}, {cache.tokens().begin(), cache.tokens().end()}};
+  for (int32_t i = 0; i < cache.size(); ++i) said.scores.push_back(cache.score(i));
+  state_.host().head_scores(state_.setup.method.policy(), said.extras);
+  return said;
+}
+
+template <class Real>
+void CacheSteps<Real>::cut_together(const GivenLists& all) {
+  state_.host().bind_given(state_.setup.method.self(), all);
+  state_.step_calls().evict(SerialTeam{}, state_.cache);
+  account_.close_step(waits_at_);
+}
+
+template <class Real>
 const Residency& CacheSteps<Real>::decide(int32_t begin, int32_t end) {
   record(begin, end, [&](int32_t t) { step_unattended(t); });
   std::sort(evicted_.begin(), evicted_.end());

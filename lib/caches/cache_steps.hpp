@@ -35,8 +35,19 @@ class CacheSteps {
     replay_step(SerialTeam{}, state_.step_calls(), state_.cache, state_.token_at(t), state_.rules, heads, scratch,
                 attends);
     if (state_.has_listener() && t + 1 == state_.stream.prompt) state_.hand_over();
-    account_.close_step(t);
+    if (waits_for_heads()) waits_at_ = t;
+    else account_.close_step(t);
   }
+  // For heads that cut together: whether the last step ends with a cut that waits for the other heads' scores.
+  bool waits_for_heads() const {
+    const auto hook = state_.host().waits_for_heads;
+    return hook != nullptr && hook(state_.setup.method.policy());
+  }
+  // The scores of this head, for that cut.
+  HeadScores waiting_scores() const;
+  // The cut is known, the last of all lists: the step ends. `all` must live as long as the cache, or until the next
+  // call.
+  void cut_together(const GivenLists& all);
   void step_unattended(int32_t t);
   void open(int32_t t) { account_.open_step(t); }
   StepQueries<Real> queries_at(int32_t t) const;  // queries of the cache's heads
@@ -73,6 +84,7 @@ class CacheSteps {
 
   CacheState<Real>& state_;
   CacheAccount<Real>& account_;
+  int32_t waits_at_ = -1;
   int32_t cut_evictions_ = 0;  // evictions by the prompt's cut
   Residency residency_;
   std::vector<int32_t> held_;                 // tokens when decide() began

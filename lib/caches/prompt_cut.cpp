@@ -105,21 +105,15 @@ HeadScores PromptCut<Real>::head_scores(const PromptSums& sums) {
 
 template <class Real>
 HeadScores PromptCut<Real>::cut_scores(const PromptSums& sums) {
-  const HostHooks& host = state_.host();
-  const BasicCache<Real>& cache = state_.cache;
   const HeadStream<Real>& stream = state_.stream;
-  const auto waits = [&] { return host.waits_for_heads(state_.setup.method.policy()); };
   state_.open_memory();
   state_.memory.reveal(0, stream.prompt);
   replay_prompt(SerialTeam{}, state_.step_calls(), state_.cache, view(sums), state_.rules, false);
+  const auto waits = [&] { return steps_.waits_for_heads(); };
   if (!waits()) account_.close_step(stream.prompt - 1);
-  for (int32_t t = stream.prompt; t < stream.tokens && state_.rules.streaming && !waits(); ++t)
+  for (int32_t t = stream.prompt; t < stream.arrived() && state_.rules.streaming && !waits(); ++t)
     steps_.step_unattended(t);
-  if (!waits()) return {};
-  HeadScores said{0, 0, {}, {}, {cache.tokens().begin(), cache.tokens().end()}};
-  for (int32_t i = 0; i < cache.size(); ++i) said.scores.push_back(cache.score(i));
-  host.head_scores(state_.setup.method.policy(), said.extras);
-  return said;
+  return waits() ? steps_.waiting_scores() : HeadScores{};
 }
 
 template <class Real>

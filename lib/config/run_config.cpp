@@ -74,6 +74,7 @@ JsonObject replay_json(const RunConfig::Replay& replay) {
     entry.add_json("branches", replay.branches.numbers.empty() ? json_of("all") : json_of(replay.branches.numbers));
   if (replay.queries == Queries::all) entry.add("queries", "all");
   else entry.add_json("queries", JsonObject().add(kind, replay.queries_count).text());
+  if (replay.needles.recorded) entry.add("needles", "recorded");
   if (!replay.needles.at.empty())
     entry.add_json("needles", JsonObject().add("at", replay.needles.at).add("tokens", replay.needles.tokens).text());
   add_json(replay.working_set, entry);

@@ -84,6 +84,8 @@ struct RunConfig {
     struct Needles {            // marked spans of the prompt, each of `tokens` tokens
       std::vector<double> at;   // starts, as fractions of the prompt; empty: no spans
       int64_t tokens = 0;
+      bool recorded = false;  // the spans are those that the trace marks
+      bool any() const { return recorded || !at.empty(); }
     } needles;
     WorkingSetOptions working_set;
   } replay;

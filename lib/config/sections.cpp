@@ -64,8 +64,13 @@ void read_needle_starts(RunConfig& config, const Node& node, Problems& problems)
 
 void read_needles(RunConfig& config, const Node* node, Problems& problems) {
   if (node == nullptr) return;
+  config.marks["replay.needles"] = node->mark;
+  config.replay.needles.recorded = is_word(node, "recorded");
+  if (config.replay.needles.recorded) return;
+  if (node->kind != Node::Kind::map)
+    return must_be(problems, *node, "replay.needles",
+                   problems.words().literal(R"({"at": [0, 0.4, 0.9], "tokens": 32} or "recorded")"));
   const Section section(node, "replay.needles", {"at", "tokens"}, problems);
-  if (node->kind != Node::Kind::map) return;
   const Node *at = section.find("at"), *tokens = section.find("tokens");
   if (at == nullptr || tokens == nullptr)
     return problems.error(node->mark, fmt::format("{} has no {}: write {}", problems.words().key("replay.needles"),

@@ -62,6 +62,7 @@ class Selection {
     checks_.check_layers(trace, prompt);
     if (prompt.layers.empty()) return;  // no selected layer exists: already reported
     checks_.check_text(trace, prompt);
+    checks_.check_needles(trace, prompt);
     if (!prompt.odd_positions.empty())
       problems_.warning(config_.mark_of({"select.prompts", "traces"}),
                         fmt::format("{}: prompt {}: {}", trace.path.string(), prompt.id, prompt.odd_positions));

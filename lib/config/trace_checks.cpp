@@ -81,6 +81,17 @@ void TraceChecks::check_gradient(const TraceInfo& trace, const PromptInfo& promp
                           .places = places_of(trace, prompt, layer)});
 }
 
+void TraceChecks::check_needles(const TraceInfo& trace, const PromptInfo& prompt) {
+  if (!config_.replay.needles.recorded || !prompt.needles.empty()) return;
+  problems_.error(config_.mark_of({"replay.needles"}),
+                  Refusal{.rule = fmt::format("{} needs marked tokens (needle_tokens), which {}",
+                                              words().setting("replay.needles", R"("recorded")"),
+                                              words().trace(trace.path.string(), "lack")),
+                          .remedy = "record a task of `kvreplay tasks make`, or give " +
+                                    words().mention("replay.needles", R"({"at": [0, 0.4, 0.9], "tokens": 32})"),
+                          .places = places_of(trace, prompt)});
+}
+
 void TraceChecks::check_text(const TraceInfo& trace, const PromptInfo& prompt) {
   if (prompt.has_classes) return;
   for (const MethodInstance& instance : config_.methods)

@@ -34,6 +34,7 @@ class TraceChecks {
   void check_heads(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer);
   void check_gradient(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer);
   void check_text(const TraceInfo& trace, const PromptInfo& prompt);
+  void check_needles(const TraceInfo& trace, const PromptInfo& prompt);
   void check_needs(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
                    const std::optional<Extent>& extent);
   // A calibration prompt is scored like the replayed one.

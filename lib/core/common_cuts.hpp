@@ -35,7 +35,10 @@ struct CommonCuts {
   void head_scores(std::vector<double>& says) const { says.push_back(leaves); }
 
   bool has_known_cut() const { return cuts < given.count; }
-  void apply_known_cut(const Team auto& team, Cache auto& cache) { given.keep(team, cache, cuts++); }
+  void apply_known_cut(const Team auto& team, Cache auto& cache) {
+    given.keep(team, cache, cuts++);
+    leaves = 0;
+  }
   // The rows have their scores; the first `rows.sinks` and the last `rows.recent` are protected. Returns whether the
   // cut must wait for the other heads' scores.
   bool waits_for_other_heads(const Team auto& team, Cache auto& cache, Protect rows, int32_t count) {

@@ -16,11 +16,10 @@ class CodedStrips {
  public:
   // Strips for the rows of `tile` that have a strip; valid until the next tile.
   const Tile<Real>& of(CodedTokens<Real>& tokens, const HeadStream<Real>& stream, const Tile<Real>& tile) {
+    tokens.code_until(stream.arrived());
     auto& own = of_[&tokens];
-    if (own == nullptr) {
-      tokens.code_all();
-      own = std::make_unique<Own>(stream, tokens.keys());
-    }
+    if (own == nullptr) own = std::make_unique<Own>(stream, tokens.keys());
+    own->exact.take_arrived();
     if (own->tile.begin == tile.begin && own->tile.rows == tile.rows) return own->tile;
     own->tile.begin = tile.begin, own->tile.end = tile.end, own->tile.window = tile.window;
     own->tile.rows = tile.rows;

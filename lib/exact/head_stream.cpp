@@ -265,9 +265,12 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   stream.shape = {layer.head_dim, layer.v_head_dim, layer.group() * blocks, blocks, layer.is_latent()};
   stream.tokens = request.extent.tokens;
   stream.prompt = request.extent.prompt_tokens;
+  const PromptInfo& prompt = trace.prompt(request.place.prompt);
+  stream.waiting = int32_t(std::max<int64_t>(0, stream.tokens - (prompt.tokens - prompt.waiting)));
   stream.rule = {Real(layer.scaling), Real(layer.softcap)};
   stream.window = layer.window();
   stream.stored_bytes = bytes_of(layer.dtype);
+  stream.needles = prompt.needles;
   load_rows(trace, request, first, stream);
   load_queries(trace, request, stream);
   const DeviceTensors there = trace.on_device(request.place.prompt, request.place.layer);

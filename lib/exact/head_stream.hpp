@@ -12,6 +12,7 @@
 #include "core/layer_window.hpp"
 #include "core/method_context.hpp"
 #include "core/place.hpp"
+#include "core/token_span.hpp"
 #include "exact/sensitivity.hpp"
 #include "trace/tensors.hpp"
 #include "trace/turn_steps.hpp"
@@ -33,6 +34,7 @@ template <class Real>
 struct HeadStream {
   HeadShape shape{};  // heads: the query heads of the group, or of the layer
   int32_t tokens = 0, prompt = 0;
+  int32_t waiting = 0;             // the last tokens, whose rows have not arrived yet; they are zero
   std::vector<Real> keys, values;  // [blocks, tokens, dim], [blocks, tokens, v_dim]
   // For a long trace only some query rows are in memory, see hold_queries().
   mutable std::vector<Real> queries;    // [heads, query_rows, dim]
@@ -73,12 +75,14 @@ struct HeadStream {
   std::vector<Real> up_values;
   std::map<StatisticsKey, KnownQueries> known;  // statistics of other text, if a method uses them
   Sensitivity sensitivity;                      // only if projections are requested and a gradient is recorded
+  std::vector<TokenSpan> needles;               // PromptInfo::needles
   int32_t stored_bytes = 4;                     // bytes of one number in the trace
   double max_value_norm = 0;                    // bound on the norm of an output: over tokens 0..tokens-1
 
   int32_t out_dim() const {  // numbers of an output
     return up_values.empty() ? shape.v_dim : int32_t(up_values.size() / size_t(shape.heads) / size_t(shape.v_dim));
   }
+  int32_t arrived() const { return tokens - waiting; }
   const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
   const Real* block_values(int32_t block) const { return values.data() + int64_t(block) * tokens * shape.v_dim; }
   const Real* query(int32_t head, int32_t token) const {

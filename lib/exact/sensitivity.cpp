@@ -14,7 +14,9 @@ namespace kvreplay {
 Sensitivity read_sensitivity(const Tensors& trace, const Place& place, const std::vector<int32_t>& tokens,
                              int32_t first_head, int32_t heads) {
   const LayerInfo& layer = trace.layer(place.prompt, place.layer);
-  Sensitivity to{layer.all_gradients(), int32_t(tokens.size()), layer.out_dim(), layer.gradient_recorded, {}, {}};
+  Sensitivity to;
+  to.samples = layer.all_gradients(), to.rows = int32_t(tokens.size()), to.v_dim = layer.out_dim();
+  to.recorded = layer.gradient_recorded, to.answer = layer.gradient_answer;
   to.row_of.assign(size_t(layer.tokens), -1);
   for (int32_t row = 0; row < to.rows; ++row) to.row_of[size_t(tokens[size_t(row)])] = row;
   to.row_of.back() = -1;

@@ -12,15 +12,15 @@ struct Place;
 struct Extent;
 
 // How sensitive the model's loss is to the attention output of each query head and row. A sample is the gradient of the
-// sum of log p(y_t) over the rows from the first one here on, with y_t drawn from the model's own prediction. If
-// recorded, the last sample is the gradient for the recorded tokens.
+// sum of log p(y_t) over the rows from the first one here on, with y_t drawn from the model's own prediction. Behind
+// the drawn samples there may be two more: y_t are the recorded tokens, and those of the recorded answer alone.
 struct Sensitivity {
   int32_t samples = 0, rows = 0, v_dim = 0;
-  bool recorded = false;          // the last sample belongs to the recorded tokens
-  std::vector<uint16_t> numbers;  // bf16 [heads, rows, samples, v_dim]
-  std::vector<int32_t> row_of;    // [tokens] the row of a token, or -1; empty: not recorded
+  bool recorded = false, answer = false;  // there is a sample of the recorded tokens; the last one is the answer's
+  std::vector<uint16_t> numbers;          // bf16 [heads, rows, samples, v_dim]
+  std::vector<int32_t> row_of;            // [tokens] the row of a token, or -1; empty: not recorded
 
-  int32_t drawn() const { return samples - (recorded ? 1 : 0); }
+  int32_t drawn() const { return samples - (recorded ? 1 : 0) - (answer ? 1 : 0); }
   bool empty() const { return row_of.empty(); }
   // [samples, v_dim]; null if the token has no row.
   const uint16_t* at(int32_t head, int32_t token) const {

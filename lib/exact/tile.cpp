@@ -158,9 +158,17 @@ void add_rows_ahead(const ExactAttention<Real>& exact, const ColumnSum& sum, boo
 }  // namespace
 
 template <class Real>
-ExactAttention<Real>::ExactAttention(const HeadStream<Real>& stream, const Real* keys) : stream_(stream) {
+ExactAttention<Real>::ExactAttention(const HeadStream<Real>& stream, const Real* keys)
+    : stream_(stream), keys_(keys), packed_(stream.arrived()) {
   for (int32_t b = 0; b < stream.shape.blocks; ++b)
     panels_.emplace_back(keys + int64_t(b) * stream.tokens * stream.shape.dim, stream.tokens, stream.shape.dim);
+}
+
+template <class Real>
+void ExactAttention<Real>::take_arrived() {
+  for (; packed_ < stream_.arrived(); ++packed_)
+    for (size_t b = 0; b < panels_.size(); ++b)
+      panels_[b].put(packed_, keys_ + (int64_t(b) * stream_.tokens + packed_) * stream_.shape.dim);
 }
 
 template <class Real>

@@ -69,6 +69,8 @@ class ExactAttention {
   explicit ExactAttention(const HeadStream<Real>& stream) : ExactAttention(stream, stream.keys.data()) {}
   // Attention to other keys, [blocks, tokens, dim], in place of the stream's.
   ExactAttention(const HeadStream<Real>& stream, const Real* keys);
+  // Packs the keys of tokens that have arrived since.
+  void take_arrived();
   // Fills strip, shift, z and l2 for tile.rows, which must all have queries.
   void strip_pass(Tile<Real>& tile) const;
   // Like strip_pass, plus the exact outputs of scored rows; divided if the tile is after the prompt.
@@ -82,6 +84,8 @@ class ExactAttention {
   void finish_row(Tile<Real>& tile, int32_t head, int32_t row) const;
   void weigh_values(const Tile<Real>& tile, int32_t first, int32_t last, std::vector<Real>& out) const;
   const HeadStream<Real>& stream_;
+  const Real* keys_;
+  int32_t packed_;                                // tokens
   std::vector<kernels::KeyPanels<Real>> panels_;  // [blocks]
 };
 

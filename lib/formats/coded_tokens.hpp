@@ -31,8 +31,8 @@ class CodedTokens {
     if (done_[size_t(token)] == 0) code(token);
     return coded_[size_t(token)];
   }
-  void code_all() {
-    for (int32_t t = 0; t < tokens_; ++t) (void)of(t);
+  void code_until(int32_t end) {
+    for (; coded_until_ < end; ++coded_until_) (void)of(coded_until_);
   }
 
  private:
@@ -57,7 +57,7 @@ class CodedTokens {
 
   std::shared_ptr<const RowCoding> coding_;
   HeadShape shape_;
-  int32_t tokens_;
+  int32_t tokens_, coded_until_ = 0;
   const Real *recorded_keys_, *recorded_values_;
   std::vector<Real> keys_, values_;
   std::vector<double> scratch_;

@@ -47,11 +47,17 @@ template <class Real>
 KeyPanels<Real>::KeyPanels(const Real* k, int32_t n, int32_t dim) : KeyPanels(n, dim) {
   if constexpr (std::is_same_v<Real, float>)
     if (chosen().tile_product != nullptr) tiles = TilePanels(k, dim, n, 1, dim);
-  for (int32_t i = 0; i < n; ++i) put(i, k + int64_t(i) * dim);
+  for (int32_t i = 0; i < n; ++i) fill(i, k + int64_t(i) * dim);
 }
 
 template <class Real>
 void KeyPanels<Real>::put(int32_t at, const Real* key) {
+  fill(at, key);
+  tiles = {};
+}
+
+template <class Real>
+void KeyPanels<Real>::fill(int32_t at, const Real* key) {
   Real* const to = numbers.data() + int64_t(at / kPanel) * d * kPanel + at % kPanel;
   for (int32_t c = 0; c < d; ++c) to[int64_t(c) * kPanel] = key[c];
 }

@@ -27,7 +27,11 @@ struct KeyPanels {
   KeyPanels() = default;
   KeyPanels(int32_t n, int32_t dim);                 // all zero
   KeyPanels(const Real* k, int32_t n, int32_t dim);  // k: [n, d]
+  // Replaces a key. It may be no bf16 number: the tiles are given up.
   void put(int32_t at, const Real* key);
+
+ private:
+  void fill(int32_t at, const Real* key);
 };
 
 }  // namespace kvreplay::kernels

@@ -27,7 +27,7 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
                              exact,
                              parts.needles,
                              parts.recalls,
-                             parts.projections.first(parts.projections.empty() ? 0 : size_t(parts.drawn)),
+                             parts.projections.first(parts.projections.empty() ? 0 : size_t(parts.projected.drawn)),
                              head,
                              number,
                              parts.v_dim,
@@ -37,10 +37,7 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
   for (Measure* measure : all()) measure->add(measured);
   segments_.add(measured);
   const size_t at = size_t(head * rows_ + number);
-  if (save_.projections) {
-    keep_projections(at, row, parts.projections, parts.samples);
-    drawn_ = parts.drawn;
-  }
+  if (save_.projections) keep_projections(at, row, parts.projections, parts.projected);
   if (!save_.outputs) return;
   const size_t width = size_t(parts.v_dim);
   if (out_.empty()) out_.resize(size_t(heads_) * size_t(rows_) * width);
@@ -48,12 +45,13 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
 }
 
 void Accumulator::keep_projections(size_t at, const RowResult& row, std::span<const float> projections,
-                                   int32_t samples) {
-  samples_ = samples;
+                                   const Projected& projected) {
+  const size_t samples = size_t(projected.samples);
+  projected_ = projected;
   distances_.resize(size_t(heads_) * size_t(rows_));
   distances_[at] = float(1 - cosine(row));
-  projections_.resize(size_t(heads_) * size_t(rows_) * size_t(samples));
-  std::copy(projections.begin(), projections.end(), projections_.begin() + int64_t(at) * samples);
+  projections_.resize(size_t(heads_) * size_t(rows_) * samples);
+  std::copy(projections.begin(), projections.end(), projections_.begin() + int64_t(at * samples));
 }
 
 void Accumulator::end_row() {
@@ -71,7 +69,7 @@ void Accumulator::finish(CellResult& result, const ErrorBound& bound) {
   result.rows = std::move(tokens_);
   result.heads = heads_;
   result.v_dim = v_dim_;
-  result.samples = samples_, result.drawn = drawn_;
+  result.projected = projected_;
   if (save_.curves) result.rel_err = outputs_->take_curve(), result.partition_err = sets_->take_curve();
   result.out = std::move(out_);
   result.projections = std::move(projections_), result.distances = std::move(distances_);

@@ -19,6 +19,14 @@ struct TokensHeld {
   std::vector<double> num, den;  // weights of the kept lists; empty if all are 1
 };
 
+// Gradients that a row's error is projected on: for drawn labels first, then that of the recorded tokens, if there is
+// one, then that of the recorded answer.
+struct Projected {
+  int32_t samples = 0, drawn = 0;
+  bool answer = false;
+  bool recorded() const { return samples > drawn + (answer ? 1 : 0); }
+};
+
 // Result of replaying one cell.
 struct CellResult : TokensHeld {
   Measured measures;
@@ -28,12 +36,13 @@ struct CellResult : TokensHeld {
   bool lost = false;  // its head could not be read, or it got no share of a budget
   // Filled only if the run was asked to save it; [heads, rows(, v_dim)], row-major.
   std::vector<int32_t> rows;  // token index of each scored row
-  int32_t heads = 0, v_dim = 0, samples = 0, drawn = 0;
+  int32_t heads = 0, v_dim = 0;
+  Projected projected;
   bool double_precision = false, oneshot = false;
   bool on_cpu = true;  // false: a device computed the rows
   std::vector<double> rel_err, partition_err, out;
-  std::vector<float> projections;  // [heads, rows, samples], see RowResults; projections for drawn labels come first
-  std::vector<float> distances;    // [heads, rows]: cosine distances, saved with projections
+  std::vector<float> projections;                        // [heads, rows, projected.samples], see RowResults
+  std::vector<float> distances;                          // [heads, rows]: cosine distances, saved with projections
   std::vector<std::pair<int32_t, TokensHeld>> branches;  // the lists of each branch, in place of those above
   TokenLists after_prompt;              // SaveOptions::consensus: the tokens of each cache at the end of the prompt
   int32_t prompt = 0;                   // length of the prompt
@@ -50,7 +59,7 @@ struct RowParts {
   std::span<const double> needles;
   std::span<const RecallAt> recalls;
   std::span<const float> projections;  // see RowResults
-  int32_t samples, drawn;  // number of projections, all and for drawn labels; those of drawn labels come first
+  Projected projected;
   int32_t v_dim;
   const Real* out;  // [v_dim]; null unless outputs are saved
 };
@@ -70,8 +79,10 @@ class Accumulator {
   void finish(CellResult& result, const ErrorBound& bound);
 
  private:
-  void keep_projections(size_t at, const RowResult& row, std::span<const float> projections, int32_t samples);
-  int32_t heads_, v_dim_ = 0, samples_ = 0, drawn_ = 0;
+  void keep_projections(size_t at, const RowResult& row, std::span<const float> projections,
+                        const Projected& projected);
+  int32_t heads_, v_dim_ = 0;
+  Projected projected_;
   int64_t rows_;
   double tiny_norm_;
   SaveOptions save_;

@@ -18,24 +18,25 @@ namespace kvreplay {
 // Work that only some metrics need. Work that no requested metric needs is not done, and its metrics have no value.
 enum class Work : uint32_t {
   none = 0,
-  spectral = 1 << 0,      // ||V||_op of every scored row, and bounds that use it
-  recalls = 1 << 1,       // sorting every scored row
-  set_error = 1 << 2,     // one product per tile, for methods that do more than select tokens
-  prefix_error = 1 << 3,  // one product over the prompt's rows, for one-shot methods
-  bounds = 1 << 4,        // counting the rows within a theorem's bound
-  quantiles = 1 << 5,     // storing the error of every row, and a partial sort per cell
-  details = 1 << 6,       // parts of an output's error: cosine, clamped, numerator and normaliser
-  ages = 1 << 7,          // one number per evicted token
-  masses = 1 << 8,        // comparing normaliser and kept tokens with the exact row
-  curves = 1 << 9,        // storing the error of every row, to be saved
-  projections = 1 << 10,  // projecting the error of every row on the recorded gradient
-  reads = 1 << 11,        // uniting what the caches of a group read in each row
+  spectral = 1 << 0,       // ||V||_op of every scored row, and bounds that use it
+  recalls = 1 << 1,        // sorting every scored row
+  set_error = 1 << 2,      // one product per tile, for methods that do more than select tokens
+  prefix_error = 1 << 3,   // one product over the prompt's rows, for one-shot methods
+  bounds = 1 << 4,         // counting the rows within a theorem's bound
+  quantiles = 1 << 5,      // storing the error of every row, and a partial sort per cell
+  details = 1 << 6,        // parts of an output's error: cosine, clamped, numerator and normaliser
+  ages = 1 << 7,           // one number per evicted token
+  masses = 1 << 8,         // comparing normaliser and kept tokens with the exact row
+  curves = 1 << 9,         // storing the error of every row, to be saved
+  projections = 1 << 10,   // projecting the error of every row on the recorded gradient
+  reads = 1 << 11,         // uniting what the caches of a group read in each row
+  after_prompt = 1 << 12,  // listing the tokens that are held at the end of the prompt
 };
 constexpr Work operator|(Work a, Work b) { return Work(uint32_t(a) | uint32_t(b)); }
 
 // A set of Work.
 struct Wanted {
-  Work work = Work((1 << 12) - 1);  // everything
+  Work work = Work((1 << 13) - 1);  // everything
   bool has(Work some) const { return (uint32_t(work) & uint32_t(some)) != 0; }
   void add(Work some) { work = work | some; }
   void drop(Work some) { work = Work(uint32_t(work) & ~uint32_t(some)); }
@@ -187,6 +188,8 @@ constexpr MetricInfo kMetrics[] = {
     {"tier_swap_bytes_per_step", "bytes", "their keys and values, mean", Work::reads},
     {"model_tokens_per_s", "1/s", "tokens per second that the machine of replay.machine allows, a bound", Work::reads},
     {"model_max_batch", "sequences", "sequences that fit into its memory", Work::reads},
+    {"needle_kept", "1", "share of the tokens of replay.needles that a cache holds after the prompt, mean over caches",
+     Work::after_prompt, more("share of the needles that is evicted")},
 };
 
 std::vector<std::string> metric_names();

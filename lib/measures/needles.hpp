@@ -5,20 +5,23 @@
 #include <span>
 #include <vector>
 
+#include "core/token_span.hpp"
+
 namespace kvreplay {
 
-// Tokens begin..end-1.
-struct TokenSpan {
-  int32_t begin = 0, end = 0;
-  bool holds(int32_t token) const { return token >= begin && token < end; }
-};
-
-// Marked spans of a prompt (`replay.needles`). Each starts at a fraction of the prompt, 0 <= at < 1.
+// Marked spans of a prompt (`replay.needles`): as the trace records them, or each of `tokens` tokens from a fraction of
+// the prompt on, 0 <= at < 1.
 struct Needles {
   std::vector<double> at;
   int32_t tokens = 0;
-  std::vector<TokenSpan> spans(int32_t prompt) const {
+  bool recorded = false;
+  bool any() const { return recorded || !at.empty(); }
+  // of_trace: the recorded spans.
+  std::vector<TokenSpan> spans(int32_t prompt, std::span<const TokenSpan> of_trace) const {
     std::vector<TokenSpan> spans;
+    if (recorded)
+      for (const TokenSpan& span : of_trace)
+        spans.push_back({std::min(span.begin, prompt), std::min(span.end, prompt)});
     for (const double share : at) {
       const auto begin = int32_t(std::floor(share * prompt));
       spans.push_back({begin, int32_t(std::min<int64_t>(prompt, int64_t(begin) + tokens))});

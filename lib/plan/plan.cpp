@@ -63,6 +63,13 @@ std::string calibration_json(const std::vector<CalibrationPrompt>& prompts) {
   return all.text();
 }
 
+// Marked tokens are attributes, which no trace_id covers.
+std::string needles_json(const std::vector<TokenSpan>& needles) {
+  std::vector<int64_t> bounds;
+  for (const TokenSpan& span : needles) bounds.insert(bounds.end(), {span.begin, span.end});
+  return json_of(bounds);
+}
+
 // The part of the key that all cells of a run share.
 JsonObject run_object(const RunConfig& config) {
   JsonObject all;
@@ -213,6 +220,7 @@ class Planner {
       all.add("ratio_of_seen", growth.ratio).add("floor", growth.floor);
     if (!variant.calibration.empty()) all.add_json("calibration", calibration_json(variant.calibration));
     all.add("prefill", at.extent.prompt_tokens).add("tokens", at.extent.tokens);
+    if (config_.replay.needles.recorded) all.add_json("needles", needles_json(prompt_of(at).needles));
     return all.text();
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -61,6 +62,15 @@ WorkingSetShape working_set_shape(const Decision<Real>& d, size_t number, const 
 
 }  // namespace
 
+namespace {
+
+// Whether the share of the needles that a cache holds after the prompt is asked for.
+bool measures_needles(const RunOptions& options) {
+  return options.needles.any() && options.wanted.has(Work::after_prompt);
+}
+
+}  // namespace
+
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
                              const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings,
@@ -95,7 +105,8 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
         setup, stream,
         CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages),
-                   options.save.consensus || options.working_set.tier.policy == TierOptions::Policy::method},
+                   options.save.consensus || measures_needles(options) ||
+                       options.working_set.tier.policy == TierOptions::Policy::method},
         rows_of_format.tokens));
   }
   for (size_t i = 0; i < cells.size(); ++i)
@@ -122,15 +133,37 @@ void keep_lists(const Decision<Real>& d, size_t number, CellResult& result) {
   }
 }
 
+// The tokens of spans, which may overlap, ascending.
+std::vector<int32_t> marked_tokens(const std::vector<TokenSpan>& spans) {
+  std::vector<int32_t> tokens;
+  for (const TokenSpan& span : spans)
+    for (int32_t token = span.begin; token < span.end; ++token) tokens.push_back(token);
+  std::sort(tokens.begin(), tokens.end());
+  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+  return tokens;
+}
+
+// Mean over the cell's caches of the share of the marked tokens that each held after the prompt.
+template <class Real>
+std::optional<double> share_of_needles(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream,
+                                       const RunOptions& options) {
+  const std::vector<int32_t> marked = marked_tokens(options.needles.spans(stream.prompt, stream.needles));
+  if (marked.empty()) return std::nullopt;
+  Sums shares;
+  for (const auto& cache : d.caches) {
+    if (!d.is_replayed_by(number, *cache)) continue;
+    const std::vector<int32_t>& held = cache->account.after_prompt();
+    const auto is_held = [&](int32_t token) { return std::binary_search(held.begin(), held.end(), token); };
+    shares.add(double(std::count_if(marked.begin(), marked.end(), is_held)) / double(marked.size()));
+  }
+  return shares.mean();
+}
+
 template <class Real>
 void list_after_prompt(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream,
                        const RunOptions& options, CellResult& result) {
   result.prompt = stream.prompt;
-  for (const TokenSpan& span : options.needles.spans(stream.prompt))
-    for (int32_t token = span.begin; token < span.end; ++token) result.needle_tokens.push_back(token);
-  std::sort(result.needle_tokens.begin(), result.needle_tokens.end());  // spans may overlap
-  result.needle_tokens.erase(std::unique(result.needle_tokens.begin(), result.needle_tokens.end()),
-                             result.needle_tokens.end());
+  result.needle_tokens = marked_tokens(options.needles.spans(stream.prompt, stream.needles));
   for (const auto& cache : d.caches) {
     if (!d.is_replayed_by(number, *cache)) continue;
     const std::vector<int32_t>& tokens = cache->account.after_prompt();
@@ -139,16 +172,23 @@ void list_after_prompt(const Decision<Real>& d, size_t number, const HeadStream<
   }
 }
 
+template <class Real>
+PageLedger shared_pages(const Decision<Real>& d) {
+  std::vector<const PageTable*> tables;
+  for (const auto& cache : d.caches) tables.push_back(&cache->account.page_table());
+  return PageTable::shared(tables);
+}
+
+int64_t bytes_of_pages(const Ledger& ledger, int64_t pages) { return std::llround(double(pages) * ledger.page_bytes); }
+
 // One table of pages for all kv heads of the layer: each head is charged the rows of all its resident pages.
 template <class Real>
 void share_page_table(Decision<Real>& d) {
-  std::vector<const PageTable*> tables;
-  for (const auto& cache : d.caches) tables.push_back(&cache->account.page_table());
-  const PageLedger all = PageTable::shared(tables);
+  const PageLedger all = shared_pages(d);
   for (const auto& cache : d.caches) {
     Ledger& ledger = cache->account.ledger();
     const PageLedger own = std::exchange(ledger.pages, all);
-    const auto bytes = [&](int64_t pages) { return std::llround(double(pages) * ledger.page_bytes); };
+    const auto bytes = [&](int64_t pages) { return bytes_of_pages(ledger, pages); };
     ledger.bytes_sum += bytes(all.resident_sum - own.resident_sum);
     ledger.final_bytes += bytes(all.last - own.last);
     ledger.prompt_bytes += bytes(all.first - own.first);
@@ -195,6 +235,13 @@ bool share_full_cache(const Method& method, const std::vector<const Ledger*>& le
   return method.info.reads_full_cache && !evicts;
 }
 
+template <class Real>
+CellSizes sizes_to_measure(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream, bool shared) {
+  return {stream.shape.dim + stream.shape.stored_v_dim(), stream.stored_bytes,
+          exact_cache_tokens(stream.tokens, stream.prompt, stream.window), shared,
+          shared && d.cells[number]->method().info.own_index};
+}
+
 // Sizes and lists of a cell after one text, or one branch.
 template <class Real>
 CellResult sizes_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
@@ -202,12 +249,9 @@ CellResult sizes_of(Decision<Real>& d, size_t number, const HeadStream<Real>& st
   const Cell& cell = *d.cells[number];
   const std::vector<const Ledger*> ledgers = ledgers_of(d, number);
   const bool shared = share_full_cache(cell.method(), ledgers);
-  const HeldTokens full = exact_cache_tokens(stream.tokens, stream.prompt, stream.window);
-  measure_sizes(ledgers,
-                {stream.shape.dim + stream.shape.stored_v_dim(), stream.stored_bytes, full, shared,
-                 shared && cell.method().info.own_index},
-                result.measures);
+  measure_sizes(ledgers, sizes_to_measure(d, number, stream, shared), result.measures);
   add_calibration_bytes(d, stream, result.measures.extras);
+  if (measures_needles(options)) result.measures["needle_kept"] = share_of_needles(d, number, stream, options);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());
   result.double_precision = sizeof(Real) == sizeof(double);
@@ -243,6 +287,21 @@ BranchResult of_branch(Decision<Real>& d, const HeadStream<Real>& stream, CellRe
 }
 
 }  // namespace
+
+template <class Real>
+double bytes_held(const Decision<Real>& d, size_t number, const HeadStream<Real>& stream) {
+  const std::vector<const Ledger*> ledgers = ledgers_of(d, number);
+  const bool shared = share_full_cache(d.cells[number]->method(), ledgers);
+  Measured sizes;
+  measure_sizes(ledgers, sizes_to_measure(d, number, stream, shared), sizes);
+  double bytes = sizes["final_bytes"].value_or(0);
+  if (!d.cache_for_each_kv_head) return bytes;
+  const PageLedger all = shared_pages(d);
+  for (const auto& cache : d.caches)
+    if (d.is_replayed_by(number, *cache))
+      bytes += double(bytes_of_pages(cache->account.ledger(), all.last - cache->account.page_table().ledger().last));
+  return bytes;
+}
 
 template <class Real>
 void close(Decision<Real>& d) {
@@ -317,6 +376,8 @@ template CellResult result_of(Decision<float>&, size_t, const HeadStream<float>&
 template CellResult result_of(Decision<double>&, size_t, const HeadStream<double>&, const RunOptions&);
 template void hold_residents(Decision<float>&);
 template void hold_residents(Decision<double>&);
+template double bytes_held(const Decision<float>&, size_t, const HeadStream<float>&);
+template double bytes_held(const Decision<double>&, size_t, const HeadStream<double>&);
 template void close(Decision<float>&);
 template void close(Decision<double>&);
 template void go_on(Decision<float>&, Decision<float>&, const HeadStream<float>&, const RunOptions&);

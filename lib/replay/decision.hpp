@@ -61,6 +61,9 @@ void close(Decision<Real>& decision);
 // Result of one of its cells, after close().
 template <class Real>
 CellResult result_of(Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream, const RunOptions& options);
+// Bytes that the caches of one of its cells take now.
+template <class Real>
+double bytes_held(const Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream);
 // Lets a decision on one branch go on where the decision on the branch before it ended: its rows are added to the
 // others. The caches start anew, from the same context. stream: the one that `before` was made for.
 template <class Real>

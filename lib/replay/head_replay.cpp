@@ -21,7 +21,8 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       outputs_(stream),
       shared_{exact_,
               {options.wanted.has(Work::set_error), options.wanted.has(Work::prefix_error),
-               options.wanted.has(Work::details) || options.save.projections, options.needles.spans(stream.prompt),
+               options.wanted.has(Work::details) || options.save.projections,
+               options.needles.spans(stream.prompt, stream.needles),
                options.wanted.has(Work::recalls) ? options.working_set.recall_k : std::vector<int32_t>{},
                options.wanted.has(Work::reads)},
               options.audit} {
@@ -62,16 +63,25 @@ void HeadReplay<Real>::guarded(Decision<Real>& d, F work) {
 
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop) {
+  begin(stop);
+  if (stop()) return;
+  replay_on_device();
+  advance(stream_.tokens, stop);
+  if (stop()) return;
+  for (Decision<Real>& d : decisions_)
+    if (d.alive()) close(d);
+}
+
+template <class Real>
+void HeadReplay<Real>::begin(const Stop& stop) {
   choose_ways();
   sum_prompt(stop);
   read_prompts(stop);
   if (stop()) return;
   make_evaluators();
-  replay_on_device();
-  replay_on_cores(stop);
-  if (stop()) return;
-  for (Decision<Real>& d : decisions_)
-    if (d.alive()) close(d);
+  const auto streams = [&](const Decision<Real>& d) { return waits_for_cores(d) && d.streams_prompt(); };
+  next_ = std::any_of(decisions_.begin(), decisions_.end(), streams) ? 0 : stream_.prompt;
+  advance(stream_.prompt, stop);
 }
 
 template <class Real>
@@ -209,38 +219,41 @@ void HeadReplay<Real>::replay_on_device() {
 
 // Replays the decisions that no device has taken.
 template <class Real>
-void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
-  const auto waits = [](const Decision<Real>& d) { return d.alive() && !d.on_device; };
+void HeadReplay<Real>::advance(int32_t end, const Stop& stop) {
+  const auto waits = [&](const Decision<Real>& d) { return waits_for_cores(d); };
   if (std::none_of(decisions_.begin(), decisions_.end(), waits)) return;
-  const auto streams = [](const Decision<Real>& d) { return d.streams_prompt(); };
-  const bool some = std::any_of(decisions_.begin(), decisions_.end(),
-                                [&](const Decision<Real>& d) { return waits(d) && streams(d); });
-  Tile<Real> tile;
-  for (int32_t t = some ? 0 : stream_.prompt; t < stream_.tokens; t = tile.end) {
+  exact_.take_arrived();
+  for (; next_ < end; next_ = tile_.end) {
     if (stop()) return;
-    const bool prompt = t < stream_.prompt;
-    note_residents(t);
-    if (t == stream_.prompt)
+    note_residents(next_);
+    if (next_ == stream_.prompt)
       for (Decision<Real>& d : decisions_)
         if (d.alive()) hold_residents(d);
-    next_tile(t, prompt ? stream_.prompt : stream_.turns.next_begin(t, stream_.tokens), tile);
-    fill_tile(tile);
-    outputs_.open(tile);
-    const std::vector<ExactRow> exact = exact_rows(tile, norms_);
-    const auto each_cache = [&](auto work) {
-      for (Decision<Real>& d : decisions_)
-        if (!stop() && !d.on_device && (!prompt || streams(d)))
-          guarded(d, [&] {
-            for (size_t c = 0; c < d.caches.size(); ++c) work(d, c);
-          });
-    };
-    each_cache([&](Decision<Real>& d, size_t c) {
-      const Stopwatch watch;
-      d.evaluators[c]->decide(tile);
-      d.caches[c]->account.add_attention_seconds(watch.seconds());
-    });
-    each_cache([&](Decision<Real>& d, size_t c) { rows(d, c, tile, exact); });
+    const int32_t segment = next_ < stream_.prompt ? stream_.prompt : stream_.turns.next_begin(next_, stream_.tokens);
+    next_tile(next_, std::min(end, segment), tile_);
+    fill_tile(tile_);
+    replay_tile(tile_, stop);
   }
+}
+
+template <class Real>
+void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, const Stop& stop) {
+  const bool prompt = tile.begin < stream_.prompt;
+  outputs_.open(tile);
+  const std::vector<ExactRow> exact = exact_rows(tile, norms_);
+  const auto each_cache = [&](auto work) {
+    for (Decision<Real>& d : decisions_)
+      if (!stop() && !d.on_device && (!prompt || d.streams_prompt()))
+        guarded(d, [&] {
+          for (size_t c = 0; c < d.caches.size(); ++c) work(d, c);
+        });
+  };
+  each_cache([&](Decision<Real>& d, size_t c) {
+    const Stopwatch watch;
+    d.evaluators[c]->decide(tile);
+    d.caches[c]->account.add_attention_seconds(watch.seconds());
+  });
+  each_cache([&](Decision<Real>& d, size_t c) { rows(d, c, tile, exact); });
 }
 
 // A segment begins with a tile.
@@ -340,6 +353,7 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
   const int32_t group = stream_.shape.heads / stream_.shape.blocks, rows = results.rows, width = results.v_dim;
   const size_t spans = results.needles.size() / std::max<size_t>(1, results.cells());
   const size_t samples = size_t(stream_.sensitivity.samples), ks = shared_.asked.recall_k.size();
+  const Projected projected_on{int32_t(samples), stream_.sensitivity.drawn(), stream_.sensitivity.answer};
   const std::vector<int32_t> none;
   int64_t tokens = 0, counted = 0;
   for (int32_t r = 0; r < rows; ++r) {
@@ -355,12 +369,14 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
       for (int32_t h = 0; h < heads; ++h) {
         const size_t at = results.at(first + h, r);
         const size_t in_stream = size_t(cache.first_head() + first + h) * size_t(rows) + size_t(r);
-        d.errors[i].add(results.of[at], exact[in_stream], own + h,
-                        RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
-                                       std::span(results.recalls).subspan(at * ks, ks),
-                                       std::span(results.projections).subspan(at * samples, projected),
-                                       int32_t(samples), stream_.sensitivity.drawn(), width,
-                                       options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
+        d.errors[i].add(
+            results.of[at], exact[in_stream], own + h,
+            RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
+                           std::span(results.recalls).subspan(at * ks, ks),
+                           std::span(results.projections).subspan(at * samples, projected), projected_on, width,
+                           options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
+        if (on_row_)
+          on_row_(*d.cells[i], own + h, token, std::span(results.out).subspan(at * size_t(width), size_t(width)));
       }
       d.errors[i].end_row();
       if (options_.wanted.has(Work::reads))

@@ -2,7 +2,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "caches/prompt_reading.hpp"
@@ -24,8 +26,16 @@ class HeadReplay {
   void add(const Cell& cell) { add(std::vector<const Cell*>{&cell}); }
   using Stop = std::function<bool()>;
   using Report = std::function<void(const Cell&, const CellResult&)>;
+  // One scored row of a cell. head: of the cell's query heads. out: [width].
+  using OnRow = std::function<void(const Cell&, int32_t head, int32_t token, std::span<const Real> out)>;
   // A stopped run leaves cells unfinished.
   void run(const Stop& stop);
+  // What run() does, for a stream whose last rows still have to arrive: the prompt, then the rows behind it up to
+  // `end`, which have arrived. Such a replay has no device, and no report.
+  void begin(const Stop& stop);
+  void advance(int32_t end, const Stop& stop);
+  void on_row(OnRow on_row) { on_row_ = std::move(on_row); }
+  const std::vector<Decision<Real>>& decisions() const { return decisions_; }
   // Reports every cell, after run().
   void report(const Report& report);
   // Lets the decisions go on where those on the branch before ended, after run() of `before`.
@@ -40,7 +50,8 @@ class HeadReplay {
   void read_prompts(const Stop& stop);
   void make_evaluators();
   void replay_on_device();
-  void replay_on_cores(const Stop& stop);
+  void replay_tile(const Tile<Real>& tile, const Stop& stop);
+  bool waits_for_cores(const Decision<Real>& d) const { return d.alive() && !d.on_device; }
   bool has_strip(int32_t t) const { return (every_row_ && !without_strips_) || scored_[size_t(t)] != 0; }
   void next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const;
   std::vector<int32_t> rows_from(int32_t t) const;
@@ -75,6 +86,9 @@ class HeadReplay {
   PromptReading<Real> prompt_;
   std::map<FamilyKey, std::shared_ptr<ResidentFamily<Real>>> families_;
   Results results_;
+  Tile<Real> tile_;
+  int32_t next_ = 0;  // first token that has not been replayed
+  OnRow on_row_;
   std::vector<std::vector<int32_t>> best_;  // [rows of the tile] tokens that a hot tier is asked for
 };
 

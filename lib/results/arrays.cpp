@@ -46,20 +46,23 @@ void write_outputs(H5Output& file, const Cell&, const CellResult& result) {
 }
 
 void write_projections(H5Output& file, const Cell&, const CellResult& result) {
-  const std::vector<int64_t> shape = {result.heads, int64_t(result.rows.size()), result.samples};
+  const Projected& on = result.projected;
+  const std::vector<int64_t> shape = {result.heads, int64_t(result.rows.size()), on.samples};
   assert(int64_t(result.projections.size()) == shape[0] * shape[1] * shape[2]);
   write_flat(file, "projections/rows", result.rows);
-  std::vector<float> drawn, recorded;
-  for (auto row = result.projections.begin(); row != result.projections.end(); row += result.samples) {
-    drawn.insert(drawn.end(), row, row + result.drawn);
-    recorded.insert(recorded.end(), row + result.drawn, row + result.samples);
+  std::vector<float> drawn, recorded, answer;
+  for (auto row = result.projections.begin(); row != result.projections.end(); row += on.samples) {
+    drawn.insert(drawn.end(), row, row + on.drawn);
+    if (on.recorded()) recorded.push_back(row[on.drawn]);
+    if (on.answer) answer.push_back(row[on.samples - 1]);
   }
   // Compression would take a fifth of a run's time and save a twelfth of these bytes.
   const bool compress = false;
-  file.write("projections/a", std::span<const float>(drawn), {shape[0], shape[1], result.drawn}, compress);
+  file.write("projections/a", std::span<const float>(drawn), {shape[0], shape[1], on.drawn}, compress);
   file.write("projections/cosine_distance", std::span<const float>(result.distances), {shape[0], shape[1]}, compress);
-  if (!recorded.empty())
+  if (on.recorded())
     file.write("projections/a_recorded", std::span<const float>(recorded), {shape[0], shape[1]}, compress);
+  if (on.answer) file.write("projections/a_answer", std::span<const float>(answer), {shape[0], shape[1]}, compress);
 }
 
 void write_series(H5Output& file, const std::string& name, const TokenLists& lists) {

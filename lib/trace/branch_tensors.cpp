@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <vector>
 
+#include "trace/tensors_view.hpp"
+
 namespace kvreplay {
 namespace {
 
-class WithBranch final : public Tensors {
+class WithBranch final : public TensorsView {
  public:
   WithBranch(const Tensors& trace, const std::string& prompt, size_t branch)
-      : trace_(trace), prompt_(prompt), branch_(branch), info_(trace.info()) {
+      : TensorsView(trace), prompt_(prompt), branch_(branch) {
     PromptInfo& own = *std::find_if(info_.prompts.begin(), info_.prompts.end(),
                                     [&](const PromptInfo& candidate) { return candidate.id == prompt; });
     const BranchInfo& follows = own.branches.at(branch);
@@ -27,11 +29,10 @@ class WithBranch final : public Tensors {
       layer.tokens = own.tokens;
       const std::vector<int32_t> rows = query_positions(prompt, layer.layer);
       layer.query_rows = int64_t(rows.size());
-      layer.gradient_samples = layer.gradient_rows = 0, layer.gradient_recorded = false;
+      layer.gradient_samples = layer.gradient_rows = 0, layer.gradient_recorded = false, layer.gradient_answer = false;
     }
   }
 
-  const TraceInfo& info() const override { return info_; }
   void read_keys(const std::string& prompt, int32_t layer, int32_t head, int64_t count,
                  std::span<float> into) const override {
     if (prompt != prompt_) return trace_.read_keys(prompt, layer, head, count, into);
@@ -80,36 +81,8 @@ class WithBranch final : public Tensors {
     for (int64_t t = 0; t < tokens_; ++t) positions.push_back(int32_t(context_ + t));
     return positions;
   }
-  std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const override {
-    return trace_.sink_logits(prompt, layer);
-  }
-  void read_up_values(const std::string& prompt, int32_t layer, int32_t head, std::span<float> into) const override {
-    trace_.read_up_values(prompt, layer, head, into);
-  }
-  void read_output_weights(const std::string& prompt, int32_t layer, int32_t head,
-                           std::span<float> into) const override {
-    trace_.read_output_weights(prompt, layer, head, into);
-  }
-  void read_repeat_queries(const std::string& prompt, int32_t layer, int32_t head,
-                           std::span<float> into) const override {
-    trace_.read_repeat_queries(prompt, layer, head, into);
-  }
-  void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t head, std::span<float> into) const override {
-    trace_.read_repeat_keys(prompt, layer, head, into);
-  }
-  std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const override {
-    return trace_.repeat_input_norms(prompt, layer);
-  }
-  void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t head,
-                              std::span<float> into) const override {
-    trace_.read_lookahead_queries(prompt, layer, head, into);
-  }
   std::vector<int32_t> gradient_rows(const std::string& prompt, int32_t layer) const override {
     return prompt == prompt_ ? std::vector<int32_t>{} : trace_.gradient_rows(prompt, layer);
-  }
-  void read_gradient(const std::string& prompt, int32_t layer, int32_t head, int32_t sample,
-                     std::span<float> into) const override {
-    trace_.read_gradient(prompt, layer, head, sample, into);
   }
 
  private:
@@ -129,10 +102,8 @@ class WithBranch final : public Tensors {
                 into.begin() + before * width);
   }
 
-  const Tensors& trace_;
   const std::string prompt_;
   const size_t branch_;
-  TraceInfo info_;
   int64_t context_ = 0, tokens_ = 0;
 };
 

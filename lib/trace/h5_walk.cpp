@@ -276,6 +276,29 @@ std::optional<int64_t> integer(const Node& node, const std::string& name, int64_
   return static_cast<int64_t>(*value);
 }
 
+std::vector<std::vector<int64_t>> integers(const Node& node, const std::string& name, size_t columns, int64_t low,
+                                           int64_t high) {
+  constexpr hsize_t kMostRows = 1 << 16;
+  if (!has_attribute(node, name)) return {};
+  const Handle attribute(H5Aopen(node.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose);
+  if (!attribute.valid()) fail(node, fmt::format("attribute {} is damaged ({})", name, reason()));
+  const Handle space(H5Aget_space(attribute.get()), H5Sclose), type(H5Aget_type(attribute.get()), H5Tclose);
+  hsize_t extents[H5S_MAX_RANK] = {};
+  if (H5Sget_simple_extent_dims(space.get(), extents, nullptr) != 2 || extents[1] != columns || extents[0] > kMostRows)
+    fail(node, fmt::format("attribute {} must have the shape [n, {}]", name, columns));
+  if (H5Tget_class(type.get()) != H5T_INTEGER) fail(node, fmt::format("attribute {} does not hold integers", name));
+  std::vector<int64_t> flat(static_cast<size_t>(extents[0]) * columns);
+  if (!flat.empty() && H5Aread(attribute.get(), H5T_NATIVE_INT64, flat.data()) < 0)
+    fail(node, fmt::format("attribute {} is damaged ({})", name, reason()));
+  for (const int64_t value : flat)
+    if (value < low || value > high)
+      fail(node, fmt::format("attribute {} holds {}, it must be from {} to {}", name, value, low, high));
+  std::vector<std::vector<int64_t>> rows;
+  for (auto row = flat.begin(); row != flat.end(); row += std::ptrdiff_t(columns))
+    rows.emplace_back(row, row + std::ptrdiff_t(columns));
+  return rows;
+}
+
 std::optional<bool> flag(const Node& node, const std::string& name) {
   const auto value = integer(node, name, 0, 1);
   return value ? std::optional(*value == 1) : std::nullopt;

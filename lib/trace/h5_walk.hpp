@@ -60,6 +60,9 @@ std::vector<std::string> attribute_names(const Node& node);  // sorted; only pri
 bool has_attribute(const Node& node, const std::string& name);
 std::optional<double> number(const Node& node, const std::string& name);  // finite
 std::optional<int64_t> integer(const Node& node, const std::string& name, int64_t low, int64_t high);
+// Whole numbers [n, columns] from low to high, row by row; empty if missing.
+std::vector<std::vector<int64_t>> integers(const Node& node, const std::string& name, size_t columns, int64_t low,
+                                           int64_t high);
 std::optional<bool> flag(const Node& node, const std::string& name);
 std::optional<std::string> text(const Node& node, const std::string& name);  // valid UTF-8
 

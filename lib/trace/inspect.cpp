@@ -183,7 +183,8 @@ std::string extras_text(const LayerInfo& l) {
   if (l.has_sinks) text += " sinks";
   if (l.has_out) text += " out";
   if (l.gradient_samples > 0)
-    text += fmt::format(" gradient of {} rows, {} samples", l.gradient_rows, l.gradient_samples);
+    text += fmt::format(" gradient of {} rows, {} samples{}", l.gradient_rows, l.gradient_samples,
+                        l.gradient_answer ? " and the answer" : "");
   if (l.repeat_rows > 0)
     text += fmt::format(" {} repeat rows{}", l.repeat_rows, l.has_repeat_norm ? " with norms" : "");
   if (l.lookahead_rows > 0) text += fmt::format(" {} lookahead rows", l.lookahead_rows);

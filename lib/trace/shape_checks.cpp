@@ -10,6 +10,14 @@ void expect_axes(const NamedShape& tensor, size_t rank, const char* axes) {
              fmt::format("has shape {}, it must have {} axes: {}", h5::describe(tensor.shape), rank, axes));
 }
 
+int32_t checked_extent(const NamedShape& tensor, size_t axis, const char* what, int64_t most) {
+  const int64_t extent = tensor.shape[axis];
+  if (extent < 1 || extent > most)
+    h5::fail(tensor.where, fmt::format("has shape {}: {} {}, it must be from 1 to {}", h5::describe(tensor.shape),
+                                       extent, what, most));
+  return static_cast<int32_t>(extent);
+}
+
 void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape) {
   if (array.shape != shape)
     h5::fail(array.node, fmt::format("has shape {}, it must be {}", h5::describe(array.shape), h5::describe(shape)));

@@ -15,6 +15,8 @@ struct NamedShape {
 };
 // axes: their names in the message.
 void expect_axes(const NamedShape& tensor, size_t rank = 3, const char* axes = "[heads, tokens, head_dim]");
+// The extent of an axis, from 1 to `most`. what: what it counts.
+int32_t checked_extent(const NamedShape& tensor, size_t axis, const char* what, int64_t most);
 
 void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape);
 void expect_integers(const h5::Array& array, int64_t length);                   // [length]

@@ -112,27 +112,43 @@ const Names kRootAttributes = {
     "kvreplay_schema", "model",     "n_kv_heads",  "n_layers",    "n_q_heads",     "revision",
     "rope_json",       "tokenizer", "trace_id",    "v_head_dim",  "torch_version", "transformers_version",
     "written_by"};
-const Names kPromptAttributes = {"answer_from", "final_token",   "masked_runs", "n_generated",
-                                 "n_prompt",    "question_from", "sampling",    "seed",
-                                 "source",      "text",          "text_sha256"};
+const Names kPromptAttributes = {
+    "answer_exact", "answer_from", "answer_log_prob", "answer_masked_runs", "final_token",
+    "masked_runs",  "n_generated", "n_prompt",        "needle_tokens",      "question_from",
+    "sampling",     "seed",        "source",          "task_json",          "text",
+    "text_sha256"};
 const Names kLayerAttributes = {"attention_chunk", "kv_layer", "q_prescaled", "rope",           "rope_json",
                                 "rotary_dims",     "scaling",  "softcap",     "sliding_window", "source_dtype"};
 const Names kLookaheadAttributes = {"budget", "context_tokens", "kernel", "window"};
 const Names kRepeatAttributes = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
-const Names kPromptDatasets = {"branches", "g_entropy",        "g_logprob",   "layers",         "lookahead",
-                               "masked_a", "masked_distance2", "masked_kl",   "masked_kl_rows", "position_ids",
-                               "repeat",   "segments",         "token_class", "token_text",     "tokens"};
+const Names kPromptDatasets = {"answer_masked_a",
+                               "answer_masked_exact",
+                               "answer_masked_logprob",
+                               "branches",
+                               "g_entropy",
+                               "g_logprob",
+                               "layers",
+                               "lookahead",
+                               "masked_a",
+                               "masked_distance2",
+                               "masked_kl",
+                               "masked_kl_rows",
+                               "position_ids",
+                               "repeat",
+                               "segments",
+                               "token_class",
+                               "token_text",
+                               "tokens"};
 const Names kSegmentDatasets = {"kind", "start"};
 const Names kBranchDatasets = {"layers", "position_ids", "tokens"};
 const Names kBranchAttributes = {"final_token", "input_tokens", "name"};
 const Names kLookaheadDatasets = {"tokens"};
 const Names kRepeatDatasets = {"ctx", "rows", "tokens"};
-const Names kLayerDatasets = {"g",        "g_recorded",  "g_rows",        "k",
-                              "latent",   "lookahead_q", "o_proj",        "out",
-                              "out_gate", "q",           "q_pos",         "repeat_in_norm",
-                              "repeat_k", "repeat_q",    "resid_in_norm", "resid_norm",
-                              "rope_k",   "sinks",       "up_k",          "up_v",
-                              "v"};
+const Names kLayerDatasets = {
+    "g",        "g_answer",      "g_recorded", "g_rows", "k",     "latent",         "lookahead_q",
+    "o_proj",   "out",           "out_gate",   "q",      "q_pos", "repeat_in_norm", "repeat_k",
+    "repeat_q", "resid_in_norm", "resid_norm", "rope_k", "sinks", "up_k",           "up_v",
+    "v"};
 
 // Names from other programs that edit distance would not match.
 constexpr std::pair<const char*, const char*> kSynonyms[] = {{"window", "sliding_window"},

@@ -71,8 +71,8 @@ class Tensors {
   std::vector<int32_t> branch_position_ids(const std::string& prompt, size_t branch) const;
   // Token index of each row of the recorded gradient, ascending; empty if none is recorded.
   virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
-  // All rows of one sample of one query head, [LayerInfo::gradient_rows, out_dim]. The sample of the recorded tokens
-  // follows the drawn samples (LayerInfo::all_gradients).
+  // All rows of one sample of one query head, [LayerInfo::gradient_rows, out_dim]. The samples of the recorded
+  // tokens and of the answer follow the drawn ones (LayerInfo::all_gradients).
   virtual void read_gradient(const std::string& prompt, int32_t layer, int32_t q_head, int32_t sample,
                              std::span<float> into) const;
 };

@@ -374,7 +374,9 @@ void Trace::read_gradient(const std::string& prompt, int32_t layer_number, int32
   if (info.gradient_samples == 0) return Tensors::read_gradient(prompt, layer_number, q_head, sample, into);
   reading([&] {
     if (sample < info.gradient_samples) return read_sample(state_->tensor(prompt, info, "g"), sample, q_head, into);
-    read_rows(state_->tensor(prompt, info, "g_recorded"), q_head, 0, info.gradient_rows, into, "row");
+    const bool recorded = info.gradient_recorded && sample == info.gradient_samples;
+    read_rows(state_->tensor(prompt, info, recorded ? "g_recorded" : "g_answer"), q_head, 0, info.gradient_rows, into,
+              "row");
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/dtype.hpp"
 #include "core/layer_window.hpp"
+#include "core/token_span.hpp"
 
 // Metadata of a trace: shapes and attributes of its layers, without tensors.
 
@@ -57,11 +58,11 @@ struct LayerInfo {
   bool has_out = false, has_sinks = false, has_q_pos = false;
   int32_t output_width = 0;                         // last extent of `o_proj`: the model's hidden size; 0: not recorded
   int32_t gradient_samples = 0, gradient_rows = 0;  // extents of `g`; 0: not recorded
-  bool gradient_recorded = false;                   // the layer also has `g_recorded`
-  int64_t repeat_rows = 0;                          // rows in `repeat_q` and `repeat_k`; 0: not recorded
-  int64_t lookahead_rows = 0;                       // rows in `lookahead_q`; 0: not recorded
-  bool has_repeat_norm = false, has_in_norm = false;  // the layer has `repeat_in_norm`, `resid_in_norm`
-  int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
+  bool gradient_recorded = false, gradient_answer = false;  // the layer also has `g_recorded`, `g_answer`
+  int64_t repeat_rows = 0;                                  // rows in `repeat_q` and `repeat_k`; 0: not recorded
+  int64_t lookahead_rows = 0;                               // rows in `lookahead_q`; 0: not recorded
+  bool has_repeat_norm = false, has_in_norm = false;        // the layer has `repeat_in_norm`, `resid_in_norm`
+  int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0) + (gradient_answer ? 1 : 0); }
   // A chunk that holds the whole text hides nothing: such a layer is replayed as one without.
   LayerWindow window() const { return {sliding_window, attention_chunk < tokens ? attention_chunk : 0}; }
   int32_t group() const { return q_heads / kv_heads; }
@@ -118,7 +119,9 @@ struct PromptInfo {
   int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing); with segments, those before
                          // the first output
   int64_t n_generated = 0;
+  int64_t waiting = 0;                   // the last tokens, whose rows come from elsewhere later (prompt_with_room.hpp)
   std::optional<int64_t> question_from;  // first token of the question at the end of the prompt
+  std::vector<TokenSpan> needles;        // tokens of the prompt that the answer needs; empty if not recorded
   std::string source;
   bool has_tokens = false, has_classes = false;
   std::string odd_positions;  // suspicious_facts.hpp; "" if positions are 0, 1, 2, ... or not recorded

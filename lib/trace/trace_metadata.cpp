@@ -8,6 +8,7 @@
 
 #include "base/text.hpp"
 #include "trace/added_rows.hpp"
+#include "trace/gradient_rows.hpp"
 #include "trace/latent_rows.hpp"
 #include "trace/suspicious_facts.hpp"
 #include "trace/tensor_read.hpp"
@@ -84,14 +85,6 @@ std::vector<double> parse_frequencies(const json& object, const Rope& rope, cons
 
 // ---- layers
 
-int32_t checked_extent(const NamedShape& tensor, size_t axis, const char* what, int64_t most) {
-  const int64_t extent = tensor.shape[axis];
-  if (extent < 1 || extent > most)
-    fail(tensor.where,
-         fmt::format("has shape {}: {} {}, it must be from 1 to {}", h5::describe(tensor.shape), extent, what, most));
-  return static_cast<int32_t>(extent);
-}
-
 void expect_extent(const NamedShape& tensor, size_t axis, int64_t expected, const char* why) {
   if (tensor.shape[axis] != expected)
     fail(tensor.where,
@@ -105,22 +98,6 @@ void read_projection_shape(const h5::Node& node, LayerInfo& layer) {
   const Tensor projection = open_tensor(node, "o_proj", layer.source_dtype);
   layer.output_width = checked_extent(shape_of(projection), 2, "numbers per hidden state", kWidestOutput);
   expect_shape(projection.array, {layer.q_heads, layer.out_dim(), layer.output_width});
-}
-
-// `g` is the gradient of the log-likelihood with respect to the attention output; `g_rows` has the token of each row.
-void read_gradient_shape(const h5::Node& node, LayerInfo& layer) {
-  constexpr int64_t kMostSamples = 4096;
-  const Tensor g = open_gradient(node, layer.source_dtype);
-  layer.gradient_samples = checked_extent(shape_of(g), 0, "samples", kMostSamples);
-  layer.gradient_rows = checked_extent(shape_of(g), 2, "rows", layer.tokens);
-  expect_shape(g.array, {layer.gradient_samples, layer.q_heads, layer.gradient_rows, layer.out_dim()});
-  if (!h5::has_child(node, "g_rows"))
-    fail(node.where() + "/g", "needs the dataset g_rows beside it: the token of each row");
-  expect_integers(h5::open_array(node, "g_rows"), layer.gradient_rows);
-  layer.gradient_recorded = h5::has_child(node, "g_recorded");
-  if (layer.gradient_recorded)
-    expect_shape(open_tensor(node, "g_recorded", layer.source_dtype, 3, "[heads, rows, v_head_dim]").array,
-                 {layer.q_heads, layer.gradient_rows, layer.out_dim()});
 }
 
 void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
@@ -137,7 +114,7 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
     expect_shape(open_tensor(node, "out", layer.source_dtype).array,
                  {layer.q_heads, layer.query_rows, layer.out_dim()});
   if (h5::has_child(node, "o_proj")) read_projection_shape(node, layer);
-  if (h5::has_child(node, "g")) read_gradient_shape(node, layer);
+  read_gradient_shapes(node, layer);
   layer.has_in_norm = h5::has_child(node, "resid_in_norm");
   if (layer.has_in_norm) expect_floats(h5::open_array(node, "resid_in_norm"), {layer.tokens});
   read_repeat_rows(node, layer);
@@ -350,6 +327,18 @@ std::optional<Rope> parse_rope(const std::string& text, const std::string& where
   return rope;
 }
 
+// Spans of the prompt's tokens that hold what its question asks for.
+std::vector<TokenSpan> read_needles(const h5::Node& node, int64_t n_prompt) {
+  std::vector<TokenSpan> spans;
+  for (const std::vector<int64_t>& span : h5::integers(node, "needle_tokens", 2, 0, n_prompt)) {
+    if (span[0] >= span[1])
+      fail(node.where(),
+           fmt::format("attribute needle_tokens has a span from {} to {}: the end must be larger", span[0], span[1]));
+    spans.push_back({static_cast<int32_t>(span[0]), static_cast<int32_t>(span[1])});
+  }
+  return spans;
+}
+
 PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id, const TraceScope& scope) {
   PromptInfo prompt;
   prompt.id = id;
@@ -361,6 +350,7 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   read_segments(node, prompt);
   prompt.n_generated = h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
   prompt.question_from = h5::integer(node, "question_from", 1, prompt.tokens - 1);
+  prompt.needles = read_needles(node, prompt.n_prompt);
   prompt.source = h5::text(node, "source").value_or("");
   prompt.has_tokens = has_integers(node, "tokens", prompt.tokens);
   prompt.has_classes = has_integers(node, "token_class", prompt.tokens);

@@ -50,10 +50,10 @@ void shape_rows(HeadStream<Real>& s, Look look, uint32_t seed) {
 
 namespace {
 
-// Two drawn samples of a gradient and the sample of the recorded tokens, in every row after the prompt that predicts a
-// token.
+// Two drawn samples of a gradient and those of the recorded tokens and of the answer, in every row after the prompt
+// that predicts a token.
 Sensitivity make_sensitivity(StreamShape s, uint32_t seed) {
-  Sensitivity to{3, s.tokens - s.prompt - 1, s.v_dim, true, {}, std::vector<int32_t>(size_t(s.tokens), -1)};
+  Sensitivity to{4, s.tokens - s.prompt - 1, s.v_dim, true, true, {}, std::vector<int32_t>(size_t(s.tokens), -1)};
   for (int32_t row = 0; row < to.rows; ++row) to.row_of[size_t(s.prompt + row)] = row;
   Gaussian g(seed, 4);
   for (int32_t i = 0; i < s.heads * to.rows * to.samples * to.v_dim; ++i) to.numbers.push_back(to_bf16(float(g())));

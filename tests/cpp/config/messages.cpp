@@ -88,7 +88,7 @@ TEST_CASE("The message about a value out of range or of a wrong type shows valid
   CHECK(errors(kGood + "replay: {queries: last}\n") ==
         "c.yaml:5:19: error: replay.queries is \"last\" and must be all, {last: 256} or {stride: 16}");
   CHECK(errors(kGood + "replay: {needles: 3}\n") ==
-        "c.yaml:5:19: error: replay.needles is 3 and must be a map with the keys at, tokens");
+        "c.yaml:5:19: error: replay.needles is 3 and must be {at: [0, 0.4, 0.9], tokens: 32} or recorded");
   CHECK(errors(kGood + "replay: {needles: {at: 0}}\n") ==
         "c.yaml:5:19: error: replay.needles has no tokens: write {at: [0, 0.4, 0.9], tokens: 32}");
   CHECK(errors(kGood + "replay: {needles: {tokens: 8}}\n") ==

@@ -44,6 +44,14 @@ TEST_CASE("A bare method name takes the declared defaults, and derived values st
   CHECK(m.mark.column == 11);
 }
 
+TEST_CASE("Needles are those of the trace if the configuration says so") {
+  const RunConfig c = parse("methods: [keeper]\nbudget: {tokens: 64}\nreplay: {needles: recorded}\n");
+  CHECK(c.replay.needles.recorded);
+  CHECK(c.replay.needles.any());
+  CHECK(c.replay.needles.at.empty());
+  CHECK_FALSE(RunConfig{}.replay.needles.any());
+}
+
 TEST_CASE("Every part of a full configuration is read") {
   const RunConfig c = parse(
       "name: full\n"

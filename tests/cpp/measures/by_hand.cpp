@@ -89,21 +89,22 @@ TEST_CASE("if all values are zero every row is skipped, and there is no quantile
 
 TEST_CASE("the cost of a head's errors is half the mean square of their projections per predicted token",
           "[measures]") {
-  // Two heads, two drawn samples and the sample of the recorded tokens, three rows. The last row predicts nothing.
+  // Two heads, two drawn samples and those of the recorded tokens and of the answer, three rows. The last row predicts
+  // nothing.
   Accumulator a({2, 3, {}}, 1e-12, {.projections = true});
-  const std::vector<float> projections[2][3] = {{{1, 3, 9}, {2, 0, 8}, {}}, {{0, 0, 7}, {4, 2, 6}, {}}};
+  const std::vector<float> projections[2][3] = {{{1, 3, 9, 5}, {2, 0, 8, 5}, {}}, {{0, 0, 7, 5}, {4, 2, 6, 5}, {}}};
   for (int32_t row = 0; row < 3; ++row) {
     for (int32_t h = 0; h < 2; ++h)
-      a.add<double>({}, ExactRow(row, 0), h, {{}, {}, projections[h][row], 3, 2, 1, nullptr});
+      a.add<double>({}, ExactRow(row, 0), h, {{}, {}, projections[h][row], {4, 2, true}, 1, nullptr});
     a.end_row();
   }
   CellResult r;
   a.finish(r, {});
   // (1 + 9)/2 + (4 + 0)/2 + (16 + 4)/2 = 17, half of it, over two rows.
   CHECK(r.measures["kl_head_mean"].value() == 17.0 / 4);
-  CHECK(r.projections == std::vector<float>{1, 3, 9, 2, 0, 8, 0, 0, 0, 0, 0, 7, 4, 2, 6, 0, 0, 0});
-  CHECK(r.samples == 3);
-  CHECK(r.drawn == 2);
+  CHECK(r.projections == std::vector<float>{1, 3, 9, 5, 2, 0, 8, 5, 0, 0, 0, 0, 0, 0, 7, 5, 4, 2, 6, 5, 0, 0, 0, 0});
+  CHECK(r.projected.samples == 4);
+  CHECK(r.projected.drawn == 2);
 }
 
 TEST_CASE("without a recorded gradient there is no measure of the model's loss", "[measures]") {

@@ -122,7 +122,7 @@ TEST_CASE("the additive form is finite for logits and norms whose exponential ov
 }
 
 TEST_CASE("needle masses are shares of spans, and a span ends with the prompt", "[measures]") {
-  const std::vector<TokenSpan> spans = Needles{{0, 0.4, 0.95}, 3}.spans(10);
+  const std::vector<TokenSpan> spans = Needles{{0, 0.4, 0.95}, 3}.spans(10, {});
   REQUIRE(spans.size() == 3);
   CHECK((spans[1].begin == 4 && spans[1].end == 7));
   CHECK((spans[2].begin == 9 && spans[2].end == 10));
@@ -137,7 +137,7 @@ TEST_CASE("needle masses are shares of spans, and a span ends with the prompt", 
 }
 
 TEST_CASE("the union of overlapping needles counts a token once", "[measures]") {
-  const std::vector<TokenSpan> spans = Needles{{0.2, 0}, 3}.spans(10);  // 2..4 and 0..2
+  const std::vector<TokenSpan> spans = Needles{{0.2, 0}, 3}.spans(10, {});  // 2..4 and 0..2
   const double strip[] = {1, 1, 8, 1, 1};
   const std::vector<int32_t> attended = {2};
   std::vector<double> shares(3);

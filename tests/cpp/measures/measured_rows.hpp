@@ -32,7 +32,7 @@ struct MeasuredRows {
   Measured measured(const ErrorBound& error_bound = {}, double tiny_norm = 1e-12) const {
     Accumulator a({1, int64_t(rows.size()), {}}, tiny_norm, {});
     for (size_t i = 0; i < rows.size(); ++i) {
-      a.add<double>(rows[i], exact[i], 0, {{}, {}, {}, 0, 0, 2, nullptr});
+      a.add<double>(rows[i], exact[i], 0, {{}, {}, {}, {}, 2, nullptr});
       a.end_row();
     }
     CellResult r;

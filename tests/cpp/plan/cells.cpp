@@ -253,6 +253,12 @@ TEST_CASE("A key changes with everything that determines the numbers") {
       [](RunConfig& config, TraceInfo&) {
         config.replay.needles = {{0.5, 0}, 4};
       },
+      [](RunConfig& config, TraceInfo& trace) {
+        config.replay.needles.recorded = true, trace.prompts[0].needles = {{3, 5}};
+      },
+      [](RunConfig& config, TraceInfo& trace) {
+        config.replay.needles.recorded = true, trace.prompts[0].needles = {{3, 6}};
+      },
   };
   std::set<std::string> keys;
   for (const Change& change : changes) keys.insert(key_after(change));

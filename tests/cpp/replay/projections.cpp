@@ -64,10 +64,10 @@ TEST_CASE("projections equal those of the saved outputs' errors, for every evalu
     double squares = 0;
     for (int32_t h = 0; h < s.heads; ++h)
       for (size_t row = 0; row < rows; ++row)
-        for (int32_t sample = 0; sample < 3; ++sample) {
+        for (int32_t sample = 0; sample < 4; ++sample) {
           const double right = projected(stream, r, h, row, sample);
-          CHECK(double(r.projections[(size_t(h) * rows + row) * 3 + size_t(sample)]) == Approx(right).margin(1e-6));
-          if (sample < 2) squares += right * right / 2;  // the last sample is that of the recorded tokens
+          CHECK(double(r.projections[(size_t(h) * rows + row) * 4 + size_t(sample)]) == Approx(right).margin(1e-6));
+          if (sample < 2) squares += right * right / 2;  // the others are those of the recorded tokens and the answer
         }
     CHECK(r.measures["kl_head_mean"].value() == Approx(squares / 2 / double(rows - 1)).margin(1e-9));
   }

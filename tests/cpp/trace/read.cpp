@@ -310,6 +310,27 @@ TEST_CASE("The gradient of the recorded tokens is read after the samples") {
   CHECK_THROWS_WITH(Trace(small.write(folder / "u.h5")), Catch::Contains("must be [4, 3, 5]"));
 }
 
+TEST_CASE("The gradient of the answer is the last one, with or without that of the recorded tokens") {
+  const Folder folder;
+  for (const bool recorded : {false, true}) {
+    SmallTrace small;
+    small.more = [&](H5Output& file) {
+      add_gradient(file, {2, 4, 3, 5}, {6, 7, 8});
+      const std::vector<float> answer(60, 7.0f), other(60, 3.0f);
+      file.write("prompts/p0/layers/003/g_answer", std::span<const float>(answer), {4, 3, 5});
+      if (recorded) file.write("prompts/p0/layers/003/g_recorded", std::span<const float>(other), {4, 3, 5});
+    };
+    const Trace trace(small.write(folder / "t.h5"));
+    const int32_t last = trace.layer("p0", 3).all_gradients() - 1;
+    CHECK(last == (recorded ? 3 : 2));
+    std::vector<float> one(15);
+    trace.read_gradient("p0", 3, 2, last, one);
+    CHECK(one.front() == 7);
+    trace.read_gradient("p0", 3, 2, 2, one);
+    CHECK(one.front() == (recorded ? 3 : 7));
+  }
+}
+
 TEST_CASE("A gradient that does not fit the layer, or without its rows, is an error that says so") {
   const Folder folder;
   const auto message = [&](const std::function<void(H5Output&)>& more) -> std::string {

@@ -12,7 +12,7 @@ from kvrecord import gradient, masked_runs  # noqa: E402
 from kvrecord.attention import exact_attention  # noqa: E402
 from kvrecord.blocks import LiveOutputs  # noqa: E402
 from kvrecord.labels import draw, uniforms  # noqa: E402
-from kvrecord.masked_runs import Mask, shown_tokens  # noqa: E402
+from kvrecord.masked_runs import Mask  # noqa: E402
 from kvtrace.dtypes import read_floats  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, build, every_architecture, generate, logits  # noqa: E402
@@ -326,9 +326,9 @@ def test_products_of_a_mask_are_those_of_attention_over_visible_tokens(tmp_path,
 def test_a_shared_mask_hides_the_same_tokens_from_every_head_and_layer():
     scored = gradient.Scored(8, 11, 1, "model", 0, "p")
     mask = Mask(0.5, 1, 2, shared=True)
-    first, other = (shown_tokens(scored, mask, layer, 4, 12) for layer in (0, 3))
+    first, other = (mask.shown(scored, layer, 4, 12) for layer in (0, 3))
     assert bool((first == first[0]).all()) and bool((first == other).all())
-    apart = shown_tokens(scored, Mask(0.5, 1, 2), 0, 4, 12)
+    apart = Mask(0.5, 1, 2).shown(scored, 0, 4, 12)
     assert not bool((apart == apart[0]).all())
 
 
@@ -340,7 +340,7 @@ def test_only_scored_rows_run_again_unless_rows_interact_outside_attention():
 
 def test_a_larger_share_shows_all_tokens_of_a_smaller_one_and_always_sinks_and_recents():
     scored = gradient.Scored(8, 11, 1, "model", 0, "p")
-    few, many = (shown_tokens(scored, Mask(share, 1, 2), 3, 4, 12) for share in (0.2, 0.7))
+    few, many = (Mask(share, 1, 2).shown(scored, 3, 4, 12) for share in (0.2, 0.7))
     assert bool((many | ~few).all())
     assert bool(few[:, [0, 6, 7, 8, 9, 10, 11]].all())
     assert 0 < int(few.sum()) < int(many.sum()) < few.numel()

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 # Removes imported packages except torch, which takes seconds to import and does not depend on transformers.
 REIMPORT = """
 import os, sys
-old = ("transformers", "kvrecord", "kvconfirm", "kvreplay", "front_door")
+old = ("transformers", "kvrecord", "kvtasks", "kvconfirm", "kvreplay", "front_door")
 for name in [name for name in sys.modules if name.split(".")[0] in old]:
     del sys.modules[name]
 sys.path.insert(0, sys.argv[1])

@@ -23,8 +23,9 @@ EXAMPLES = """examples:
 prompts: a .txt file is one prompt. In a folder, each .txt file is a prompt, named after the file. In a .jsonl
 file, each line is a prompt: {"text": ...}, {"messages": [...]} or {"tokens": [...]}, with an optional "id"
 and optional texts "then" and "answer", which follow the prompt as if the model had written them. Messages
-become segments of the prompt. {"context": ..., "questions": [..., {"question": ..., "answer": ...}]} is a
-prompt with a branch for each question: the context runs once, each question behind a copy of its cache.
+become segments of the prompt. A "task" (kvreplay tasks make) is stored beside the prompt, with the tokens of
+its needles. {"context": ..., "questions": [..., {"question": ..., "answer": ...}]} is a prompt with a branch
+for each question: the context runs once, each question behind a copy of its cache.
 """
 EXTRA = "record"
 STOPPED = "finished files are kept, --resume goes on"

@@ -3,9 +3,11 @@
 L_s = sum over the scored rows t in [P, n - 1) of log p(y_t | tokens <= t). If y_t is drawn from the model's
 prediction, the mean square of the product of dL_s/d out and a small error of `out` is twice the KL divergence
 that this error causes (Fisher). If y_t are the recorded next tokens, the product is the first-order change of
-their log-likelihood.
+their log-likelihood. An answer's gradient is that of its tokens' log-odds, log p - log(1 - p): where the
+model is certain of them, that of log p is nearly zero.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,7 +30,11 @@ TOLERANCE_HALF = 3e-2
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows `start` <= t < `end` of a prompt over which a loss is summed, and what determines its labels."""
+    """Rows `start` <= t < `end` of a prompt over which a loss is summed, and what determines its labels.
+
+    answer_from: first token of an answer that ends the text, behind a scored row; None: there is none.
+    needles: token spans (from, to) that the answer needs.
+    """
 
     start: int
     end: int
@@ -36,6 +42,32 @@ class Scored:
     labels: str
     seed: int
     prompt_id: str
+    answer_from: int | None = None
+    needles: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def recorded(self):
+        """Which loss is that of the recorded tokens. Drawn ones come before it, the answer's behind it."""
+        return self.n_samples if self.labels == "model" else 0
+
+    @property
+    def n_losses(self):
+        """All losses: the drawn ones, that of the recorded tokens, and that of the answer if there is one."""
+        return self.recorded + 1 + (self.answer_from is not None)
+
+    @property
+    def n_rows(self):
+        """The number of scored rows."""
+        return self.end - self.start
+
+    def n_stored(self, stride):
+        """Rows of gradients that a trace stores, over `g`, `g_recorded` and `g_answer`."""
+        return (self.n_samples + 1 + (self.answer_from is not None)) * math.ceil(self.n_rows / stride)
+
+    @property
+    def answer_rows(self):
+        """The scored rows that predict the answer (slice)."""
+        return slice(self.answer_from - 1 - self.start, self.n_rows)
 
 
 class Head:
@@ -80,20 +112,33 @@ class Head:
     def _closed_form(self, labels):
         """Gradients through the linear map W: that of log p(y) is W[y] - p W, and p W is computed once for
         all labels."""
-        weights, before = self.linear.weight.detach(), self.seen[0]
+        weights = self.linear.weight.detach()
         mean = (self.log_probs.exp().to(weights.dtype) @ weights).float()
-        found = []
-        for of_rows in labels:
-            at = (weights[of_rows].float() - mean).to(before.dtype)[None]
-            found.append(torch.autograd.grad(before, self.given, at, retain_graph=True)[0][0])
-        return torch.stack(found)
+        return torch.stack([self._back_from(weights[of_rows].float() - mean) for of_rows in labels])
+
+    def _back_from(self, at):
+        """Gradient [rows, hidden] of what changes by `at` [rows, hidden] times the linear layer's input."""
+        at = at.to(self.seen[0].dtype)[None]
+        return torch.autograd.grad(self.seen[0], self.given, at, retain_graph=True)[0][0]
+
+    def odds_gradient(self, labels):
+        """Gradient [rows, hidden] of the summed log-odds of labels [rows]. The share of the other tokens is
+        summed without the label, so it is exact however small it is."""
+        if self.graph is None:
+            weights = self.linear.weight.detach()
+            others = self.log_probs.scatter(1, labels[:, None], -torch.inf).softmax(-1).to(weights.dtype)
+            return self._back_from(weights[labels].float() - (others @ weights).float())
+        others = self.graph.scatter(1, labels[:, None], -torch.inf).logsumexp(-1)
+        odds = (self.graph.gather(1, labels[:, None])[:, 0] - others).sum()
+        return torch.autograd.grad(odds, self.given, retain_graph=True)[0][0]
 
 
 class Gradients:
-    """All gradients of one prompt: those of `n_samples` losses, and that of the recorded next tokens' loss.
+    """All gradients of one prompt: those of `n_samples` losses, that of the recorded next tokens' loss, and
+    that of the answer's.
 
-    `blocks`: Blocks of the model. Per scored row, float32 [rows]: `entropy` of the model's prediction in
-    nats, and `log_prob` of the recorded next token.
+    `blocks`: Blocks of the model. Per scored row: `entropy` float32 [rows] of the model's prediction in nats,
+    `log_prob` float32 of the recorded next token, and `is_best` bool, whether that is the most probable one.
     """
 
     def __init__(self, model, blocks, ids, scored, positions=None, chunk=None):
@@ -109,13 +154,13 @@ class Gradients:
 
     def _through_head(self, chunk):
         scored, last = self.scored, self.chain.last
-        n_rows = scored.end - scored.start
-        n_losses = scored.n_samples + 1 if scored.labels == "model" else 1
+        n_rows = scored.n_rows
         vocabulary = self.model.config.get_text_config().vocab_size
         self.chunk = chunk or max(CHUNK_LOGITS // vocabulary, 1)
-        self.at_output = last.new_zeros((n_losses, n_rows, last.shape[-1]))
+        self.at_output = last.new_zeros((scored.n_losses, n_rows, last.shape[-1]))
         self.entropy = np.empty(n_rows, dtype=np.float32)
         self.log_prob = np.empty(n_rows, dtype=np.float32)
+        self.is_best = np.empty(n_rows, dtype=bool)
         # No chunk has a single row: its sum over a large vocabulary would be a hundred times less exact.
         ends = np.linspace(0, n_rows, max(n_rows // self.chunk, 1) + 1).astype(int).tolist()
         for start, end in pairwise(ends):
@@ -134,7 +179,11 @@ class Gradients:
             labels = torch.cat([draw(known, numbers), labels])
         self.entropy[start:end] = -(known.exp() * known).nan_to_num().sum(-1).cpu().numpy()
         self.log_prob[start:end] = known.gather(1, recorded[:, None])[:, 0].cpu().numpy()
-        self.at_output[:, start:end] = head.gradients(labels)
+        self.is_best[start:end] = (known.argmax(-1) == recorded).cpu().numpy()
+        self.at_output[: len(labels), start:end] = head.gradients(labels)
+        if scored.answer_from is not None and end > scored.answer_rows.start:
+            own = slice(max(scored.answer_rows.start, start), end)
+            self.at_output[-1, own] = head.odds_gradient(recorded)[own.start - start :]
 
     def log_probs(self, stream):
         """Log-probabilities [rows, vocabulary] float32 from rows [1, rows, hidden] of the last block."""
@@ -157,9 +206,15 @@ class Gradients:
         with differentiable(self.model), self.live:
             masked.run(self.chain, self.log_probs, self.log_probs(self.chain.last[:, self.rows]))
 
+    @property
+    def answer(self):
+        """(log-probability of the answer in nats, whether the model would say each of its tokens)."""
+        rows = self.scored.answer_rows
+        return float(self.log_prob[rows].sum(dtype=np.float64)), bool(self.is_best[rows].all())
+
     def of_layers(self, layers, masked=None):
         """Yields (layer, gradients [losses, Hq, rows, Dv]) from the last layer to the first. Row i is row
-        start + i; the last loss is that of the recorded tokens. `masked`, a MaskedRuns, also gets them."""
+        start + i; losses are in the order of Scored. `masked`, a MaskedRuns, also gets them."""
         missing = set(layers)
         for number in reversed(range(len(self.chain.blocks))):
             if not missing:
@@ -168,7 +223,7 @@ class Gradients:
             missing -= found.keys()
             for layer, g in found.items():
                 if masked:
-                    masked.add(layer, g[: self.scored.n_samples])
+                    masked.add(layer, g)
                 yield layer, g
 
     def _through_block(self, number, layers, masked):
@@ -200,17 +255,19 @@ def first_scored(given, n_rows, n_prompt):
     return int(given * n_rows) if isinstance(given, float) else given
 
 
-def scored_rows(options, prompt_id, n_rows, n_prompt):
-    """Scored for a prompt of `n_rows`, from the gradient's options. ConfigError if no row is left."""
+def scored_rows(options, prompt_id, n_rows, n_prompt, answer_from=None, needles=()):
+    """Scored for a prompt of `n_rows`, from the gradient's options. An answer whose first
+    token no scored row predicts is left out. ConfigError if no row is left."""
     start = first_scored(options.gradient_from, n_rows, n_prompt)
     if start >= n_rows - 1:
         raise ConfigError(
             f"prompt {prompt_id}: no row from {start} on predicts one of its {n_rows} tokens: "
             "--gradient-from must be earlier, or the prompt longer"
         )
-    return Scored(
-        start, n_rows - 1, options.gradient, options.gradient_labels, options.gradient_seed, prompt_id
-    )
+    labels, seed = options.gradient_labels, options.gradient_seed
+    answer = answer_from if answer_from is not None and answer_from > start else None
+    spans = tuple((int(begin), int(end)) for begin, end in needles) if answer else ()
+    return Scored(start, n_rows - 1, options.gradient, labels, seed, prompt_id, answer, spans)
 
 
 def kept_rows(scored, stride):

@@ -15,7 +15,14 @@ from .branches import BranchRecording, check_branch_positions
 from .lookahead import check_lookahead_positions
 from .model import shape_of
 from .plan import check_space, dump_bytes, gradient_memory
-from .prompt_parts import boundaries_of, branches_of, segments_of, tokens_of, without_branches
+from .prompt_parts import (
+    boundaries_of,
+    branches_of,
+    segments_of,
+    task_attributes,
+    tokens_of,
+    without_branches,
+)
 from .recorder import Recorder, storage_dtype
 from .repeat_rows import Wording, check_positions, context_length, repeat_rows
 from .sinks import all_linked_published, is_directory_target, published
@@ -67,7 +74,7 @@ class Job:
         self.segments = {prompt.id: segments_of(prompt, ids, self.tokenizer) for prompt, ids in given}
         self.branches = {p.id: branches_of(p, self.tokenizer, self.options) for p in self.prompts}
         self._check_rows()
-        self.gradient_rows = self._gradient_rows()
+        self.scored = self._scored()
         self.repeated = self._repeated()
         self._check_lookahead()
 
@@ -112,17 +119,22 @@ class Job:
                     f"{prompt.source}: {rows} tokens, the model has {limit} positions: use --max-tokens"
                 )
 
-    def _gradient_rows(self):
-        """How many rows of each prompt get a gradient. ConfigError if a prompt would get none."""
+    def _scored(self):
+        """Scored of each prompt; [] without a gradient. ConfigError if a prompt would have no scored row."""
         if not self.options.gradient:
-            return [0] * len(self.rows)
+            return []
         from .gradient import scored_rows
 
-        scored = [
-            scored_rows(self.options, prompt.id, rows, self._n_prompt(prompt, ids))
+        return [
+            scored_rows(
+                self.options,
+                prompt.id,
+                rows,
+                self._n_prompt(prompt, ids),
+                self._boundaries(prompt, ids).get("answer_from"),
+            )
             for prompt, ids, rows in self._planned()
         ]
-        return [part.end - part.start for part in scored]
 
     def _context(self, prompt, ids, rows):
         """(length of the prompt, length of the context with which a further pass begins)."""
@@ -170,7 +182,7 @@ class Job:
                 self.rows,
                 self.layers,
                 self.options,
-                self.gradient_rows,
+                [scored.n_stored(self.options.query_stride) for scored in self.scored],
                 repeated,
                 sum(self._branch_rows()),
             ),
@@ -184,10 +196,9 @@ class Job:
 
     def _gradient_memory(self):
         width = self.subject.dtype.itemsize
-        samples = self.options.gradient
         return max(
-            gradient_memory(self.shape, rows, scored, samples, width)
-            for rows, scored in zip(self.rows, self.gradient_rows, strict=True)
+            gradient_memory(self.shape, rows, scored.n_rows, scored.n_losses, width)
+            for rows, scored in zip(self.rows, self.scored, strict=True)
         )
 
     def print_plan(self):
@@ -210,7 +221,7 @@ class Job:
         if self.options.gradient:
             samples = f"{self.options.gradient} sample{'s' if self.options.gradient > 1 else ''}"
             self.say(
-                f"gradient: {samples}, {sum(self.gradient_rows)} rows, about "
+                f"gradient: {samples}, {sum(scored.n_rows for scored in self.scored)} rows, about "
                 f"{human_bytes(plan['gradient_memory_bytes'])} of memory besides the model"
             )
 
@@ -226,7 +237,7 @@ class Job:
         """Everything that determines the rows, for --resume: equal settings give equal traces."""
         prompts = json.dumps(
             [
-                [p.id, ids, *([b.question, b.answer] for b in self.branches[p.id])]
+                [p.id, ids, *([b.question, b.answer] for b in self.branches[p.id]), *filter(None, [p.task])]
                 for p, ids in zip(self.prompts, self.tokens, strict=True)
             ]
         )
@@ -298,6 +309,7 @@ class Job:
         progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
         attributes |= self._boundaries(prompt, ids)
+        attributes |= task_attributes(prompt, ids, self.tokenizer, lambda text: self.say(f"warning: {text}"))
         questions = BranchRecording(branches, options.ignore_eos)
         further = [questions] if branches else []
         if segments := self.segments[prompt.id]:

@@ -6,12 +6,13 @@ every layer and kv head. It records the actual loss (KL divergence of the predic
 estimate for the same masks (products of the gradient with the errors at the undisturbed inputs).
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
+from .answer import RECENT, SINKS, AnswerUnderMasks, needle_masks
 from .hook import layer_of
 from .labels import uniforms
 
@@ -29,21 +30,38 @@ class Mask:
     recent: int
     shared: bool = False
 
+    def shown(self, scored, layer, n_heads, n_tokens):
+        """bool [Hkv, n]: tokens that each kv head of a layer shows. A larger share shows a superset."""
+        whose = "all" if self.shared else layer
+        numbers = 1 if self.shared else n_heads
+        drawn = uniforms(scored.seed, f"{scored.prompt_id}\0masked\0{whose}", numbers, range(scored.start))
+        shown = torch.ones(n_heads, n_tokens, dtype=torch.bool)
+        shown[:, : scored.start] = torch.from_numpy(drawn < self.share)
+        shown[:, : self.sinks] = True
+        shown[:, max(scored.start - self.recent, 0) : scored.start] |= self.recent > 0
+        return shown
+
+    def said(self):
+        """What a trace says about the mask."""
+        return asdict(self)
+
 
 # From mild to severe. A model is disturbed far more without sinks, or if all heads hide the same tokens.
 MASKS = (
-    Mask(1 / 2, 4, 32),
-    Mask(1 / 4, 4, 32),
-    Mask(1 / 32, 4, 32),
+    Mask(1 / 2, SINKS, RECENT),
+    Mask(1 / 4, SINKS, RECENT),
+    Mask(1 / 32, SINKS, RECENT),
     Mask(1 / 32, 0, 0),
-    Mask(1 / 2, 4, 32, shared=True),
-    Mask(1 / 4, 4, 32, shared=True),
-    Mask(1 / 32, 4, 32, shared=True),
+    Mask(1 / 2, SINKS, RECENT, shared=True),
+    Mask(1 / 4, SINKS, RECENT, shared=True),
+    Mask(1 / 32, SINKS, RECENT, shared=True),
 )
 
 
 class MaskedRuns:
-    """The masked runs of one prompt. Rows from `scored.start` on are disturbed and scored.
+    """The masked runs of one prompt: under MASKS, and of an answer also under `needle_masks`. Rows from
+    `scored.start` on are disturbed and scored. `general` (slice): which masks are MASKS. `answer`:
+    AnswerUnderMasks, or None without an answer.
 
     `kl_rows` float32 [masks, rows]: divergence of each scored row's prediction, in nats.
     `a` float32 [masks, rows, S]: sum over layers and query heads of <g_s, z - out>, where z is the masked
@@ -53,11 +71,15 @@ class MaskedRuns:
 
     def __init__(self, scored):
         self.scored = scored
-        self.masks = MASKS
+        has_answer = scored.answer_from is not None
+        self.masks = MASKS + (needle_masks(scored) if has_answer else ())
+        self.general = slice(len(MASKS))
+        self.answer = AnswerUnderMasks(scored, len(self.masks)) if has_answer else None
         self.errors = {}
-        self.a = np.zeros((len(MASKS), scored.end - scored.start, scored.n_samples), dtype=np.float32)
-        self.kl_rows = np.zeros((len(MASKS), scored.end - scored.start), dtype=np.float32)
-        self._distances = np.zeros((len(MASKS), scored.end - scored.start))
+        n_rows, n_masks = scored.n_rows, len(self.masks)
+        self.a = np.zeros((n_masks, n_rows, scored.n_samples), dtype=np.float32)
+        self.kl_rows = np.zeros((n_masks, n_rows), dtype=np.float32)
+        self._distances = np.zeros((n_masks, n_rows))
         self._heads = 0
 
     @property
@@ -82,19 +104,24 @@ class MaskedRuns:
         return (self._distances / max(self._heads, 1)).astype(np.float32)
 
     def add(self, layer, g):
-        """Adds the products with gradients g [S, Hq, rows, Dv] of a layer that `look` has seen."""
+        """Adds the products with gradients g [losses, Hq, rows, Dv] of a layer that `look` has seen."""
         errors = self.errors.pop(layer)
-        self.a += torch.einsum("shtd,mthd->mts", g.float(), errors).cpu().numpy()
+        self.a += torch.einsum("shtd,mthd->mts", g[: self.scored.n_samples].float(), errors).cpu().numpy()
+        if self.answer:
+            self.answer.add(g[-1], errors.transpose(1, 2))
 
     def run(self, chain, log_probs, full):
-        """Fills `kl_rows`: runs the rows of `chain` from scored.start on under each mask and compares them
-        with `full`, the log-probabilities [rows, vocabulary] without a mask. log_probs(stream [1, rows,
-        hidden]) computes the masked ones."""
+        """Fills `kl_rows` and `answer`: runs the rows of `chain` from scored.start on under each mask and
+        compares them with `full`, the log-probabilities [rows, vocabulary] without a mask. log_probs(stream
+        [1, rows, hidden]) computes the masked ones."""
         rows = slice(self.scored.start - chain.first, self.scored.end - chain.first)
         with torch.no_grad():
             for number, mask in enumerate(self.masks):
                 last = chain.last_block_with(partial(self._masked, mask))
-                self.kl_rows[number] = _row_kl(full, log_probs(last[:, rows]))
+                masked = log_probs(last[:, rows])
+                self.kl_rows[number] = _row_kl(full, masked)
+                if self.answer:
+                    self.answer.compare(number, masked, full, chain.ids[0, self.scored.start + 1 :])
 
     def _masked(self, mask, call):
         """Output [1, rows, Hq, Dv] of a call under a mask."""
@@ -148,7 +175,7 @@ class Call:
         """Outputs [n - start, Hq, Dv] of the rows from scored.start on, under `mask`."""
         skipped, n_tokens = scored.start - self.first, self.key.shape[2]
         seen = self._seen(skipped)
-        shown = shown_tokens(scored, mask, self.layer, self.key.shape[1], n_tokens).to(seen.device)
+        shown = mask.shown(scored, self.layer, self.key.shape[1], n_tokens).to(seen.device)
         heads = shown.repeat_interleave(self.query.shape[1] // self.key.shape[1], 0)
         return self._attend(self.query[:, :, skipped:], self._bias(seen & heads[None, :, None]))[0]
 
@@ -170,15 +197,3 @@ class Call:
             return ones.tril(rows)[None, None]
         rows = mask[:, :, skipped:, :n_tokens]
         return rows if rows.dtype == torch.bool else rows > torch.finfo(rows.dtype).min / 2
-
-
-def shown_tokens(scored, mask, layer, n_heads, n_tokens):
-    """bool [Hkv, n]: tokens that each kv head of a layer shows. A larger share shows a superset."""
-    whose = "all" if mask.shared else layer
-    numbers = 1 if mask.shared else n_heads
-    drawn = uniforms(scored.seed, f"{scored.prompt_id}\0masked\0{whose}", numbers, range(scored.start))
-    shown = torch.ones(n_heads, n_tokens, dtype=torch.bool)
-    shown[:, : scored.start] = torch.from_numpy(drawn < mask.share)
-    shown[:, : mask.sinks] = True
-    shown[:, max(scored.start - mask.recent, 0) : scored.start] |= mask.recent > 0
-    return shown

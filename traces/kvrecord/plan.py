@@ -49,7 +49,7 @@ class Shape:
 
 def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_output=False, gradients=0):
     """Bytes of one layer of one prompt: q, k, v; `out` if `with_out`; `out`, `o_proj` and `resid_norm` if
-    `with_output`. `gradients`: rows of gradients, over all samples and the recorded tokens."""
+    `with_output`. `gradients`: rows of gradients, over all losses."""
     element = STORED[dtype][1]
     queries = math.ceil(tokens / query_stride)
     size = element * (queries * shape.n_q_heads * shape.head_dim)
@@ -78,7 +78,7 @@ def branch_bytes(shape, rows, dtype):
     return rows * STORED[dtype][1] * (shape.head_dim * shape.n_q_heads + shape.cached)
 
 
-def gradient_memory(shape, tokens, scored, samples, width):
+def gradient_memory(shape, tokens, scored, losses, width):
     """Estimated memory in bytes for the gradient of a prompt, besides the model, at `width` bytes a number.
 
     It counts the inputs of the blocks, the gradients at a block's output and at its attention, the graph of
@@ -87,23 +87,18 @@ def gradient_memory(shape, tokens, scored, samples, width):
     """
     heads = shape.n_q_heads * max(shape.head_dim, shape.v_head_dim)
     inputs = shape.n_layers * tokens * shape.hidden
-    gradients = (samples + 1) * scored * (shape.hidden + 2 * heads)
+    gradients = losses * scored * (shape.hidden + 2 * heads)
     graph = tokens * (GRAPH_STREAMS * shape.hidden + GRAPH_HEADS * heads)
     return width * (inputs + gradients + graph) + LOGIT_BYTES * CHUNK_LOGITS
 
 
-def gradient_numbers(options, scored):
-    """Rows of gradients of a prompt with `scored` scored rows, over all samples and the recorded tokens."""
-    return (options.gradient + 1) * math.ceil(scored / options.query_stride) if options.gradient else 0
-
-
 def dump_bytes(shape, prompt_tokens, layers, options, gradient_rows=None, repeated=None, branch_rows=0):
     """Estimated bytes of the whole trace. The lists hold, for each prompt, how many rows are recorded, how
-    many get a gradient, and how many repeat its context. branch_rows: rows of all branches."""
+    many rows of gradients over all losses, and how many rows repeat its context. branch_rows: rows of all
+    branches."""
     size = len(layers) * branch_bytes(shape, branch_rows, options.dtype)
     none = [0] * len(prompt_tokens)
-    for tokens, scored, rows in zip(prompt_tokens, gradient_rows or none, repeated or none, strict=True):
-        gradients = gradient_numbers(options, scored)
+    for tokens, gradients, rows in zip(prompt_tokens, gradient_rows or none, repeated or none, strict=True):
         size += len(layers) * (repeat_bytes(shape, rows, options.dtype) + 4 * tokens * options.with_input)
         size += len(layers) * lookahead_bytes(shape, options.lookahead, options.dtype)
         for layer in layers:

@@ -1,7 +1,6 @@
 """Collects one prompt's rows from attention calls and writes them to the trace."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from .text import token_classes, token_texts
 
 NORMS = ("resid_norm", "resid_in_norm", "repeat_in_norm")
 ONE_ROW = ("latent", "rope_k")  # all heads share them
-FIXED_DTYPES = dict.fromkeys(NORMS, "f32") | {"g": "bf16", "g_recorded": "bf16"}
+FIXED_DTYPES = dict.fromkeys(NORMS, "f32") | dict.fromkeys(("g", "g_recorded", "g_answer"), "bf16")
 OVERFLOW = ": the model's type overflows in the backward pass; load it in bfloat16 or float32"
 
 
@@ -224,41 +223,68 @@ class PromptCapture:
         """Runs the recorded tokens again and propagates the gradients back through the blocks."""
         recorder, options = self.recorder, self.recorder.options
         n_prompt = self.attributes.get("n_prompt", self.n_prompt)
-        scored = scored_rows(options, self.prompt_id, len(self.tokens), n_prompt)
+        answer = self.attributes.get("answer_from"), self.attributes.get("needle_tokens", ())
+        scored = scored_rows(options, self.prompt_id, len(self.tokens), n_prompt, *answer)
+        if answer[0] is not None and scored.answer_from is None:
+            recorder.warn(
+                f"prompt {self.prompt_id}: no scored row predicts the first token of its answer, so the "
+                "answer has no gradient: let `then` stand before it, or --gradient-from be earlier"
+            )
         ids, positions = (
             torch.tensor([x], device=recorder.model.device) for x in (self.tokens, self.position_ids)
         )
         # Models without rotary tables may not take position_ids at all.
         from_zero = self.position_ids == list(range(len(self.tokens)))
         positions = None if from_zero else positions
-        masked = MaskedRuns(scored) if self._has_masked_runs() else None
+        masked = MaskedRuns(scored) if self._has_masked_runs(scored) else None
         gradients = Gradients(recorder.model, recorder.blocks, ids, scored, positions)
         self.gradient_rows, kept = kept_rows(scored, options.query_stride)
         self.of_gradient = {"g_entropy": gradients.entropy[kept], "g_logprob": gradients.log_prob[kept]}
         if masked:
             gradients.run_masked(masked)
+            # A gradient with NaN or infinity is refused when its layer is written, so `a` is not checked.
+            if not np.isfinite(masked.kl).all():
+                raise TraceError(
+                    f"prompt {self.prompt_id}: with hidden tokens the model gives NaN or infinity"
+                )
         for layer, g in gradients.of_layers(self.rows, masked):
             self.keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
-            self.keep(layer, "g_recorded", g[-1, :, kept])
+            self.keep(layer, "g_recorded", g[scored.recorded, :, kept])
+            if scored.answer_from is not None:
+                self.keep(layer, "g_answer", g[-1, :, kept])
             self.on_step(f"layer {layer}, gradient")
-        if masked:
+        if scored.answer_from is not None:
+            self._keep_answer(gradients, masked)
+        if masked and scored.labels == "model":
             self._keep_masked(masked, kept)
 
-    def _has_masked_runs(self):
+    def _has_masked_runs(self, scored):
         """Masks hide tokens in all layers, so the gradient's estimate needs all layers."""
-        return self.recorder.options.gradient_labels == "model" and set(self.rows) >= set(self.recorder.facts)
+        useful = scored.labels == "model" or scored.answer_from is not None
+        return useful and set(self.rows) >= set(self.recorder.facts)
+
+    def _keep_answer(self, gradients, masked):
+        log_prob, exact = gradients.answer
+        self.attributes |= {"answer_log_prob": log_prob, "answer_exact": int(exact)}
+        if not masked:
+            return
+        of_masks = masked.answer
+        self.of_gradient |= {
+            "answer_masked_logprob": of_masks.change,
+            "answer_masked_a": of_masks.a,
+            "answer_masked_exact": of_masks.exact,
+        }
+        self.attributes["answer_masked_runs"] = json.dumps([mask.said() for mask in masked.masks])
 
     def _keep_masked(self, masked, kept):
-        # A gradient with NaN or infinity is refused when its layer is written, so `a` is not checked here.
-        if not np.isfinite(masked.kl).all():
-            raise TraceError(f"prompt {self.prompt_id}: with hidden tokens the model gives NaN or infinity")
+        general = masked.general
         self.of_gradient |= {
-            "masked_kl": masked.kl,
-            "masked_kl_rows": masked.kl_rows[:, kept],
-            "masked_a": masked.a[:, kept],
-            "masked_distance2": masked.distance2[:, kept],
+            "masked_kl": masked.kl[general],
+            "masked_kl_rows": masked.kl_rows[general, kept],
+            "masked_a": masked.a[general, kept],
+            "masked_distance2": masked.distance2[general, kept],
         }
-        self.attributes["masked_runs"] = json.dumps([asdict(mask) for mask in masked.masks])
+        self.attributes["masked_runs"] = json.dumps([mask.said() for mask in masked.masks[general]])
 
     def _prompt_parts(self):
         datasets = {

@@ -1,9 +1,12 @@
 """What a prompt's parts are to the model: tokens, segments, branches, and where each begins."""
 
+import json
+
+import numpy as np
 from kvbase.errors import ConfigError
 
 from .branches import Branch
-from .prompts import check_ids
+from .prompts import check_ids, one_bos
 
 
 def without_branches(prompts, tokenizer, max_tokens):
@@ -69,3 +72,40 @@ def boundaries_of(prompt, ids, segments, tokenizer):
     if n_prompt < len(ids) and (then + answer or segments):
         where |= {"n_prompt": n_prompt, "n_generated": len(ids) - n_prompt}
     return where
+
+
+def task_attributes(prompt, ids, tokenizer, warn):
+    """Attributes of a prompt with a task: `task_json`, and `needle_tokens` int32 [n, 2], the tokens [from,
+    to) of each needle.
+
+    ids: the recorded tokens. A token that overlaps a needle belongs to it. A needle that --max-tokens has cut
+    off entirely is [T, T). `warn` is called with a line if the tokenizer does not say where its tokens stand.
+    """
+    if prompt.task is None:
+        return {}
+    found = {"task_json": json.dumps(prompt.task)}
+    needles = prompt.task.get("needles", [])
+    if not needles:
+        return found
+    if not getattr(tokenizer, "is_fast", False):
+        warn(f"{prompt.source}: the tokenizer does not say where its tokens stand: no needle_tokens")
+        return found
+    places = _places(prompt, tokenizer)
+    spans = [_tokens_of(span, places, len(ids)) for span in needles]
+    return found | {"needle_tokens": np.array(spans, dtype=np.int32)}
+
+
+def _places(prompt, tokenizer):
+    """[start, end) of each token of a prompt's text, in characters."""
+    encoded = tokenizer(prompt.text, return_offsets_mapping=True)
+    all_ids = list(encoded["input_ids"])
+    dropped = len(all_ids) - len(one_bos(all_ids, prompt.text, tokenizer))
+    return encoded["offset_mapping"][dropped:]
+
+
+def _tokens_of(span, places, n_tokens):
+    """(from, to) of the tokens that overlap a span of characters."""
+    start, end = span
+    inside = [n for n, (a, b) in enumerate(places) if a < end and b > start]
+    first, last = (inside[0], inside[-1] + 1) if inside else (n_tokens, n_tokens)
+    return min(first, n_tokens), min(last, n_tokens)

@@ -33,7 +33,8 @@ class Prompt:
     `text` may contain the tokeniser's special tokens as text. `messages` is formatted by the chat template;
     its messages become segments. `then` and `answer` are texts after the prompt, recorded like tokens that
     the model generated; probes score the answer. `questions` are branches: each follows the text by itself.
-    question_from: where the question begins that ends the prompt.
+    question_from: where the question begins that ends the prompt. task: facts with which an answer is scored;
+    its `needles` are [start, end) in characters of `text`.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Prompt:
     answer: str = ""
     questions: list = field(default_factory=list)
     question_from: int | None = None
+    task: dict | None = None
 
     @property
     def needs_tokenizer(self):
@@ -66,7 +68,7 @@ class Prompt:
         if self.tokens:
             return list(self.tokens)
         if self.messages is None:
-            return _one_bos(list(tokenizer(self.text)["input_ids"]), self.text, tokenizer)
+            return one_bos(list(tokenizer(self.text)["input_ids"]), self.text, tokenizer)
         return self.conversation(tokenizer)[0]
 
     def conversation(self, tokenizer):
@@ -101,7 +103,7 @@ def ids_of(text, tokenizer):
     return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
-def _one_bos(ids, text, tokenizer):
+def one_bos(ids, text, tokenizer):
     """Token ids of a text. A text that a chat template has begun with BOS gets no second one."""
     bos = getattr(tokenizer, "bos_token_id", None)
     if bos is not None and ids[:2] == [bos, bos] and text.lstrip().startswith(tokenizer.bos_token):
@@ -220,11 +222,34 @@ def _parse_line(path, number, line, default_id):
         ok = isinstance(given, list) and all(map(_is_token, given))
         _expect(where, "tokens", "a list of token ids", ok)
         prompt.tokens = given
+    prompt.task = _task(where, entry, prompt)
     if forms[0] == "context":
         prompt.questions = _questions(where, entry)
     elif "questions" in entry:
         raise ConfigError(f"{where}: `questions` need `context`, the text that they ask about")
     return prompt
+
+
+def _task(where, entry, prompt):
+    """The task of a line, or None. Its needles must lie inside the text."""
+    task = entry.get("task")
+    if task is None:
+        return None
+    _expect(where, "task", "an object", isinstance(task, dict))
+    needles = task.get("needles", [])
+    ok = isinstance(needles, list) and all(
+        isinstance(span, list) and len(span) == 2 and all(map(_is_token, span)) for span in needles
+    )
+    _expect(where, "task.needles", "a list of [start, end], characters of `text`", ok)
+    if "context" in entry:
+        raise ConfigError(f"{where}: `task` does not go with `context`: write a line for each question")
+    if needles and prompt.text is None:
+        raise ConfigError(f"{where}: `task.needles` are characters of `text`, which this line lacks")
+    for start, end in needles:
+        if not start < end <= len(prompt.text):
+            size = f"{len(prompt.text)} characters"
+            raise ConfigError(f"{where}: `task.needles`: [{start}, {end}] is no part of a text of {size}")
+    return task
 
 
 def _questions(where, entry):

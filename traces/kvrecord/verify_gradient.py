@@ -2,7 +2,8 @@
 
 Attention outputs are moved by +e u and by -e u, and (L(+) - L(-)) / (2 e) is compared with the sum of g u.
 Each prompt is tested in three directions: all layers and the recorded tokens; one layer and the recorded
-tokens; all layers and one sample of drawn labels.
+tokens; all layers and one sample of drawn labels. With an answer, also all layers and the log-odds
+of its tokens.
 """
 
 from dataclasses import dataclass
@@ -28,13 +29,14 @@ CHUNK_ROWS = 128
 @dataclass
 class Direction:
     """One test: `g` {layer: [Hq, rows, Dv]}, the rows of g, and the labels [n] of the rows from `start`
-    on."""
+    on, over which the log-likelihood is summed, or with `odds` the log-odds."""
 
     what: str
     g: dict
     rows: np.ndarray
     start: int
     labels: torch.Tensor
+    odds: bool = False
 
 
 class Moved(NamedAttention):
@@ -87,6 +89,9 @@ def _directions(model, trace, prompt_id, ids, random):
     yield Direction("all layers", of("g_recorded", layers), rows, start, recorded)
     one = int(random.choice(layers))
     yield Direction(f"layer {one}", of("g_recorded", [one]), rows, start, recorded)
+    if "g_answer" in groups[f"{layers[0]:03d}"]:
+        first = int(trace[f"prompts/{prompt_id}"].attrs["answer_from"])
+        yield Direction("the answer", of("g_answer", layers), rows, first - 1, ids[0, first:], True)
     if trace.attrs["g_labels"] == "model":
         sample = int(random.integers(trace.attrs["g_samples"]))
         numbers = uniforms(int(trace.attrs["g_seed"]), prompt_id, sample + 1, range(start, n_tokens - 1))
@@ -122,9 +127,15 @@ def _log_likelihood(model, ids, direction, by):
     parts = zip(logits.split(CHUNK_ROWS), direction.labels.split(CHUNK_ROWS), strict=True)
     # Summed in double precision, because the difference of two such sums is small.
     return sum(
-        float(rows.float().log_softmax(-1).gather(1, labels[:, None]).double().sum())
+        float(_of_labels(rows.float().log_softmax(-1), labels[:, None], direction.odds).double().sum())
         for rows, labels in parts
     )
+
+
+def _of_labels(log_probs, labels, odds):
+    """Log-probabilities of labels [rows, 1], or their log-odds."""
+    own = log_probs.gather(1, labels)[:, 0]
+    return own - log_probs.scatter(1, labels, -torch.inf).logsumexp(-1) if odds else own
 
 
 def _drawn(model, ids, start, numbers):

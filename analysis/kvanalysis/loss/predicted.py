@@ -14,12 +14,14 @@ from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..data.load import load
 from ..data.shares import with_common_budgets
 from ..errors import ResultsError
+from .answer import answers_in
 from .estimate import by_blocks, by_row, interval, label_noise, whole
 from .response import METHODS_APART, response_of
 
 NAMED = ["trace_id", "prompt", "method", "label", "params", "budget_tokens", "seed"]
 COLUMNS = [*NAMED, "layers", "n_rows", "kl", "kl_low", "kl_high", "kl_row", "kl_block", "kl_full", "kl_head",
-           "loss_first_order"]  # fmt: skip
+           "loss_first_order", "answer_log_prob_full", "answer_first_order", "answer_log_prob",
+           "answer_probability"]  # fmt: skip
 REMEDY = (
     "record the trace with `kvreplay record --with-gradient`, from the end of the replay's prompt or"
     " earlier, and replay with --save projections (in a configuration `output: {save: [projections]}`)"
@@ -47,8 +49,11 @@ def predicted(frame):
     (`response`), with a 95 % interval for the noise of labels and the scatter of methods whose errors have
     one size; for a trace without masked runs it is `kl_block`, without an interval. `loss_first_order`: the
     first-order change of the loss of the recorded tokens, of either sign; NaN if the trace lacks their
-    gradient. `layers`: number of layers of the instance. All numbers cover these layers only; if the model
-    has more, they are lower bounds. Raises ResultsError without projections.
+    gradient. Where the prompt has an answer: `answer_log_prob_full`, its log-probability in nats with the
+    full cache; `answer_first_order`, the first-order change of its log-odds; `answer_log_prob`, the predicted
+    log-probability, and `answer_probability`, that the model says the answer (`answer`). `layers`: number of
+    layers of the instance. All numbers cover these layers only; if the model has more, they are lower
+    bounds. Raises ResultsError without projections.
     """
     used = _with_losses(frame)
     if used.empty:
@@ -100,9 +105,9 @@ def _projections(frame):
 
 def _of_instances(used, arrays=None):
     """`predicted` for finished rows, with `given_json`; without `arrays`, from heads alone."""
-    responses = _responses(used) if arrays else {}
+    responses, answers = (_responses(used), _answers(used)) if arrays else ({}, {})
     rows = [
-        _row(key, cells, arrays, responses.get(key[:2]))
+        _row(key, cells, arrays, responses.get(key[:2]), answers.get(key[:2]))
         for key, cells in used.groupby(INSTANCE, dropna=False, sort=False)
     ]
     # pandas cannot merge by budgets or seeds that are all missing, because they have no type.
@@ -114,23 +119,37 @@ def _responses(frame):
     trace never was a file, brings them along."""
     if "responses" in frame.attrs:
         return frame.attrs["responses"]
-    traces = frame.attrs["meta"].get("traces") or []
-    paths = {trace["trace_id"]: Path(trace["path"]) for trace in traces}
-    found = {}
+    paths, found = _trace_files(frame), {}
     for trace, prompt in frame[["trace_id", "prompt"]].drop_duplicates().itertuples(index=False):
-        path = paths.get(trace)
         with suppress(OSError):
-            if path is not None and path.is_file() and (response := response_of(path, prompt)):
+            if trace in paths and (response := response_of(paths[trace], prompt)):
                 found[trace, prompt] = response
     return found
 
 
-def _row(key, cells, arrays, response):
+def _answers(frame):
+    """{(trace_id, prompt): AnswerResponse} of the traces that still are where the run read them."""
+    found = {}
+    for trace, path in _trace_files(frame).items():
+        with suppress(OSError):
+            found |= {(trace, prompt): answer for prompt, answer in answers_in(path).items()}
+    return found
+
+
+def _trace_files(frame):
+    """{trace_id: path} of the traces that still are where the run read them."""
+    traces = frame.attrs.get("meta", {}).get("traces") or []
+    paths = {trace["trace_id"]: Path(trace["path"]) for trace in traces}
+    return {trace: path for trace, path in paths.items() if path.is_file()}
+
+
+def _row(key, cells, arrays, response, answer):
     first = cells.iloc[0]
     row = {name: first[name] for name in NAMED} | {"layers": cells["layer"].nunique()}
     numbers = dict.fromkeys(COLUMNS[len(row) :], np.nan) | {"kl_head": float(cells["kl_head_mean"].sum())}
     if arrays:
-        numbers |= _whole_instance(sums_over_heads(cells, arrays), response)
+        sums = sums_over_heads(cells, arrays)
+        numbers |= _whole_instance(sums, response) | _answer(sums, answer)
     return row | numbers | {"given_json": key[3]}
 
 
@@ -147,6 +166,18 @@ def _whole_instance(sums, response):
             "kl_full": whole(a), "loss_first_order": first}  # fmt: skip
 
 
+def _answer(sums, response):
+    """The columns about the prompt's answer; none without its gradient."""
+    if sums.answer is None:
+        return {}
+    first = float(sums.answer.sum())
+    if response is None:
+        return {"answer_first_order": first}
+    log_prob, probability = response.of(first)
+    return {"answer_log_prob_full": response.log_prob, "answer_first_order": first,
+            "answer_log_prob": log_prob, "answer_probability": probability}  # fmt: skip
+
+
 def _interval(kl, a):
     """The interval; NaN with a single sample, which does not show how far samples differ."""
     if a.shape[1] < 2:
@@ -157,12 +188,13 @@ def _interval(kl, a):
 @dataclass(frozen=True)
 class Sums:
     """Sums over all heads of an instance at `rows` [n], without the last token, which predicts nothing:
-    `a` [n, S] and `recorded` [n] or None, sums of products; `distance2` [n] or None, the mean over
-    query heads of the squared cosine distance."""
+    `a` [n, S], and `recorded` and `answer` [n] or None, sums of products; `distance2` [n] or None, the mean
+    over query heads of the squared cosine distance."""
 
     rows: np.ndarray
     a: np.ndarray
     recorded: np.ndarray | None
+    answer: np.ndarray | None
     distance2: np.ndarray | None
 
 
@@ -170,7 +202,7 @@ def sums_over_heads(cells, arrays):
     """The Sums, in float64, over the cells of an instance, which share their rows."""
     first = cells.iloc[0]
     one = arrays[first["key"]]
-    there = [name for name in ("a", "a_recorded", "cosine_distance") if name in one]
+    there = [name for name in ("a", "a_recorded", "a_answer", "cosine_distance") if name in one]
     total, heads = dict.fromkeys(there, 0.0), 0
     for cell in arrays.each(cells["key"], there):
         for name in there:
@@ -180,7 +212,8 @@ def sums_over_heads(cells, arrays):
     predicting = one["rows"] < first["n_tokens"] - 1
     found = {name: values[predicting] for name, values in total.items()}
     distance2 = found["cosine_distance"] / heads if "cosine_distance" in found else None
-    return Sums(one["rows"][predicting].astype(int), found["a"], found.get("a_recorded"), distance2)
+    one_loss = (found.get(name) for name in ("a_recorded", "a_answer"))
+    return Sums(one["rows"][predicting].astype(int), found["a"], *one_loss, distance2)
 
 
 def _with_measured_kl(table, frame, whole=True):

@@ -218,7 +218,7 @@ def test_a_log_is_closed_and_what_is_written_later_does_not_fail(place, monkeypa
     before = sys.stderr
     streams = []
     monkeypatch.setattr(
-        "kvconfirm.lines.say", lambda text: streams.append(sys.stderr) or print(text, file=sys.stderr)
+        "kvtasks.lines.say", lambda text: streams.append(sys.stderr) or print(text, file=sys.stderr)
     )
     assert command.main(["tasks", "lines", "-o", "l.jsonl", "--log", "log.txt"]) == 0
     assert "40 prompts" in log.read_text()

@@ -122,6 +122,7 @@ PACKAGES = (
         "apps/kvreplay",
         "traces/kvtrace",
         "traces/kvrecord",
+        "traces/kvtasks",
         "traces/kvconfirm",
         "traces/kvdump",
     ),

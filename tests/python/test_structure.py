@@ -250,9 +250,10 @@ PACKAGES = {
     "kvbase": set(),
     "kvtrace": {"kvbase"},
     "kvrecord": {"kvbase", "kvtrace"},
-    "kvconfirm": {"kvbase", "kvtrace", "kvrecord"},
+    "kvtasks": {"kvbase", "kvtrace", "kvrecord"},
+    "kvconfirm": {"kvbase", "kvtrace", "kvrecord", "kvtasks"},
     "kvanalysis": {"kvbase", "kvtrace"},
-    "kvreplay": {"kvbase", "kvtrace", "kvrecord", "kvconfirm", "kvanalysis"},
+    "kvreplay": {"kvbase", "kvtrace", "kvrecord", "kvtasks", "kvconfirm", "kvanalysis"},
     "kvdump": {"kvbase", "kvrecord"},
 }
 SHARED_PLOTS = "run"  # the room of plots that other plots may use

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .branch import Branch
+from .disk_file import open_hdf5
+from .given import fail
+from .task import task_of
 from .write_turns import KINDS
 
 if TYPE_CHECKING:
@@ -76,6 +79,30 @@ class Prompt:
     def source(self) -> str:
         """Where the prompt comes from; "" if not recorded."""
         return self._facts.source
+
+    @cached_property
+    def task(self) -> dict[str, Any] | None:
+        """The task that an answer is scored with (name, question, answers, score, ...); None if not
+        recorded."""
+        return task_of(self._attributes.get("task_json"), f"{self.trace.path}: /prompts/{self.id}")
+
+    @property
+    def needle_tokens(self) -> np.ndarray | None:
+        """int32 [n, 2]: tokens [from, to) of each needle of the task; None if not recorded."""
+        spans = self._attributes.get("needle_tokens")
+        if spans is None:
+            return None
+        spans = np.asarray(spans)
+        if spans.ndim != 2 or spans.shape[1] != 2 or spans.dtype.kind not in "iu":
+            fail(f"{self.trace.path}: /prompts/{self.id}", "attribute needle_tokens is not integers [n, 2]")
+        return spans.astype(np.int32)
+
+    @cached_property
+    def _attributes(self) -> dict[str, Any]:
+        """Attributes of the prompt that the engine does not read."""
+        with open_hdf5(self.trace.path) as file:
+            attributes = file[f"prompts/{self.id}"].attrs
+            return {name: attributes[name] for name in ("task_json", "needle_tokens") if name in attributes}
 
     @cached_property
     def position_ids(self) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""Whether the model still gives the answers that its prompts ask for: exact matches and ranks."""
+"""Whether the model still gives the answers that its prompts ask for: accuracy, exact matches and ranks."""
 
 import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from kvbase.shares import wilson
 
 from ..data.confirmed import whole_rows
 from ..stats.format import ABSENT
@@ -13,21 +14,30 @@ from .instances import settings
 # Below this share the full model fails too often for matches to separate methods; the answer's rank still
 # does.
 ENOUGH = 0.5
-Z = 1.96  # 95 %
 WAY = ["label", "oracle", "place"]
 
 
 @dataclass(frozen=True)
 class Group:
     """Prompts whose names differ only in the number at the end. `table`: a row per label and budget, see
-    `retrieval`; `by_exact`: the full model gives more than ENOUGH of the answers."""
+    `retrieval`; `is_written`: the model wrote its answers; `by_exact`: it did not, and the full model gives
+    more than ENOUGH of them."""
 
     name: str
     table: pd.DataFrame
 
     @property
+    def is_written(self):
+        return bool(self.table["correct"].notna().all())
+
+    @property
     def by_exact(self):
-        return bool(self._first("exact_full") > ENOUGH)
+        return not self.is_written and bool(self._first("exact_full") > ENOUGH)
+
+    @property
+    def is_ranked(self):
+        """Whether its answers count in rankings of methods."""
+        return self.is_written and bool(self._first("correct_full") >= ENOUGH)
 
     @property
     def n_prompts(self):
@@ -52,14 +62,20 @@ def retrieval(losses):
 
     Columns: label, oracle, budget (words), tokens (mean over prompts), n_prompts, n_answers (prompts times
     seeds), exact and exact_full (shares), exact_low, exact_high (95 %, Wilson), rank and rank_full (medians
-    of the worst rank of an answer's token), logprob and logprob_full (means, nats).
+    of the worst rank of an answer's token), logprob and logprob_full (means, nats); correct and correct_full,
+    correct_low, correct_high: the mean score of written answers, NaN where none was written.
     """
     rows = _answered(losses)
     if rows.empty:
         return []
-    rows = rows.assign(group=rows["prompt"].str.replace(r"[-_ ]?\d+$", "", regex=True), place=_places(rows))
+    rows = rows.assign(group=group_names(rows["prompt"]), place=places(rows))
     groups = sorted(rows.groupby("group"), key=lambda item: _digits(item[0]))
     return [Group(name or "all prompts", _of_group(own)) for name, own in groups]
+
+
+def group_names(prompts):
+    """Names of prompts without the number at their end."""
+    return prompts.str.replace(r"[-_ ]?\d+$", "", regex=True)
 
 
 def _answered(losses):
@@ -70,7 +86,7 @@ def _answered(losses):
     return rows[(rows["selection"] == selection) & (rows["layers"] == layers) & rows["answer_rank"].notna()]
 
 
-def _places(rows):
+def places(rows):
     """The rank of a budget among its prompt's budgets: 0 for the smallest, then 1, ...; -1 without a budget.
     A share of a prompt's tokens is a different number of tokens on each prompt, but has the same rank."""
     budgets = rows["budget_tokens"].astype(float)
@@ -83,6 +99,7 @@ def _of_group(rows):
     full = rows.drop_duplicates("prompt")
     return table.assign(
         exact_full=full["answer_exact_full"].mean(),
+        correct_full=full["answer_correct_full"].mean() if "answer_correct_full" in full else np.nan,
         rank_full=full["answer_rank_full"].median(),
         logprob_full=full["answer_logprob_full"].mean(),
     )
@@ -90,21 +107,18 @@ def _of_group(rows):
 
 def _point(key, rows):
     exact, n = float(rows["answer_exact"].mean()), len(rows)
+    correct = float(rows["answer_correct"].mean(skipna=False)) if "answer_correct" in rows else np.nan
     low, high = wilson(exact, n)
+    correct_low, correct_high = wilson(correct, n)
     return dict(zip(WAY, key, strict=True)) | {
         "tokens": rows["budget_tokens"].astype(float).mean(),
         "n_prompts": rows["prompt"].nunique(),
         "n_answers": n,
         **{"exact": exact, "exact_low": low, "exact_high": high},
+        **{"correct": correct, "correct_low": correct_low, "correct_high": correct_high},
         "rank": rows["answer_rank"].median(),
         "logprob": rows["answer_logprob"].mean(),
     }
-
-
-def wilson(share, n):
-    """95 % interval of a share of n trials (Wilson 1927), which does not shrink to a point at 0 of 10."""
-    middle, half = share + Z**2 / (2 * n), Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))
 
 
 def _budgets(rows):

@@ -10,8 +10,8 @@ import kvrecord  # noqa: E402
 from confirm_fixture import confirm, replay, rows, saved, tiny_llama, tokens_of, whole  # noqa: E402
 from front_door import tasks  # noqa: E402
 from kvbase.errors import ConfigError  # noqa: E402
-from kvconfirm.lines import prompt  # noqa: E402
 from kvrecord.prompts import read_prompts  # noqa: E402
+from kvtasks.lines import prompt  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -46,7 +46,7 @@ def live(
     kv_heads: Iterable[int] | None = None,
     queries: Any = None,
     prompt: str | None = None,
-    needles: Mapping[str, Any] | None = None,
+    needles: Mapping[str, Any] | str | None = None,
     recall_k: int | Iterable[int] | None = None,
     tier: Mapping[str, Any] | None = None,
     machine: Mapping[str, Any] | None = None,

@@ -8,9 +8,13 @@ import numpy as np
 
 def named_projections(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
     """The engine's projections [heads, rows, samples] under their names in projections.h5."""
-    every, drawn = arrays["projections"], arrays["drawn"]
-    recorded = {"a_recorded": every[..., drawn]} if every.shape[-1] > drawn else {}
-    return {"a": every[..., :drawn], **recorded}
+    every, drawn, has_answer = arrays["projections"], arrays["drawn"], arrays["answer"]
+    named = {"a": every[..., :drawn]}
+    if every.shape[-1] > drawn + has_answer:
+        named["a_recorded"] = every[..., drawn]
+    if has_answer:
+        named["a_answer"] = every[..., -1]
+    return named
 
 
 class Projections:

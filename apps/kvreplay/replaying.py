@@ -33,7 +33,7 @@ def replay(
     prompt: str | None = None,
     turns: bool = False,
     branches: Any = None,
-    needles: Mapping[str, Any] | None = None,
+    needles: Mapping[str, Any] | str | None = None,
     recall_k: int | Iterable[int] | None = None,
     tier: Mapping[str, Any] | None = None,
     machine: Mapping[str, Any] | None = None,
@@ -78,7 +78,8 @@ def replay(
         kv_heads, prompts: which kv heads and prompts of a trace are replayed (default: all).
         queries: which decode rows are scored: "all" (default), {"last": 256} or {"stride": 16}.
         prompt: "cut" (default): the cache is cut once after the prompt; "stream": the budget holds from token
-            0 on. needles: spans of the prompt for the metric needle_mass, {"at": [0.5], "tokens": 16}.
+            0 on. needles: spans of the prompt for the metrics needle_mass and needle_kept,
+            {"at": [0.5], "tokens": 16}, or "recorded" for those that the trace marks.
         recall_k: 64, or several: for the metrics recall_at_k and mass_recall_at_k. tier: a fast tier of
             memory for the metrics tier_*, {"hot": 512, "policy": "lru"} (or "method"). machine: bytes and
             bytes per second for the metrics model_*, {"hbm_bytes": 80e9, "hbm_bw": 3.35e12, "link_bw": 55e9,

@@ -19,6 +19,8 @@ ERRORS = ["layer", "rel_err_out_mean", "rel_err_proj_mean", "rel_err_resid_mean"
 ANSWERS = ["answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob"]
 PREDICTIONS = ["kld_mean", "kld_mean_se", "kld_median", "kld_p99", "same_top", "same_top_se"]
+WRITTEN = ["task", "question", "answer_limit", "answer_correct_full", "answer_correct", "answer_text_full",
+           "answer_text", "answer_selection", "answer_s"]
 DRAWS = ["n_draws", "loss_increase_sd", "kl_mean_sd"]
 # fmt: on
 ROWS, SPLIT = TOKENS - PREFILL - 1, 16  # rows after the prompt that have a target; start of the second part
@@ -74,7 +76,11 @@ def layer_rows(rows, errors):
 
 def write_confirm(folder, losses, layers=None):
     """Writes OUT/confirm.csv and, with `layers`, OUT/confirm_layers.csv; returns the folder."""
-    more = [name for name in (*PREDICTIONS, *ANSWERS, *DRAWS, "cells") if any(name in row for row in losses)]
+    more = [
+        name
+        for name in (*PREDICTIONS, *ANSWERS, *WRITTEN, *DRAWS, "cells")
+        if any(name in row for row in losses)
+    ]
     _write(folder / "confirm.csv", [*IDENTITY, *LOSSES, *more], losses)
     if layers is not None:
         _write(folder / "confirm_layers.csv", [*IDENTITY, *ERRORS], layers)
@@ -110,6 +116,22 @@ def planted(folder, cells, prompts=("p0",), n_layers=3, more=()):
     extra = dict.fromkeys(name for row in rows for name in row if name not in COLUMNS)
     write_results(folder, rows, columns=[*COLUMNS, *extra])
     return write_confirm(folder, [*losses, *more], layers)
+
+
+def written(folder, scores, full=1.0):
+    """Adds written answers to a folder's confirm.csv. scores: {(method, budget, prompt): score}; full: the
+    full model's, for all prompts or {prompt: score}."""
+    with (folder / "confirm.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    whole = [row for row in rows if row["distance_to"] == str(ROWS) and row["distance_from"] == "0"]
+    for row in whole:
+        prompt = row["prompt"]
+        of_full = full[prompt] if isinstance(full, dict) else full
+        score = scores[row["method"], int(row["budget_tokens"]), prompt]
+        values = ("niah_single", "agnostic", 32, of_full, score, "full text", "text", "recorded", 0.5)
+        row |= dict(zip(WRITTEN, values, strict=True))
+        row |= dict(zip(ANSWERS, (int(of_full), int(score), 1, 2 - int(score), -1.0, -2.0), strict=True))
+    return write_confirm(folder, rows)
 
 
 def _at(value, layer):

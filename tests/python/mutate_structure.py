@@ -16,11 +16,13 @@ NAMES = (
     "scaling", "sliding_window", "softcap", "rope", "rotary_dims", "q_prescaled", "source_dtype", "rope_json",
     "kvreplay_schema", "complete", "n_layers", "n_q_heads", "n_kv_heads", "head_dim", "v_head_dim", "model",
     "revision", "created_utc", "dumper", "trace_id", "n_prompt", "n_generated", "source", "text", "sha256",
-    "question_from", "answer_from", "context_tokens", "masked_runs", "g_samples", "g_labels", "g_seed",
+    "question_from", "answer_from", "needle_tokens", "context_tokens", "masked_runs", "g_samples", "g_labels",
+    "g_seed",
 )  # fmt: skip
 DATASETS = (
     "q_pos", "sinks", "out", "k", "tokens", "token_class", "token_text", "o_proj", "resid_norm",
-    "resid_in_norm", "repeat_q", "repeat_k", "repeat_in_norm", "g", "g_recorded", "g_rows", "junk",
+    "resid_in_norm", "repeat_q", "repeat_k", "repeat_in_norm", "g", "g_recorded", "g_answer", "g_rows",
+    "junk",
 )  # fmt: skip
 TYPES = (
     np.float16, np.float32, np.float64, ">f4", np.longdouble, np.int8, np.uint16, np.int32, np.int64,

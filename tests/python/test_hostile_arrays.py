@@ -272,6 +272,8 @@ ARGUMENTS = [
             3,
             {"at": [0.5], "tokens": -1},
             {"at": [NAN], "tokens": 4},
+            "recorded",
+            "x",
         ],
         "needles",
     ),

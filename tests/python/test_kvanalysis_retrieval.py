@@ -8,7 +8,8 @@ from fake_confirm import ANSWERS, answered, confirm_rows, failed_confirm, plante
 from kvanalysis import ResultsError
 from kvanalysis.data.confirm_csv import read_confirm_csv
 from kvanalysis.predict.cells import group_cells, group_words
-from kvanalysis.predict.retrieval import retrieval, wilson
+from kvanalysis.predict.retrieval import retrieval
+from kvbase.shares import wilson
 from kvreplay.program import main
 from test_kvanalysis_report import Page
 

@@ -13,6 +13,7 @@ HEADS, KV_HEADS, TOKENS, PROMPT, DIM, V_DIM, HIDDEN = 4, 2, 160, 112, 32, 64, 9
 LAYERS = (3, 8)
 REPLAYED, OTHER = "p0", "other"  # the prompt that is replayed, and the one that methods are calibrated on
 QUESTION_FROM = 100
+NEEDLE_TOKENS = ((20, 24), (70, 73))
 CHUNKS = ((0, 60, PROMPT), (0, 64, 124))  # tokens and rows of the chunks of the repeated context
 LOOKAHEAD, SAMPLES = 8, 3
 BUDGET = 40
@@ -36,6 +37,7 @@ def write_whole_trace(folder):
         del file.attrs["trace_id"]  # the arrays below belong to the content
         for prompt in file["prompts"].values():
             prompt.attrs["question_from"] = QUESTION_FROM
+            prompt.attrs["needle_tokens"] = np.array(NEEDLE_TOKENS, "i4")
             _add_passes(prompt)
             for layer in prompt["layers"].values():
                 _add_arrays(layer, rng)
@@ -62,6 +64,7 @@ def _add_arrays(layer, rng):
     # Multiples of 1/16 below 4 are exact in bfloat16.
     layer["g"] = (rng.integers(-64, 65, (SAMPLES, HEADS, len(answers), V_DIM)) / 16).astype("f4")
     layer["g_recorded"], layer["g_rows"] = 2 * layer["g"][0], answers
+    layer["g_answer"] = 4 * layer["g"][1]
 
 
 def write_beside(folder, trace):

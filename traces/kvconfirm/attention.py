@@ -16,6 +16,11 @@ class LogitRule:
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
 
+    def logits(self, products):
+        """Logits of products <q, k>."""
+        scaled = products * self.scaling
+        return self.softcap * torch.tanh(scaled / self.softcap) if self.softcap else scaled
+
 
 def bias_of(num):
     """Additive mask [1, S, R, T] from weights [S, R, T]: their logarithm, -inf for tokens that a row does not
@@ -43,18 +48,23 @@ def attend(q, k, v, rows, rule, rotary=None):
 
 
 def _attend_series(q, k, v, rows, s, rule, rotary):
-    num, den = rows.num[s], rows.den[s]
     logits = q @ k.T
     if rows.moved is not None:
         _turn_logits(logits, q, k, rows.moved[s], rotary)
-    logits = logits * rule.scaling
-    if rule.softcap:
-        logits = rule.softcap * torch.tanh(logits / rule.softcap)
-    shown = (num != 0) | (den != 0)
+    sink = None if rule.sinks is None else rule.sinks[:, None, None]
+    return estimate(rule.logits(logits), rows.num[s], rows.den[s], v, sink)
+
+
+def estimate(logits, num, den, v, sink=None):
+    """o = sum num exp(l) v / sum den exp(l), [..., R, Dv].
+
+    logits [..., R, T]; num, den: weights that broadcast to them, one tensor if they are equal; v [..., T,
+    Dv]; sink: one extra logit for each row of the denominator, [..., 1, 1] or [..., R, 1].
+    """
+    shown = num != 0 if num is den else (num != 0) | (den != 0)
     top = logits.masked_fill(~shown, -torch.inf).amax(-1, keepdim=True)
     extra = 0
-    if rule.sinks is not None:
-        sink = rule.sinks[:, None, None]
+    if sink is not None:
         top = torch.maximum(top, sink)
         extra = (sink - top).exp()
     e = (logits - top).exp().masked_fill(~shown, 0)

@@ -119,11 +119,15 @@ def check_full_run(run, attention, every_row):
         found["one_pass"] = _largest(run.in_one_pass(), plain)
     attention.__enter__()
     found["mask_of_all"] = _largest(run.decode(every_row), plain)
-    half = run.model.dtype in (torch.float16, torch.bfloat16)
-    bound = TOLERANCE_HALF_MODEL * float(plain.abs().max()) if half else TOLERANCE_LOGITS
-    if found["without_mask"] != 0 or not found["mask_of_all"] <= bound:
+    if found["without_mask"] != 0 or not found["mask_of_all"] <= logits_bound(run.model, plain):
         raise TraceError(f"the full model is not reproduced: logits differ by {found}")
     return found
+
+
+def logits_bound(model, logits):
+    """By how much logits of a model may differ between two orders of the same sums."""
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    return TOLERANCE_HALF_MODEL * float(logits.abs().max()) if half else TOLERANCE_LOGITS
 
 
 def _largest(one, other):

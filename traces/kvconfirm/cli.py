@@ -15,14 +15,19 @@ from kvrecord.threads import warn_if_busy
 
 M_MMAP_THRESHOLD = -3  # parameter of mallopt
 DEFAULT_DRAWS = 5
+AS_THE_TASK = -1  # how many tokens an answer may have
 STOPPED = "finished work is in confirm.csv, run again to continue"
 
 
-def _draws(text):
-    """A number of draws, 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of draws: give 1 or more")
-    return int(text)
+def _count(what):
+    """A type of options: a number, 1 or more."""
+
+    def read(text):
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}: give 1 or more")
+        return int(text)
+
+    return read
 
 
 def add_options(parser):
@@ -39,9 +44,12 @@ def add_options(parser):
     add("--methods", metavar="NAMES", help="only these methods, separated by commas")
     add("--budget", metavar="TOKENS", help="only these budgets in tokens, and methods without a budget")
     add("--seeds", metavar="SEEDS", help="only these seeds, and methods without randomness")
-    add("--draws", metavar="N", type=_draws, default=DEFAULT_DRAWS,
+    add("--draws", metavar="N", type=_count("draws"), default=DEFAULT_DRAWS,
         help="how often to run an instance with quantised rows (int8, int4, kivi, ...), each time with "
         f"different rounding (default {DEFAULT_DRAWS}); other instances run once")  # fmt: skip
+    add("--generate", metavar="N", type=_count("tokens"), nargs="?", const=AS_THE_TASK, default=0,
+        help="let the model write each prompt's answer greedily over what is kept, N tokens at most "
+        "(default: as the task says), and score it")  # fmt: skip
     add("--kvreplay", metavar="FILE", help="the engine, for --select own (default: $KVREPLAY, PATH)")
     add("--device", default="cpu", help="torch device that runs the model (default cpu)")
     add("--verify", action="store_true",

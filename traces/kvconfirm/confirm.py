@@ -8,8 +8,9 @@ from types import ModuleType
 from kvbase.errors import ConfigError, KvreplayError
 from kvbase.program import program_path
 from kvbase.selections import layers_in
-from kvrecord.model import load_config, load_model, resolve
+from kvrecord.model import load_config, load_model, load_tokenizer, resolve
 
+from .answers import check_answers
 from .checks import check_layers, check_prompts, check_shape, instances_of_trace
 from .coded_rows import FormatTrial
 from .draws import codes_rows
@@ -36,6 +37,8 @@ class Inputs:
     device: str
     draws: int  # runs of an instance with quantised rows
     coder: ModuleType  # kvreplay: it reads rows back as a format stores them
+    generate: int = 0  # most tokens of an answer; 0: none is written; negative: as the task says
+    tokenizer: object = None
     engine: Path | None = None
     kept: KeptFile | None = None
     outputs: Outputs | None = None
@@ -65,9 +68,13 @@ class Confirmation:
             check_layers(layers, instance, trace)
         if args.select == "recorded":
             self._check_kept(layers, trace)
+        if args.generate:
+            check_answers(trace, sorted({i.prompt for i in self.instances}))
         self.source = resolve(args.model or trace.model, args.gguf_file)
         check_shape(load_config(self.source), trace)
         self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device, args.draws, coder)
+        if args.generate:
+            self.inputs.generate, self.inputs.tokenizer = args.generate, load_tokenizer(self.source)
         self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
         about = {**self.settings, "trace_id": trace.id, "selection": args.select, "draws": args.draws}
         self.record = RunRecord(self.results.folder / "confirm.meta.json", about)
@@ -137,7 +144,13 @@ class Confirmation:
         key = self.key(instance)
         confirmed = self.table.done(key) and self.layer_table.done(key)
         confirmed = confirmed and self.table.draws(key) >= self.inputs.draws_of(instance)
+        confirmed = confirmed and self._is_answered(self.table.answer_limit(key))
         return confirmed and not (self.args.verify and key not in self.record.verified)
+
+    def _is_answered(self, limit):
+        """Whether an answer of at most `limit` tokens (0: none) is what was asked for."""
+        wanted = self.inputs.generate
+        return limit > 0 if wanted < 0 else wanted in (0, limit)
 
     def print_plan(self):
         """Prints the plan in one line."""
@@ -196,13 +209,14 @@ class Confirmation:
         self.layer_table.put(key, found.layer_rows)
         self.table.put(key, found.rows)
         whole = found.rows[0]
+        answer = f"answer {float(whole['answer_correct']):.2f}, " if "answer_correct" in whole else ""
         draws = f" (sd {float(whole['loss_increase_sd']):.4f})" if whole["loss_increase_sd"] else ""
         return (
-            f"loss {float(whole['loss_increase']):+.4f}{draws}, KL {float(whole['kl_mean']):.4f}, "
+            f"{answer}loss {float(whole['loss_increase']):+.4f}{draws}, KL {float(whole['kl_mean']):.4f}, "
             f"top-1 {float(whole['top1_agreement']):.3f}, {float(whole['confirm_s']):.1f} s"
         )
 
 
 def _differences(checks):
-    names = ("without_mask", "mask_of_all", "one_pass")
+    names = [name for name in ("without_mask", "mask_of_all", "one_pass", "generation") if name in checks]
     return ", ".join(f"{checks[name]:.0e} {name}" for name in names)

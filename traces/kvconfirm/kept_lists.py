@@ -112,6 +112,11 @@ class KeptFile:
                 f"{per_series}: run kvreplay again with output.save: [kept]"
             )
 
+    def cuts_once(self, keys):
+        """Whether lists of the cache after the prompt describe all these cells."""
+        groups = [self.file[key] for key in keys if key in self.file]
+        return all(_kind(g, 0)[0] == "oneshot" and not g.attrs.get("partial", 0) for g in groups)
+
     def lists(self, key, prefill, tokens):
         """Lists of the cell `key`, for `prefill` tokens of prompt and `tokens` in total. TraceError if they
         are missing or inconsistent."""

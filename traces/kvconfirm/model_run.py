@@ -43,15 +43,23 @@ class SwitchedAttention(CachedRowsAttention):
     None or returns None.
 
     `disturb(layer, name, x)`, if not None, replaces queries, keys and values (including those of the prompt)
-    before any other use.
+    before any other use. `answers(layer, q, k, v, rule)`, if not None, attends for a batch without a cache:
+    it gets the new rows [n, heads, R, D] of n sequences and returns their outputs [n, Hq, R, Dv].
     """
 
     def __init__(self, model):
         super().__init__(model)
         self.way = None
         self.disturb = None
+        self.answers = None
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        rule = LogitRule(scale, float(kwargs.get("softcap") or 0), kwargs.get("s_aux"))
+        if self.answers:
+            out = self.answers(layer_of(module), query, key, value, rule)
+            return out.transpose(1, 2).contiguous(), None
+
         def own_under(mask, k=key, v=value):
             return own(module, query, k, v, mask, scaling=scaling, **kwargs)
 
@@ -63,8 +71,6 @@ class SwitchedAttention(CachedRowsAttention):
             query, latent, key, value = self._disturbed_latents(layer_of(module), query, latent)
         elif self.disturb:
             query, key, value = self._disturbed(layer_of(module), query, key, value)
-        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        rule = LogitRule(scale, float(kwargs.get("softcap") or 0), kwargs.get("s_aux"))
         call = LayerCall(layer_of(module), module, query[0], key[0], value[0], rule, own_under, latent)
         out = self.way(call) if self.way else None
         return own_under(attention_mask) if out is None else (out.transpose(0, 1)[None].contiguous(), None)

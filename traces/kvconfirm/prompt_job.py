@@ -7,6 +7,7 @@ import torch
 from kvbase.errors import ConfigError, KvreplayError, TraceError
 from kvbase.progress import Progress
 
+from .answers import Answers
 from .checks import KeyCheck, check_full_run
 from .draws import Disturbance, mean_over_draws, spread
 from .engine import OwnRows, PromptRows, check_method
@@ -52,7 +53,7 @@ class PromptJob:
         steps = first.n_tokens - first.n_prefill
         if steps < 2:
             raise ConfigError(f"prompt {self.prompt}: {steps} tokens after the prompt, 2 are needed")
-        self.prompt_rows = PromptRows() if inputs.engine else None
+        self.prompt_rows = PromptRows() if inputs.engine or inputs.generate else None
         half = model.dtype in (torch.float16, torch.bfloat16)
         watch = KeyCheck(inputs.trace, self.prompt, half, self.prompt_rows)
         tokens, positions = inputs.trace.prompt(self.prompt, first.n_tokens)
@@ -61,6 +62,9 @@ class PromptJob:
             raise TraceError(f"{type(model).__name__} never calls the attention interface")
         self.blocks = known_blocks(model, inputs.layers)
         _check_answer(inputs.trace, first)
+        self.answers = None
+        if inputs.generate:
+            self.answers = Answers(model, attention, inputs, instances, self.prompt_rows)
         self.checks = {"keys": watch.deviation}
         self.errors = None
         self.deviations = {}  # {number of an instance: deviation from outputs.h5}
@@ -77,6 +81,10 @@ class PromptJob:
         with residuals(self.blocks, self.errors.on_residual):
             self.full = self.run.decode(self.errors)
         progress.close()
+        if self.answers:
+            begin = trace.answer_from(self.prompt) - self.run.prefill - 1
+            self.checks["generation"] = self.answers.write_full(self.full[begin])
+            self.answers.write()
 
     def _ways(self):
         for number, instance in enumerate(self.instances):
@@ -111,6 +119,8 @@ class PromptJob:
             found = _texts(mean_over_draws(means) | spread(means))
             rows.append({**who, "distance_from": first, "distance_to": last, **found, "confirm_s": seconds})
         rows[0] |= _texts(mean_over_draws([draw.answer for draw in draws]))
+        if self.answers:
+            rows[0] |= _texts(self.answers.columns(number))
         drift = {layer: mean_over_draws([d.drift[layer] for d in draws]) for layer in draws[0].drift}
         return Confirmed(
             [{**row, "status": "ok"} for row in rows],

@@ -12,6 +12,11 @@ from kvbase.files import reason, take_lock, whole_file
 
 from .layer_errors import COLUMNS as LAYER_MEASURES
 
+# What the model writes with `--generate`.
+ANSWERS = (
+    *("task", "question", "answer_limit", "answer_correct_full", "answer_correct", "answer_text_full"),
+    *("answer_text", "answer_selection", "answer_s"),
+)
 MEASURES = (
     "distance_from",
     "distance_to",
@@ -41,6 +46,7 @@ MEASURES = (
     "answer_rank",
     "answer_logprob_full",
     "answer_logprob",
+    *ANSWERS,
     "n_draws",
     "loss_increase_sd",
     "kl_mean_sd",
@@ -120,6 +126,10 @@ class Table:
         """Over how many draws an instance's result is averaged; 1 in tables of older versions, which lack the
         column; 0 without a result."""
         return min((int(row.get("n_draws") or 1) for row in self.rows.get(key, ())), default=0)
+
+    def answer_limit(self, key):
+        """How many tokens the answer in an instance's result may have; 0 if none was written."""
+        return max((int(row.get("answer_limit") or 0) for row in self.rows.get(key, ())), default=0)
 
     def put(self, key, rows):
         """Adds an instance's rows, keeping rows that other processes have added meanwhile."""

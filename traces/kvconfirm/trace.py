@@ -63,10 +63,19 @@ class Trace:
         """Number of tokens of a prompt, including generated ones."""
         return self.view.prompt(prompt_id).n_tokens
 
+    def n_prompt(self, prompt_id):
+        """Number of tokens of the recorded prompt itself."""
+        return self.view.prompt(prompt_id).n_prompt
+
     def answer_from(self, prompt_id):
         """Index of the first token of a prompt's answer; None if it has none."""
         found = self._attributes(f"prompts/{prompt_id}").get("answer_from")
         return None if found is None else int(found)
+
+    def task(self, prompt_id):
+        """What a prompt asks, as `kvreplay tasks make` wrote it (a dict); None if it has no task."""
+        found = self._attributes(f"prompts/{prompt_id}").get("task_json")
+        return None if found is None else json.loads(found)
 
     def layers(self, prompt_id):
         """Recorded layers of a prompt, ascending."""

@@ -96,6 +96,23 @@ def holds_first_token(path, keys):
         raise ResultsError(f"{path}: {why_unreadable(path, problem)}") from problem
 
 
+def held_by_some(path, keys, spans):
+    """Share of the tokens in `spans` [n, 2] (from, to) that one of these cells or more holds after its
+    prompt; NaN if the file lacks a cell. Raises ResultsError."""
+    wanted = np.unique(np.concatenate([np.arange(first, last) for first, last in spans]))
+    held = np.zeros(len(wanted), dtype=bool)
+    try:
+        with open_hdf5(path) as file:
+            for key in keys:
+                group = file.get(key)
+                if group is None or "kept_off" not in group:
+                    return np.nan
+                held |= np.isin(wanted, group["kept_flat"][: group["kept_off"][1]])
+    except OSError as problem:
+        raise ResultsError(f"{path}: {why_unreadable(path, problem)}") from problem
+    return float(held.mean())
+
+
 def _holds(file, key):
     group = file.get(key)
     if group is None or "kept_off" not in group or len(group["kept_off"]) < 2:

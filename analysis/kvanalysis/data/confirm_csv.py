@@ -27,6 +27,12 @@ LOSSES = {
 # Only for prompts that ask for something (`kvreplay tasks lines`); a table may lack these columns.
 ANSWERS = ("answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob")  # fmt: skip
+# Only where the model wrote its answers (`--generate`).
+WRITTEN = {
+    **dict.fromkeys(("task", "question", "answer_text_full", "answer_text", "answer_selection"), TEXT),
+    **dict.fromkeys(("answer_correct_full", "answer_correct", "answer_s"), NUMBER),
+    "answer_limit": COUNT,
+}
 # The measures that llama.cpp prints; tables of older versions lack them.
 OF_PREDICTIONS = (
     *("kld_mean", "kld_mean_se", "kld_median", "kld_p999", "kld_p99", "kld_p95", "kld_p90", "kld_max"),
@@ -49,7 +55,7 @@ def read_confirm_csv(path):
     An instance's first row is the one over all its rows (docs/closed_loop.md).
     """
     later = dict.fromkeys(OF_PREDICTIONS, NUMBER) | DRAWS
-    frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER) | later)
+    frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER) | WRITTEN | later)
     if frame is None:
         return None
     finished = (frame["status"] == "ok").to_numpy()

@@ -2,6 +2,9 @@
 
 import pandas as pd
 
+from ..predict.answer_cells import EQUAL, accuracy_cells, predictor_cells, recommendation
+from ..predict.answer_tests import answer_tests
+from ..predict.answers import answer_correlations
 from ..predict.cells import group_cells, group_words
 from ..predict.exceptions import (
     LEAST_NATS,
@@ -17,9 +20,14 @@ from ..predict.exceptions import (
 from ..stats.format import ABSENT, significant
 from ..stats.words import count
 from .confirm_findings import exception_words
-from .html import Html, html, paragraph, sortable_table
+from .html import Html, folded, html, paragraph, sortable_table
 
 PAIRS_SHOWN = 15
+ANSWERS_HOW = (
+    "Rank correlation over methods and budgets with the share of wrong answers, both means over a task’s"
+    " prompts; intervals resample methods. Tasks that the full model cannot do are left out. “No prediction”:"
+    " measured in the compressed run."
+)
 RULE = (
     f"A pair at one budget of a text counts if the errors differ {MARGIN}-fold and the losses differ the"
     f" other way by more than {LEAST_NATS} nats and by {NOISES} standard errors of their difference, taken as"
@@ -90,6 +98,23 @@ def retrieved(groups):
     parts = [heading("Does it still find the answer?")] if groups else []
     for group in groups:
         parts += [paragraph(group_words(group)), sortable_table(*group_cells(group))]
+    return parts
+
+
+def answered(rows):
+    """What ranks methods as right answers do, and which differ significantly; [] without written answers."""
+    table = answer_correlations(rows) if len(rows) else rows
+    if table.empty:
+        return []
+    tests = answer_tests(rows)
+    parts = [
+        heading("Which number predicts wrong answers?"),
+        paragraph(f"{ANSWERS_HOW} {recommendation(table)}"),
+        sortable_table(*predictor_cells(table)),
+        folded("Within equal budgets", sortable_table(*predictor_cells(table, EQUAL))),
+    ]
+    for group in dict.fromkeys(tests["group"]):
+        parts.append(folded(f"{group}: which methods differ", sortable_table(*accuracy_cells(tests, group))))
     return parts
 
 

@@ -9,7 +9,15 @@ from ..predict.measures import EVERY_LAYER
 from ..predict.tables import known_traces
 from ..predict.words import METHODS_NOTE, confirmed_note, draws_words, same_words
 from ..stats.words import count
-from .confirm_details import distances, exception_tables, failures, heading, retrieved, two_selections
+from .confirm_details import (
+    answered,
+    distances,
+    exception_tables,
+    failures,
+    heading,
+    retrieved,
+    two_selections,
+)
 from .confirm_findings import findings
 from .html import folded, note, paragraph, sortable_table
 
@@ -35,7 +43,7 @@ def confirm_section(frame, losses=None):
     parts = [paragraph(f"{HOW} {METHODS_NOTE}")] if traces else []
     for each in traces:
         parts += [heading(f"trace {each.trace[:12]}")] if len(traces) > 1 else []
-        parts += [*_of_trace(each), *retrieved(each.retrieved)]
+        parts += [*_of_trace(each), *retrieved(each.retrieved), *answered(each.answers)]
     return [*parts, *two_selections(confirmation.losses), *failures(confirmation.losses)]
 
 

@@ -18,7 +18,7 @@ from ..drawing.budget_axes import styles_of
 from ..stats.intervals import by_trace
 from ..stats.summary import summarise
 from .budgets import budget_for_epsilon
-from .confirm import loss_against_error, loss_by_layer, predicted_loss
+from .confirm import accuracy, loss_against_error, loss_by_layer, predicted_loss
 from .run import (
     best_method_map,
     error_over_position,
@@ -35,6 +35,7 @@ from .run.one_trace import OneTrace
 # The most important come first: a page that grows too large leaves out the last ones.
 OVERVIEW = (
     error_vs_bytes,
+    accuracy,
     predicted_loss,
     loss_against_error,
     loss_by_layer,

@@ -109,13 +109,16 @@ def _key(value):
     return None if pd.isna(value) else value
 
 
-SHOWN = ("group", "label", "oracle", "budget", "tokens", "n_prompts", "n_answers", "exact", "exact_low",
-         "exact_high", "exact_full", "rank", "rank_full", "logprob", "logprob_full")  # fmt: skip
+SHOWN = ("group", "label", "oracle", "budget", "tokens", "n_prompts", "n_answers", "correct", "correct_low",
+         "correct_high", "correct_full", "exact", "exact_low", "exact_high", "exact_full", "rank",
+         "rank_full", "logprob", "logprob_full")  # fmt: skip
 
 
 def group_words(group):
     """What the cells of a group mean, and how well the full model does."""
     first = group.table.iloc[0]
+    if group.is_written:
+        return _written_words(group, first["correct_full"])
     full = f"the full model answers {first['exact_full'] * group.n_prompts:.0f} of them exactly"
     what = f"{group.name}: {count(group.n_prompts, 'prompt')} with an answer; {full}"
     if group.by_exact:
@@ -126,11 +129,18 @@ def group_words(group):
     )
 
 
+def _written_words(group, full):
+    what = f"{group.name}: {count(group.n_prompts, 'prompt')}; the full model scores {percent(full)} %"
+    if group.is_ranked:
+        return f"{what}. Below: the mean score of the written answers."
+    return f"{what}, less than {ENOUGH:.0%}, so this task ranks no method."
+
+
 def group_cells(group):
     """(header, rows): a row per method, best first, a column per budget; a cell is (text, sort key)."""
     table = group.table
     shown = {key: _cell(group, row) for key, row in zip(_keys(table), table.itertuples(), strict=True)}
-    score = table["exact"] if group.by_exact else -table["rank"]
+    score = table["correct"] if group.is_written else table["exact"] if group.by_exact else -table["rank"]
     order = score.groupby(table["label"]).mean().sort_values(ascending=False, kind="stable").index
     rows = [
         [(label, label), *(shown.get((label, budget), (ABSENT, None)) for budget in group.budgets)]
@@ -150,6 +160,8 @@ def _keys(table):
 
 
 def _cell(group, row):
+    if group.is_written:
+        return f"{percent(row.correct)} %", row.correct
     if group.by_exact:
         return f"{row.exact * row.n_answers:.0f}/{row.n_answers}", row.exact
     return whole(row.rank), row.rank

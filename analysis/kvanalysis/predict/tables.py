@@ -9,6 +9,8 @@ from ..data.confirmed import CONFIRM, confirmed
 from ..errors import ConfigError, ResultsError
 from ..loss.predicted import losses_of
 from ..stats.intervals import by_trace
+from .answer_tests import answer_tests
+from .answers import answer_correlations, answer_rows
 from .best import shown_choices
 from .cells import retrieval_table
 from .correlations import FEWEST, correlations
@@ -19,13 +21,14 @@ from .retrieval import Group, retrieval
 
 @dataclass(frozen=True)
 class OfTrace:
-    """The Instances of one trace; {label: keeps the first token}, None if the run does not say; and the
-    Groups of prompts that have an answer."""
+    """The Instances of one trace; {label: keeps the first token}, None if the run does not say; the Groups of
+    prompts that have an answer; and `answer_rows`."""
 
     trace: str
     instances: Instances
     sinks: dict | None
     retrieved: list[Group]
+    answers: pd.DataFrame
 
 
 def of_traces(frame, out):
@@ -61,7 +64,8 @@ def known_traces(frame, losses=None):
         own = losses and losses.of_trace(trace)
         instances = instances_of(rows, confirmation, own) if confirmation else None
         if instances is not None:
-            made.append(OfTrace(trace, instances, sink_holders(rows), retrieval(confirmation.losses)))
+            found = retrieval(confirmation.losses), answer_rows(rows, confirmation, own)
+            made.append(OfTrace(trace, instances, sink_holders(rows), *found))
     return made
 
 
@@ -75,9 +79,10 @@ def chosen(traces, methods, without):
         rows &= ~_named(table, without, "--without") if without else True
         instances = each.instances.only(rows)
         retrieved = [group.only(instances.table["label"]) for group in each.retrieved]
-        kept.append(
-            replace(each, instances=instances, retrieved=[group for group in retrieved if len(group.table)])
-        )
+        retrieved = [group for group in retrieved if len(group.table)]
+        answers = each.answers
+        answers = answers[answers["label"].isin(instances.table["label"])] if len(answers) else answers
+        kept.append(replace(each, instances=instances, retrieved=retrieved, answers=answers))
     return kept
 
 
@@ -92,14 +97,24 @@ def _named(table, names, option):
 
 def written(out, traces, table):
     """Writes OUT/confirm_correlations.csv, OUT/confirm_exceptions.csv and, if prompts have answers,
-    OUT/confirm_retrieval.csv; returns their paths."""
+    OUT/confirm_retrieval.csv; if the model wrote them, also OUT/answers.csv, a row per group, budget and
+    method, and OUT/answer_correlations.csv. Returns their paths."""
     tables = {"confirm_correlations.csv": table, "confirm_exceptions.csv": exception_table(traces)}
     if any(each.retrieved for each in traces):
         tables["confirm_retrieval.csv"] = retrieval_table([(each.trace, each.retrieved) for each in traces])
+    if any(len(each.answers) for each in traces):
+        tables["answers.csv"] = _of_answers(traces, answer_tests)
+        tables["answer_correlations.csv"] = _of_answers(traces, answer_correlations)
     return [
         write_atomic(out / name, each.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
         for name, each in tables.items()
     ]
+
+
+def _of_answers(traces, table):
+    """The tables of all traces whose answers were written."""
+    tables = [table(each.answers).assign(trace_id=each.trace) for each in traces if len(each.answers)]
+    return pd.concat(tables, ignore_index=True)
 
 
 def correlation_table(traces):

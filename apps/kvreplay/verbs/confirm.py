@@ -28,7 +28,7 @@ STOPPED = closed_loop.STOPPED
 # Options that change what the model does.
 OF_A_RUN = (
     *("trace", "select", "layers", "prompts", "budget", "seeds", "draws", "kvreplay", "device", "verify"),
-    *("force", "dry_run"),
+    *("force", "dry_run", "generate"),
 )
 
 

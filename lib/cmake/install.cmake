@@ -22,7 +22,7 @@ install(EXPORT kvreplay NAMESPACE kvreplay:: FILE kvreplayTargets.cmake DESTINAT
 foreach(headers ${PROJECT_SOURCE_DIR}/lib ${PROJECT_BINARY_DIR}/lib/generated)
   install(DIRECTORY ${headers}/ DESTINATION ${header_folder} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh"
           PATTERN "cmake" EXCLUDE REGEX "/kernels/(tile_|vector)" EXCLUDE
-          REGEX "/(content_id|h5_(array|raii|walk|write)|added_rows|latent_rows|shape_checks|tensor_read|trace_metadata|turns|yaml_tree)\\.hpp$" EXCLUDE)
+          REGEX "/(content_id|gradient_rows|h5_(array|raii|walk|write)|added_rows|latent_rows|shape_checks|tensor_read|trace_metadata|turns|yaml_tree)\\.hpp$" EXCLUDE)
 endforeach()
 
 set(KVREPLAY_WITH_CUDA OFF)

@@ -454,7 +454,7 @@ def test_runs_are_combined_under_distinct_names(tmp_path):
 
 def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
     context = overview_of(tmp_path, {"plots": ["pie"]}, {"run": heads("h2o", [0.1, 0.2])})
-    with pytest.raises(FigureError, match=r"no overview plot pie; plots: error_vs_bytes, predicted_loss, "):
+    with pytest.raises(FigureError, match=r"no overview plot pie; plots: error_vs_bytes, accuracy, "):
         sketch(context)
 
 

@@ -1,6 +1,8 @@
 """Answers that a model writes over what methods kept: masks against dense attention, and whole runs."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,6 +190,7 @@ def test_a_prompt_without_an_answer_cannot_be_scored(tiny, tmp_path, capsys):
 # --- Known answers ------------------------------------------------------------------------------------
 
 N_PAIRS, BUDGET = 7, 6
+SHARE = 0.2  # of 39 tokens: 7
 
 
 def lookups(count=6):
@@ -225,16 +228,14 @@ def record_lookups(model, path):
     return path
 
 
-def write_sets(path, keep):
-    """Kept sets for `external`: keep(needle, length of the prompt) -> tokens."""
-    import h5py
-
-    with h5py.File(path, "w") as file:
-        for number, (ids, needle, _) in enumerate(lookups()):
-            tokens = sorted(keep(needle, len(ids) - 3))
-            group = file.create_group(f"lookup-{number:04d}/000/0")
-            group["kept_flat"], group["kept_off"] = tokens, [0, len(tokens)]
-    return str(path)
+def write_sets(trace, folder):
+    """The files of the example: kept sets with the needle, and without it."""
+    path = Path(__file__).parents[3] / "docs/examples/needles_to_external.py"
+    spec = importlib.util.spec_from_file_location("needles_to_external", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main([str(trace), "-o", str(folder), "--share", str(SHARE)])
+    return str(folder / "needle.h5"), str(folder / "without.h5")
 
 
 @pytest.fixture(scope="module")
@@ -243,14 +244,13 @@ def looked_up(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lookups")
     model = lookup_model()
     trace = record_lookups(model, folder / "trace.h5")
-    needle = write_sets(folder / "needle.h5", lambda at, n: {0, at, *range(n - BUDGET + 2, n)})
-    without = write_sets(folder / "without.h5", lambda at, n: set(range(n)) - {at})
+    needle, without = write_sets(trace, folder)
     methods = [
         *({"name": name} for name in ("exact", "window", "h2o", "static_oracle", "uniform")),
         *({"name": "external", "kept": sets} for sets in (needle, without)),
     ]
-    evicting = replay(trace, folder / "out", methods[:-1], budget=BUDGET, replay={"prefill": "trace"})
-    dropping = replay(trace, folder / "drop", methods[-1:], replay={"prefill": "trace"}, budget=N_PAIRS + 32)
+    evicting = replay(trace, folder / "out", methods[:-2], budget=BUDGET, replay={"prefill": "trace"})
+    dropping = replay(trace, folder / "drop", methods[-2:], replay={"prefill": "trace"}, budget=N_PAIRS + 32)
     where = saved(model, folder / "model")
     words_tokenizer(where, VOCABULARY, END)
     found = {}

@@ -7,7 +7,6 @@ import numpy as np
 
 from .branch import Branch
 from .disk_file import open_hdf5
-from .given import fail
 from .task import task_of
 from .write_turns import KINDS
 
@@ -89,17 +88,12 @@ class Prompt:
     @property
     def needle_tokens(self) -> np.ndarray | None:
         """int32 [n, 2]: tokens [from, to) of each needle of the task; None if not recorded."""
-        spans = self._attributes.get("needle_tokens")
-        if spans is None:
-            return None
-        spans = np.asarray(spans)
-        if spans.ndim != 2 or spans.shape[1] != 2 or spans.dtype.kind not in "iu":
-            fail(f"{self.trace.path}: /prompts/{self.id}", "attribute needle_tokens is not integers [n, 2]")
-        return spans.astype(np.int32)
+        spans = self._attributes.get("needle_tokens")  # the engine has checked it
+        return None if spans is None else np.asarray(spans, dtype=np.int32)
 
     @cached_property
     def _attributes(self) -> dict[str, Any]:
-        """Attributes of the prompt that the engine does not read."""
+        """The prompt's task, which the engine does not read, and the tokens of its needles."""
         with open_hdf5(self.trace.path) as file:
             attributes = file[f"prompts/{self.id}"].attrs
             return {name: attributes[name] for name in ("task_json", "needle_tokens") if name in attributes}

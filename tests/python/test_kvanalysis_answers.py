@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fake_confirm import planted, written
-from kvanalysis import load
+from kvanalysis import ResultsError, load
 from kvanalysis.data.arrays import held_by_some
 from kvanalysis.data.confirmed import confirmed
 from kvanalysis.loss.predicted import Losses
@@ -104,6 +104,14 @@ def test_methods_that_answer_alike_are_not_decided(tmp_path):
     # p = 0.3506; Holm counts the four such methods.
     assert tests["p"][0, "h2o"] == pytest.approx(min(1, 4 * 0.3506), abs=1e-3)
     assert np.isnan(tests["p"][0, "adakv"])
+
+
+def test_answers_of_different_lengths_do_not_compare(tmp_path):
+    losses = confirmed(load(write(tmp_path, falling))).losses
+    written = losses["answer_limit"].notna()
+    losses.loc[losses[written].index[:3], "answer_limit"] = 4
+    with pytest.raises(ResultsError, match="answers to prompt niah-0000 of at most 4 and 32 tokens"):
+        retrieval(losses)
 
 
 def test_groups_show_scores_instead_of_exact_answers(tmp_path):

@@ -8,33 +8,45 @@ from dataclasses import dataclass
 import torch
 from kvbase.errors import ConfigError, KvreplayError, KvreplayWarning, TraceError
 from kvtasks.scores import score
+from kvtasks.writing import end_tokens, limit_of
 
 from .checks import logits_bound
 from .coded_rows import is_coded
-from .generation import Masked, Start, Stepped, stop_tokens, write
+from .generation import Masked, Start, Stepped, write
 from .kept_prompt import KeptPrompt, KeptTokens
-from .table import ANSWERS
 
-USUAL_LIMIT = 32  # tokens of an answer, as RULER's tasks allow them
 BATCH_BYTES = 2e9  # rows of the answers that are written together
 STEPPED_TOGETHER = 12  # answers whose methods go on: each holds the prompt's queries, keys and values
 
 
-def check_answers(trace, prompts):
-    """ConfigError if a prompt has no answer; TraceError if a layer's rows are not keys and values of its own,
-    or if the model has other layers. Called before the model is loaded."""
-    layers = trace.shape()["n_layers"]
-    for prompt in prompts:
+def check_answers(trace, instances):
+    """ConfigError if a prompt has no answer, or if another prompt than the recorded one was cut; TraceError
+    if a layer's rows are not keys and values of its own, or if the model has other layers. Called before the
+    model is loaded."""
+    layers, remedy = trace.shape()["n_layers"], "leave out --generate"
+    if trace.attention_layers(layers) != list(range(layers)):
+        raise TraceError(f"--generate: the model has layers without attention, whose state is lost: {remedy}")
+    for prompt, prefill in sorted({(one.prompt, one.n_prefill) for one in instances}):
         if trace.answer_from(prompt) is None:
             why = f"prompt {prompt} of {trace.path} has no answer"
-            raise ConfigError(f"--generate: {why}: record prompts of kvreplay tasks make")
-        if trace.attention_layers(layers) != list(range(layers)):
-            raise TraceError("--generate: the model has layers without attention, whose state it cannot keep")
+            raise ConfigError(
+                f"--generate: {why}: record prompts of kvreplay tasks make, or choose --prompts"
+            )
+        if prefill != trace.n_prompt(prompt):
+            why = f"prompt {prompt} has {trace.n_prompt(prompt)} tokens, and the replay has cut {prefill}"
+            raise ConfigError(f"--generate: {why}: its question would be cut elsewhere: use prefill: trace")
         latent = next((layer for layer in range(layers) if trace.is_latent(prompt, layer)), None)
         if latent is not None:
-            raise TraceError(f"--generate: layer {latent} has latent attention")
+            raise TraceError(f"--generate: layer {latent} has latent attention: {remedy}")
         if owners := trace.owners(prompt):
-            raise TraceError(f"--generate: layer {min(owners)} reads the cache of another layer")
+            raise TraceError(f"--generate: layer {min(owners)} reads another layer's cache: {remedy}")
+
+
+def limits_of(trace, prompts, wanted):
+    """{prompt: how many tokens its answer may take}: `wanted`, or as its task says; {} if wanted is 0."""
+    if not wanted:
+        return {}
+    return {prompt: limit_of(trace.task(prompt)) if wanted < 0 else wanted for prompt in prompts}
 
 
 @dataclass
@@ -62,15 +74,21 @@ class Answers:
         question = torch.from_numpy(tokens[self.prefill : begin])
         self.start = Start(self.prefill, question, int(positions[self.prefill]))
         self.task = trace.task(self.prompt) or self._by_text(tokens[begin:])
-        own = int(self.task.get("generate", USUAL_LIMIT))
-        self.limit = own if inputs.generate < 0 else inputs.generate
-        self.stops = stop_tokens(model, inputs.tokenizer)
+        self.limit = inputs.limits[self.prompt]
+        self.stops = end_tokens(model, inputs.tokenizer)
         self.found = {}
 
     def _by_text(self, answer):
         """The task of a prompt that has an answer and nothing else."""
         text = self.inputs.tokenizer.decode(answer, skip_special_tokens=True).strip()
+        if not text:
+            raise ConfigError(f"prompt {self.prompt}: its answer has no text, so every answer would be right")
         return {"name": "", "question": "", "answers": [text], "score": "all"}
+
+    @property
+    def _alone(self):
+        """Whether each answer is written by itself: in half precision its words depend on those beside it."""
+        return self.model.dtype in (torch.float16, torch.bfloat16)
 
     @property
     def room(self):
@@ -99,10 +117,11 @@ class Answers:
                 (masked if self._is_masked(instance) else stepped).append(number)
             except KvreplayError as error:
                 self.found[number] = _Answer({}, str(error))
-        for batch in self._batches(masked):
+        for batch in self._batches({number: self._lists(self.instances[number]) for number in masked}):
             self._write_masked(batch)
-        for at in range(0, len(stepped), STEPPED_TOGETHER):
-            self._write_stepped(stepped[at : at + STEPPED_TOGETHER])
+        together = 1 if self._alone else STEPPED_TOGETHER
+        for at in range(0, len(stepped), together):
+            self._write_stepped(stepped[at : at + together])
 
     def columns(self, number):
         """Columns of an instance's answer. TraceError if it has none."""
@@ -129,40 +148,49 @@ class Answers:
 
     def _everything(self, layer):
         heads = self.rows.layers[layer][1].shape[0]
-        return [KeptTokens.all_of(self.prefill)] * heads
+        return [[KeptTokens.all_of(self.prefill)]] * heads
 
-    def _lists(self, instance, layer):
-        """KeptTokens of a layer's kv heads or query heads."""
-        if layer not in self.inputs.layers:
-            return self._everything(layer)
+    def _lists(self, instance):
+        """[layers] of KeptTokens, one for each kv head or for each query head."""
+        compressed = set(self.inputs.layers)
+        return [
+            self._of_layer(instance, layer) if layer in compressed else self._everything(layer)
+            for layer in self._layers()
+        ]
+
+    def _of_layer(self, instance, layer):
         keys = instance.keys_of(layer)
         found = [self.inputs.kept.lists(key, self.prefill, instance.n_tokens) for key in keys]
-        most = max(len(one.series) for one in found)
-        alike = [one.repeated(most // len(one.series)) for one in found]
-        return [_kept_tokens(series) for one in alike for series in one.series]
+        return [[_kept_tokens(series) for series in one.series] for one in found]
 
-    def _batches(self, numbers):
-        """Lists of numbers whose rows fit into BATCH_BYTES together, with caches of about one size."""
-        sizes = {n: self._longest(self.instances[n]) for n in numbers}
-        layers = self.rows.layers.values()
-        width = sum(k.shape[0] * (k.shape[-1] + v.shape[-1]) for _, k, v in layers)
-        width *= self.model.dtype.itemsize
-        batch = []
-        for number in sorted(numbers, key=lambda n: (sizes[n], n)):
-            if batch and (sizes[number] + self.room) * width * (len(batch) + 1) > BATCH_BYTES:
+    def _batches(self, lists):
+        """Parts of {number: its lists} whose rows fit into BATCH_BYTES, caches of about one size together."""
+        batch = {}
+        for number in sorted(lists, key=lambda n: (self._bytes({n: lists[n]}), n)):
+            more = batch | {number: lists[number]}
+            if batch and (self._alone or self._bytes(more) > BATCH_BYTES):
                 yield batch
-                batch = []
-            batch.append(number)
+                more = {number: lists[number]}
+            batch = more
         if batch:
             yield batch
 
-    def _longest(self, instance):
-        return max(len(one.tokens) for one in self._lists(instance, self.inputs.layers[0]))
+    def _bytes(self, lists):
+        """Bytes of the rows of a batch: in each layer all caches are as large as the largest."""
+        total = 0
+        for layer in self._layers():
+            of_layer = [of_instance[layer] for of_instance in lists.values()]
+            _, k, v = self.rows.layers[layer]
+            longest = max(len(one.tokens) for heads in of_layer for head in heads for one in head)
+            series = len(k) * max(len(head) for heads in of_layer for head in heads)
+            total += len(lists) * series * (longest + self.room) * (k.shape[-1] + v.shape[-1])
+        return total * torch.float32.itemsize
 
     def _write_masked(self, batch):
         start = time.perf_counter()
-        lists = {n: [self._lists(self.instances[n], layer) for layer in self._layers()] for n in batch}
-        layers = {layer: self._layer(layer, [lists[n][layer] for n in batch]) for layer in self._layers()}
+        layers = {
+            layer: self._layer(layer, [lists[layer] for lists in batch.values()]) for layer in self._layers()
+        }
         written = self._write(Masked(layers, len(batch)))
         seconds = (time.perf_counter() - start) / len(batch)
         for number, one in zip(batch, written, strict=True):
@@ -190,9 +218,6 @@ class Answers:
 
     def _stepping(self, instance):
         """The engine's caches of an instance behind the recorded prompt."""
-        if self.prefill != self.inputs.trace.n_prompt(self.prompt):
-            raise TraceError("--generate follows a method token by token behind the recorded prompt: "
-                "use replay.prefill: trace")  # fmt: skip
         method = {"name": instance.method, **json.loads(instance.given)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", KvreplayWarning)  # kvreplay run has printed them
@@ -204,13 +229,22 @@ class Answers:
 
     def _keep(self, number, written, selection, seconds):
         correct, text = self._scored(written)
-        task, full = self.task, self.full
-        facts = (task["name"], task["question"], self.limit, full[0], correct, full[1], text, selection)
-        columns = dict(zip(ANSWERS, (*facts, f"{seconds:.3f}"), strict=True))
+        full_correct, full_text = self.full
+        columns = {
+            "task": self.task["name"],
+            "question": self.task["question"],
+            "answer_limit": self.limit,
+            "answer_correct_full": full_correct,
+            "answer_correct": correct,
+            "answer_text_full": full_text,
+            "answer_text": text,
+            "answer_selection": selection,
+            "answer_s": f"{seconds:.3f}",
+        }
         self.found[number] = _Answer(columns, written.failure)
 
     def _scored(self, written):
-        """(share of the answer that is right, its text on one line)."""
+        """(share of the answer that is right, its text on one line). Line breaks count in the score."""
         text = self.inputs.tokenizer.decode(written.tokens, skip_special_tokens=True)
         return float(score(text, self.task)), " ".join(text.split())
 

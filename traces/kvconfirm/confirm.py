@@ -1,7 +1,7 @@
 """One run of `kvreplay confirm`: every chosen instance runs through the model; two tables are written."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +10,7 @@ from kvbase.program import program_path
 from kvbase.selections import layers_in
 from kvrecord.model import load_config, load_model, load_tokenizer, resolve
 
-from .answers import check_answers
+from .answers import check_answers, limits_of
 from .checks import check_layers, check_prompts, check_shape, instances_of_trace
 from .coded_rows import FormatTrial
 from .draws import codes_rows
@@ -37,7 +37,7 @@ class Inputs:
     device: str
     draws: int  # runs of an instance with quantised rows
     coder: ModuleType  # kvreplay: it reads rows back as a format stores them
-    generate: int = 0  # most tokens of an answer; 0: none is written; negative: as the task says
+    limits: dict = field(default_factory=dict)  # {prompt: most tokens of its answer}; {}: none is written
     tokenizer: object = None
     engine: Path | None = None
     kept: KeptFile | None = None
@@ -69,14 +69,17 @@ class Confirmation:
         if args.select == "recorded":
             self._check_kept(layers, trace)
         if args.generate:
-            check_answers(trace, sorted({i.prompt for i in self.instances}))
+            check_answers(trace, self.instances)
         self.source = resolve(args.model or trace.model, args.gguf_file)
         check_shape(load_config(self.source), trace)
         self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device, args.draws, coder)
         if args.generate:
-            self.inputs.generate, self.inputs.tokenizer = args.generate, load_tokenizer(self.source)
+            prompts = {i.prompt for i in self.instances}
+            self.inputs.limits = limits_of(trace, prompts, args.generate)
+            self.inputs.tokenizer = load_tokenizer(self.source)
         self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
         about = {**self.settings, "trace_id": trace.id, "selection": args.select, "draws": args.draws}
+        about["generate"] = args.generate
         self.record = RunRecord(self.results.folder / "confirm.meta.json", about)
         if args.select == "own":
             self.inputs.engine = Path(program_path(args.kvreplay)).resolve()
@@ -144,13 +147,9 @@ class Confirmation:
         key = self.key(instance)
         confirmed = self.table.done(key) and self.layer_table.done(key)
         confirmed = confirmed and self.table.draws(key) >= self.inputs.draws_of(instance)
-        confirmed = confirmed and self._is_answered(self.table.answer_limit(key))
+        limit = self.inputs.limits.get(instance.prompt, 0)
+        confirmed = confirmed and limit in (0, self.table.answer_limit(key))
         return confirmed and not (self.args.verify and key not in self.record.verified)
-
-    def _is_answered(self, limit):
-        """Whether an answer of at most `limit` tokens (0: none) is what was asked for."""
-        wanted = self.inputs.generate
-        return limit > 0 if wanted < 0 else wanted in (0, limit)
 
     def print_plan(self):
         """Prints the plan in one line."""

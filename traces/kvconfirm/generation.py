@@ -126,10 +126,3 @@ def _next_logits(model, ids, position):
     with torch.no_grad():
         out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
     return out.logits[:, -1].float()
-
-
-def stop_tokens(model, tokenizer):
-    """Tokens that end an answer: those of the model's settings and the tokeniser's."""
-    told = getattr(model.generation_config, "eos_token_id", None)
-    told = told if isinstance(told, list | tuple) else [told]
-    return {int(token) for token in (*told, tokenizer.eos_token_id) if token is not None}

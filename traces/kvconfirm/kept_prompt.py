@@ -2,6 +2,7 @@
 it."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -27,13 +28,15 @@ class KeptTokens:
 class KeptPrompt:
     """One layer: n answers, each with what it kept of the prompt, and room for the rows behind it.
 
-    k [Hkv, P, D], v [Hkv, P, Dv]: the prompt's rows. lists: for each answer one KeptTokens per kv head, or
-    one per query head. room: how many rows may follow. sight: the layer's window and chunk, see first_seen.
+    k [Hkv, P, D], v [Hkv, P, Dv]: the prompt's rows. lists: for each answer and kv head one KeptTokens, or
+    one for each query head of its group. room: how many rows may follow. sight: the layer's window and
+    chunk, see first_seen.
     """
 
     def __init__(self, k, v, lists, room, sight=(0, 0)):
-        series = max(len(of_answer) for of_answer in lists)
-        lists = [_repeated(of_answer, series) for of_answer in lists]
+        each = max(len(head) for of_answer in lists for head in of_answer)
+        lists = [list(chain.from_iterable(_spread(head, each) for head in heads)) for heads in lists]
+        series = len(k) * each
         self.prompt, self.sight = k.shape[1], sight
         self.series = series
         self.used = max(len(one.tokens) for of_answer in lists for one in of_answer)
@@ -51,9 +54,9 @@ class KeptPrompt:
         self.rows = 0  # rows behind the prompt
 
     def _gathered(self, rows):
-        """The kept rows [n, S, M, width] of a prompt's rows [Hkv, P, width]."""
+        """The kept rows [n, S, M, width] of a prompt's rows [Hkv, P, width], float32."""
         heads = torch.arange(self.series, device=rows.device) * len(rows) // self.series
-        return rows[heads[None, :, None], self.tokens.clamp(min=0)].contiguous()
+        return rows.float()[heads[None, :, None], self.tokens.clamp(min=0)].contiguous()
 
     def only(self, answers):
         """Drops the answers that are not in this index."""
@@ -74,14 +77,11 @@ class KeptPrompt:
         self.den[:, :, begin:end] = 1
         self.rows += added
         group = heads // self.series
-        products = q.reshape(n, self.series, group * added, width) @ self.k[:, :, :end].transpose(-1, -2)
+        rows = q.float().reshape(n, self.series, group * added, width)
+        products = rows @ self.k[:, :, :end].transpose(-1, -2)
         num, den = self._weights(first, added, end, group)
-        sink = (
-            None if rule.sinks is None else rule.sinks.view(self.series, group, 1).repeat_interleave(added, 1)
-        )
-        if sink is not None:
-            sink = sink.reshape(self.series, group * added, 1)
-        out = estimate(rule.logits(products.float()), num, den, self.v[:, :, :end].float(), sink)
+        sink = None if rule.sinks is None else _sinks(rule.sinks, self.series, added)
+        out = estimate(rule.logits(products), num, den, self.v[:, :, :end], sink)
         return out.to(q.dtype).reshape(n, heads, added, -1)
 
     def _weights(self, first, added, end, group):
@@ -96,6 +96,11 @@ class KeptPrompt:
         return num * seen, num * seen if self.den is self.num else den * seen
 
 
-def _repeated(lists, series):
-    """The lists, each as often as there are series for it."""
-    return [one for one in lists for _ in range(series // len(lists))]
+def _spread(head, count):
+    """`count` KeptTokens of a kv head: its own, or its only one repeated."""
+    return head * count if len(head) == 1 else head
+
+
+def _sinks(sinks, series, rows):
+    """Sink logits [S, heads of a series * rows, 1] of the query heads [Hq]."""
+    return sinks.view(series, -1, 1).repeat_interleave(rows, 1)

@@ -53,7 +53,7 @@ class PromptJob:
         steps = first.n_tokens - first.n_prefill
         if steps < 2:
             raise ConfigError(f"prompt {self.prompt}: {steps} tokens after the prompt, 2 are needed")
-        self.prompt_rows = PromptRows() if inputs.engine or inputs.generate else None
+        self.prompt_rows = PromptRows() if inputs.engine or inputs.limits else None
         half = model.dtype in (torch.float16, torch.bfloat16)
         watch = KeyCheck(inputs.trace, self.prompt, half, self.prompt_rows)
         tokens, positions = inputs.trace.prompt(self.prompt, first.n_tokens)
@@ -63,7 +63,7 @@ class PromptJob:
         self.blocks = known_blocks(model, inputs.layers)
         _check_answer(inputs.trace, first)
         self.answers = None
-        if inputs.generate:
+        if inputs.limits:
             self.answers = Answers(model, attention, inputs, instances, self.prompt_rows)
         self.checks = {"keys": watch.deviation}
         self.errors = None

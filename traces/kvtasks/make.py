@@ -19,6 +19,7 @@ from .filling import most_units
 from .generators import TASKS
 from .haystacks import KINDS as HAYSTACKS
 from .words import KINDS
+from .writing import LEAST_WRITTEN
 
 if TYPE_CHECKING:
     import argparse
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 QUESTIONS = ("aware", "agnostic")
 MOST_PROMPTS = 10000  # prompts of a task: ids have numbers of four digits
-# Tokens that a model may write: those of the answer and some more, and 32 at least.
-SPARE, LEAST_WRITTEN = 16, 32
+SPARE = 16  # tokens that a model may write beyond those of the answer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,8 @@ from kvbase.files import write_atomic
 from kvbase.progress import Progress
 from kvbase.shares import wilson
 
+from .writing import end_tokens, limit_of
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
@@ -90,7 +92,7 @@ def _plan(prompt: Prompt, model: str, generate: int | None) -> Row:
         "question": str(task.get("question", "")),
         "model": model,
         "prompt_sha256": prompt.text_sha256()[:16],
-        "generate": str(generate or task.get("generate", 32)),
+        "generate": str(generate or limit_of(task)),
     }
 
 
@@ -123,7 +125,7 @@ def answer_of(prompt: Prompt, model: Any, tokenizer: Any, n_tokens: int) -> str:
 
     first, then, _ = prompt.parts(tokenizer)
     ids = torch.tensor([first + then], device=model.device)
-    ends = {tokenizer.eos_token_id, *_listed(model.generation_config.eos_token_id)} - {None}
+    ends = end_tokens(model, tokenizer)
     with torch.no_grad():
         written = model.generate(
             ids,
@@ -138,10 +140,6 @@ def answer_of(prompt: Prompt, model: Any, tokenizer: Any, n_tokens: int) -> str:
             pad_token_id=min(ends, default=0),
         )
     return tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
-
-
-def _listed(ids: Any) -> list[int]:
-    return list(ids) if isinstance(ids, list | tuple) else [] if ids is None else [ids]
 
 
 def table(rows: Sequence[Row]) -> list[str]:

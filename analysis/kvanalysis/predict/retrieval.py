@@ -8,6 +8,7 @@ import pandas as pd
 from kvbase.shares import wilson
 
 from ..data.confirmed import whole_rows
+from ..errors import ResultsError
 from ..stats.format import ABSENT
 from .instances import settings
 
@@ -83,7 +84,23 @@ def _answered(losses):
         return losses.iloc[:0]
     selection, layers, _ = found[0]
     rows = whole_rows(losses)
-    return rows[(rows["selection"] == selection) & (rows["layers"] == layers) & rows["answer_rank"].notna()]
+    rows = rows[(rows["selection"] == selection) & (rows["layers"] == layers) & rows["answer_rank"].notna()]
+    check_limits(rows)
+    return rows
+
+
+def check_limits(rows):
+    """ResultsError if answers to one prompt were allowed different numbers of tokens."""
+    if "answer_limit" not in rows:
+        return
+    limits = rows.groupby("prompt")["answer_limit"].agg(lambda own: sorted(own.dropna().unique()))
+    for prompt, found in limits.items():
+        if len(found) > 1:
+            most = " and ".join(map(str, found))
+            raise ResultsError(
+                f"confirm.csv: answers to prompt {prompt} of at most {most} tokens do not compare: run"
+                " `kvreplay confirm OUT --model M --generate` for all methods again"
+            )
 
 
 def places(rows):

@@ -31,8 +31,9 @@ def kept(tokens, num=None, den=None):
     return KeptTokens(torch.tensor(tokens), num, num if den is None else torch.tensor(den))
 
 
-def dense(q, k, v, lists, rule, sight):
+def dense(q, k, v, heads, rule, sight):
     """The attention of rows P.. over the kept tokens of the prompt, from weights [S, R, T]."""
+    lists = [one for head in heads for one in head]
     total, added = k.shape[1], q.shape[1]
     at = np.arange(P, total)
     num, den = np.zeros((2, len(lists), added, total), dtype=np.float32)
@@ -45,10 +46,10 @@ def dense(q, k, v, lists, rule, sight):
 
 
 CACHES = {
-    "two kv heads": [kept([0, 3, 5]), kept([2, 11])],
-    "weights": [kept([0, 3], [2.0, 1.5]), kept([1, 2, 9], [1.0, 1.0, 3.0], [1.0, 2.0, 3.0])],
-    "each query head": [kept([h, h + 2]) for h in range(KV * GROUP)],
-    "nothing": [kept([]), kept([])],
+    "two kv heads": [[kept([0, 3, 5])], [kept([2, 11])]],
+    "weights": [[kept([0, 3], [2.0, 1.5])], [kept([1, 2, 9], [1.0, 1.0, 3.0], [1.0, 2.0, 3.0])]],
+    "each query head": [[kept([h, h + 2]) for h in range(GROUP * kv, GROUP * (kv + 1))] for kv in range(KV)],
+    "nothing": [[kept([])], [kept([])]],
 }
 
 
@@ -178,6 +179,41 @@ def test_a_run_without_answers_is_run_again_when_answers_are_asked_for(asked, tm
         assert confirm(*words, *more) == 0
         assert f"{open_instances} to run" in capsys.readouterr().err
     assert {row["answer_limit"] for row in whole(out)} == {"3"}
+    assert confirm(*words, "--generate") == 0  # the task says nothing, so RULER's 32
+    assert f"{every} to run" in capsys.readouterr().err
+    assert {row["answer_limit"] for row in whole(out)} == {"32"}
+
+
+def test_a_question_that_was_cut_elsewhere_is_refused(asked, tmp_path, capsys):
+    out = replay(asked[2], tmp_path / "out", [{"name": "snapkv", "window": 4}], replay={"prefill": 30})
+    assert confirm(out, asked[1], "--trace", asked[2], "--generate", "3") == 2
+    assert "prompt p0 has 40 tokens, and the replay has cut 30" in capsys.readouterr().err
+
+
+def test_an_answer_without_a_text_is_refused(tmp_path, capsys):
+    model, trace = tiny_llama(), tmp_path / "trace.h5"
+    where = {"n_prompt": PROMPT, "n_generated": 3, "answer_from": PROMPT + 1}
+    with kvrecord.record(model, trace) as recorder, torch.no_grad(), recorder.prompt("p", where):
+        model(input_ids=torch.tensor([[*range(3, PROMPT + 4), 2, 2]]), use_cache=False)
+    out = replay(trace, tmp_path / "out", [{"name": "exact"}], replay={"prefill": "trace"})
+    folder = saved(model, tmp_path / "model")
+    words_tokenizer(folder)
+    assert confirm(out, folder, "--trace", trace, "--generate", "3") == 2
+    assert "prompt p: its answer has no text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 1), (torch.float32, 3)])
+def test_answers_are_written_together_except_in_half_precision(asked, tmp_path, monkeypatch, dtype, most):
+    """There the last bits of a row depend on the other rows of a batch, and with them the words."""
+    from kvconfirm import answers
+
+    together, own = [], answers.write
+    monkeypatch.setattr(answers, "write", lambda *given: (together.append(given[2].n), own(*given))[1])
+    folder = saved(tiny_llama().to(dtype), tmp_path / "model")
+    words_tokenizer(folder)
+    out = copy_of(asked[0], tmp_path / "out")
+    assert confirm(out, folder, "--trace", asked[2], "--generate", "3", "--prompts", "p0") == 0
+    assert max(together) == most and len(whole(out)) == len(METHODS)
 
 
 def test_a_prompt_without_an_answer_cannot_be_scored(tiny, tmp_path, capsys):
@@ -190,7 +226,7 @@ def test_a_prompt_without_an_answer_cannot_be_scored(tiny, tmp_path, capsys):
 # --- Known answers ------------------------------------------------------------------------------------
 
 N_PAIRS, BUDGET = 7, 6
-SHARE = 0.2  # of 39 tokens: 7
+SHARE = 0.2  # 7 tokens
 
 
 def lookups(count=6):

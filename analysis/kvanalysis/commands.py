@@ -200,7 +200,6 @@ def _epsilons(text):
 def confirmed(options):
     """Prints which offline measure predicted what the model lost; options.out: a folder with confirm.csv."""
     from .predict.answer_cells import predictor_cells, recommendation
-    from .predict.answers import answer_correlations
     from .predict.cells import correlation_cells, group_cells, group_words
     from .predict.tables import chosen, correlation_table, of_traces, written
     from .predict.words import METHODS_NOTE, confirmed_note
@@ -219,7 +218,7 @@ def confirmed(options):
         print(aligned(*correlation_cells(table[of_all])))
         for group in each.retrieved:
             print(f"\n{group_words(group)}\n{aligned(*group_cells(group))}")
-        if len(each.answers) and len(ranks := answer_correlations(each.answers)):
+        if len(ranks := each.answer_ranks):
             print(f"\n{recommendation(ranks)}\n{aligned(*predictor_cells(ranks))}")
 
 

@@ -19,6 +19,7 @@ from .layer_inputs import LayerInputs
 from .trace import Layer, Trace
 
 ARRAYS = "arrays"  # name of a trace that consists of arrays in memory
+ONLY_PROMPT = "p0"  # its prompt
 MOST_LAYERS = 1 << 16
 MOST = (65535, 1 << 24, 65536)  # heads, rows and width of a tensor: the engine refuses larger ones
 FINGERPRINT_HEADS, FINGERPRINT_ROWS = 8, 16  # heads hashed per tensor, rows hashed per head
@@ -223,7 +224,7 @@ def of_arrays(
         "trace_id": f"{ARRAYS}-{fingerprint(found)}",
         "model": printable(model),
         "n_layers": int(n_layers),
-        "prompt": "p0",
+        "prompt": ONLY_PROMPT,
         "tokens": tokens,
         "position_ids": vector_of(position_ids, np.int32, "position_ids", low=0),
         "layers": found,

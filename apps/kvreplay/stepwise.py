@@ -12,9 +12,8 @@ from kvbase.errors import ConfigError, KvreplayWarning, TraceError
 from .arguments import suggest_arguments
 from .arrays import as_floats
 from .configuration import methods_of, replay_config
-from .sources import Sources, vector_of
+from .sources import ONLY_PROMPT, Sources, vector_of
 
-ONLY_PROMPT = "p0"  # the prompt of arrays
 MOST_CAPACITY = 1 << 24
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fake_figure import fake_context, sketch
 from kvanalysis.data.arrays import Recorded
+from kvanalysis.data.exact_head import group_attention, probabilities
 from kvanalysis.errors import FigureError, ResultsError
-from kvanalysis.plots.timeline.exact_head import group_attention, probabilities
 from kvanalysis.plots.timeline.residence import evictions, kept_timeline
 from test_kvanalysis_fake import fake_row
 

@@ -15,7 +15,8 @@ from kvbase.errors import ConfigError, TraceError
 from kvrecord.prompt_parts import task_attributes
 from kvrecord.prompts import Prompt, read_prompts
 from kvreplay_cli import kvreplay
-from kvtasks.scores import score, task_of
+from kvtasks.scores import score
+from kvtrace.task import task_of
 from tiny_letters import letters, letters_model
 
 pytestmark = pytest.mark.torch

@@ -3,8 +3,9 @@
 import pytest
 from kvbase.errors import ConfigError, TraceError
 from kvbase.shares import wilson
-from kvtasks.scores import score, task_of
+from kvtasks.scores import score
 from kvtasks.self_test import table
+from kvtrace.task import task_of
 
 TWO = {"name": "t", "answers": ["4821937", "Tolvik"], "score": "all"}
 

@@ -10,7 +10,7 @@ from kvbase.errors import ConfigError, KvreplayError, KvreplayWarning, TraceErro
 from kvtasks.scores import score
 from kvtasks.writing import end_tokens, limit_of
 
-from .checks import logits_bound
+from .checks import is_half, logits_bound
 from .coded_rows import is_coded
 from .generation import Masked, Start, Stepped, write
 from .kept_prompt import KeptPrompt, KeptTokens
@@ -88,7 +88,7 @@ class Answers:
     @property
     def _alone(self):
         """Whether each answer is written by itself: in half precision its words depend on those beside it."""
-        return self.model.dtype in (torch.float16, torch.bfloat16)
+        return is_half(self.model)
 
     @property
     def room(self):

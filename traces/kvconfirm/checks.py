@@ -126,8 +126,12 @@ def check_full_run(run, attention, every_row):
 
 def logits_bound(model, logits):
     """By how much logits of a model may differ between two orders of the same sums."""
-    half = model.dtype in (torch.float16, torch.bfloat16)
-    return TOLERANCE_HALF_MODEL * float(logits.abs().max()) if half else TOLERANCE_LOGITS
+    return TOLERANCE_HALF_MODEL * float(logits.abs().max()) if is_half(model) else TOLERANCE_LOGITS
+
+
+def is_half(model):
+    """Whether a model computes in half precision."""
+    return model.dtype in (torch.float16, torch.bfloat16)
 
 
 def _largest(one, other):

@@ -3,12 +3,11 @@
 import time
 from dataclasses import dataclass
 
-import torch
 from kvbase.errors import ConfigError, KvreplayError, TraceError
 from kvbase.progress import Progress
 
 from .answers import Answers
-from .checks import KeyCheck, check_full_run
+from .checks import KeyCheck, check_full_run, is_half
 from .draws import Disturbance, mean_over_draws, spread
 from .engine import OwnRows, PromptRows, check_method
 from .layer_errors import Drift, LayerErrors, known_blocks, residuals
@@ -54,8 +53,7 @@ class PromptJob:
         if steps < 2:
             raise ConfigError(f"prompt {self.prompt}: {steps} tokens after the prompt, 2 are needed")
         self.prompt_rows = PromptRows() if inputs.engine or inputs.limits else None
-        half = model.dtype in (torch.float16, torch.bfloat16)
-        watch = KeyCheck(inputs.trace, self.prompt, half, self.prompt_rows)
+        watch = KeyCheck(inputs.trace, self.prompt, is_half(model), self.prompt_rows)
         tokens, positions = inputs.trace.prompt(self.prompt, first.n_tokens)
         self.run = PromptRun(model, attention, tokens, positions, first.n_prefill, watch)
         if not watch.seen:

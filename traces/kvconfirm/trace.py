@@ -74,8 +74,7 @@ class Trace:
 
     def task(self, prompt_id):
         """What a prompt asks, as `kvreplay tasks make` wrote it (a dict); None if it has no task."""
-        found = self._attributes(f"prompts/{prompt_id}").get("task_json")
-        return None if found is None else json.loads(found)
+        return self.view.prompt(prompt_id).task
 
     def layers(self, prompt_id):
         """Recorded layers of a prompt, ascending."""

@@ -6,12 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvbase.errors import ConfigError
-from kvtrace.task import task_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KINDS", "score", "task_of"]
 KINDS = ("all", "any")
 
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ..data.exact_head import probabilities
+
 
 def needle_masses(prompt, spans):
     """{(layer, kv head): exact attention mass on the tokens of `spans` [n, 2]}, the mean over the rows behind
@@ -18,26 +20,12 @@ def _of_layer(layer, n_prompt, needle):
     """[Hkv] of one layer."""
     rows = np.flatnonzero(layer.q_pos >= n_prompt)
     at = layer.q_pos[rows]
-    q, k = (np.asarray(x, dtype=np.float32) for x in (layer.q[:, rows], layer.k))
+    q, k = (np.asarray(x, dtype=np.float64) for x in (layer.q[:, rows], layer.k))
     group = len(q) // len(k)
-    return [
-        _of_head(layer, q[h * group : (h + 1) * group], k[h], at, needle, h * group) for h in range(len(k))
-    ]
-
-
-def _of_head(layer, q, k, at, needle, first_head):
-    logits = q @ k.T * layer.scaling
-    if layer.softcap:
-        logits = layer.softcap * np.tanh(logits / layer.softcap)
-    tokens = np.arange(len(k))
-    first = at - layer.sliding_window + 1 if layer.sliding_window else np.zeros_like(at)
-    if layer.attention_chunk:
-        first = at - at % layer.attention_chunk
-    hidden = (tokens > at[:, None]) | (tokens < first[:, None])
-    logits[:, hidden] = -np.inf
-    top = logits.max(axis=-1, keepdims=True)
-    e = np.exp(logits - top)
-    total = e.sum(axis=-1)
-    if layer.sinks is not None:
-        total += np.exp(np.asarray(layer.sinks)[first_head : first_head + len(q), None] - top[..., 0])
-    return (e[..., needle].sum(axis=-1) / total).mean()
+    sinks = np.full(len(q), -np.inf) if layer.sinks is None else layer.sinks
+    masses = []
+    for head, rows_of_head in enumerate(q):
+        logits = layer.scaling * (rows_of_head @ k[head // group].T)
+        seen = layer.softcap, layer.sliding_window, float(sinks[head]), layer.attention_chunk
+        masses.append(probabilities(logits, at, *seen)[:, needle].sum(axis=1).mean())
+    return np.reshape(masses, (len(k), group)).mean(axis=1)

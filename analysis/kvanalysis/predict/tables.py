@@ -1,6 +1,7 @@
 """The files of `kvreplay confirm OUT`: every correlation and every exception of a results folder."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pandas as pd
 from kvbase.files import write_atomic
@@ -29,6 +30,11 @@ class OfTrace:
     sinks: dict | None
     retrieved: list[Group]
     answers: pd.DataFrame
+
+    @cached_property
+    def answer_ranks(self):
+        """`answer_correlations` of its answers; empty without any."""
+        return answer_correlations(self.answers) if len(self.answers) else self.answers
 
 
 def of_traces(frame, out):
@@ -103,8 +109,8 @@ def written(out, traces, table):
     if any(each.retrieved for each in traces):
         tables["confirm_retrieval.csv"] = retrieval_table([(each.trace, each.retrieved) for each in traces])
     if any(len(each.answers) for each in traces):
-        tables["answers.csv"] = _of_answers(traces, answer_tests)
-        tables["answer_correlations.csv"] = _of_answers(traces, answer_correlations)
+        tables["answers.csv"] = _of_answers(traces, lambda each: answer_tests(each.answers))
+        tables["answer_correlations.csv"] = _of_answers(traces, lambda each: each.answer_ranks)
     return [
         write_atomic(out / name, each.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
         for name, each in tables.items()
@@ -113,7 +119,7 @@ def written(out, traces, table):
 
 def _of_answers(traces, table):
     """The tables of all traces whose answers were written."""
-    tables = [table(each.answers).assign(trace_id=each.trace) for each in traces if len(each.answers)]
+    tables = [table(each).assign(trace_id=each.trace) for each in traces if len(each.answers)]
     return pd.concat(tables, ignore_index=True)
 
 

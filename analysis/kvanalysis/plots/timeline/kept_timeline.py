@@ -11,11 +11,11 @@ from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from ...data.exact_head import group_attention
 from ...drawing.saving import Picture, in_grid
 from ...errors import FigureError
 from ...stats.intervals import used_rows
 from .evictions_figure import eviction_summary, evictions_picture
-from .exact_head import group_attention
 from .residence import evictions, kept_timeline
 
 LISTED = 12

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ...errors import ResultsError
+from ..errors import ResultsError
 
 BLOCK_ROWS = 256  # query rows at a time: limits the memory to BLOCK_ROWS * T numbers
 
@@ -35,17 +35,19 @@ def group_attention(recorded, prompt, layer, kv_head, first, tokens):
     return attention
 
 
-def probabilities(logits, rows, softcap=0.0, window=0, sink=-np.inf):
+def probabilities(logits, rows, softcap=0.0, window=0, sink=-np.inf, chunk=0):
     """[R, T] causal softmax of scaled `logits` [R, T] of query rows `rows` [R].
 
-    `softcap` c > 0: c tanh(l / c). `window` w > 0: a row sees its last w tokens, including itself. `sink`: a
-    logit in the denominator only.
+    `softcap` c > 0: c tanh(l / c). `window` w > 0: a row sees its last w tokens, including itself. `chunk`
+    c > 0: it sees those of its own chunk of c tokens. `sink`: a logit in the denominator only.
     """
     logits = softcap * np.tanh(logits / softcap) if softcap > 0 else logits
     token = np.arange(logits.shape[1])
     seen = token <= rows[:, None]
     if window > 0:
         seen &= token > rows[:, None] - window
+    if chunk > 0:
+        seen &= token >= (rows - rows % chunk)[:, None]
     logits = np.where(seen, logits, -np.inf)
     largest = np.maximum(logits.max(axis=1, keepdims=True), sink)
     weights = np.exp(logits - largest)

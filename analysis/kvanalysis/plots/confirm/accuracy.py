@@ -56,7 +56,7 @@ def _figure(table, styles, width):
     for axes, group in zip(panels, groups, strict=True):
         own = table[table["group"] == group]
         _panel(axes, own, styles)
-        axes.set_title(f"{group or 'all prompts'} ({own['n'].max()} prompts)")
+        axes.set_title(f"{group or 'all prompts'} ({count(int(own['n'].max()), 'prompt')})")
     shares = 100 * table["bytes_share"].to_numpy()
     panels[0].set(xscale="log", xlim=(shares.min() / MARGIN, shares.max() * MARGIN), ylim=(-0.03, 1.03))
     plain_log(panels[0].xaxis, subs_for(shares))

@@ -15,6 +15,7 @@ message lists what they hold.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvanalysis.data.exact_head import group_attention
 from kvanalysis.data.shares import Share, shares_of
 from kvanalysis.drawing import head_maps
 from kvanalysis.drawing.budget_axes import drawable, frame_errors, handle, set_error_axis
@@ -47,7 +48,6 @@ from kvanalysis.plots.run.error_vs_bytes import (
 )
 from kvanalysis.plots.run.one_trace import OneTrace
 from kvanalysis.plots.run.positions import along_rows
-from kvanalysis.plots.timeline.exact_head import group_attention
 from kvanalysis.plots.timeline.kept_timeline import MAP, RED, mass_norm, timeline_panel
 from kvanalysis.plots.timeline.residence import kept_timeline as timeline_of_lists
 from kvanalysis.stats.families import at_budget, budget_words, budgets_of, head_table, middle_budget

@@ -7,6 +7,7 @@ import pytest
 from kvanalysis import load
 from kvreplay_cli import kvreplay, replayed, synth
 from test_measures_independent import add_gradient
+from whole_files import arrays
 
 TOKENS, PROMPT = 96, 64
 # `window` with 16 tokens keeps the last 16 tokens of the prompt, 48 to 63.
@@ -170,6 +171,19 @@ def test_a_replay_in_python_names_the_answers_products(with_answer, tmp_path):
         for cell in run.cells:
             for name in ("a", "a_recorded", "a_answer"):
                 assert np.array_equal(cell.arrays[name], found[cell.row["key"]][name][()])
+
+
+def test_the_answers_products_do_not_depend_on_who_replays_a_cell(with_answer, tmp_path):
+    saving = ["-s", "output.save=[projections]", "--method", "window,h2o", "--budget", "16,24"]
+    assert kvreplay("run", with_answer, *saving, "-o", tmp_path / "whole").returncode == 0
+    assert kvreplay("sweep", "plan", with_answer, *saving, "-o", tmp_path / "parts").returncode == 0
+    for shard in ("1/2", "0/2"):
+        words = ["--shard", shard, "--progress", "none"]
+        assert kvreplay("sweep", "work", tmp_path / "parts", *words).returncode == 0
+    assert kvreplay("sweep", "merge", tmp_path / "parts").returncode == 0
+    found, expected = (arrays(tmp_path / name) for name in ("parts", "whole"))
+    assert any(dataset.endswith("a_answer") for _, dataset in expected)
+    assert found == expected
 
 
 def test_a_wrong_gradient_of_the_answer_is_found(with_answer):

@@ -46,6 +46,7 @@ class Needle:
 PREDICTORS = (
     Predictor("rel_err_out_mean", "relative error, mean"),
     Predictor("cosine_distance", "cosine distance, mean"),
+    Predictor("cosine_distance_sq", "squared cosine distance, mean"),
     Predictor("cosine_late", "cosine distance, last third of layers"),
     Predictor("missing_mass", "attention mass missed, mean"),
     Predictor("missing_needle_mass", "attention mass missed on the needle, mean"),
@@ -53,7 +54,7 @@ PREDICTORS = (
     Predictor("needle_evicted", "needle's tokens evicted, mean over heads"),
     Predictor("needle_lost", "needle's tokens evicted in every head"),
     Predictor("predicted_kl", "predicted KL", GRADIENT),
-    Predictor("answer_first_order", "first order of the answer's log-likelihood", GRADIENT),
+    Predictor("answer_first_order", "first order of the answer's log-odds", GRADIENT),
     Predictor("answer_loss_predicted", "predicted loss of the answer's log-likelihood", GRADIENT),
     Predictor("answer_wrong_predicted", "predicted share of wrong answers", GRADIENT),
     Predictor("kl_mean", "measured KL", COMPRESSED),

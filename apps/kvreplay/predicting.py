@@ -26,6 +26,8 @@ def predict(folder: str | Path) -> "pd.DataFrame":
             confidence interval.
         kl_mean: the divergence that `kvreplay confirm` measured, if it ran this method.
         loss_first_order: first-order change of the loss of the recorded tokens, of either sign.
+        answer_distance: squared cosine distance at the rows that predict the prompt's answer, mean over rows,
+            layers and query heads.
         answer_log_prob_full, answer_log_prob: log-probability of the prompt's answer in nats, with the full
             cache (from the trace) and predicted; answer_first_order: the first-order change of its log-odds;
             answer_probability: the predicted probability that the model says the answer. Empty for a prompt

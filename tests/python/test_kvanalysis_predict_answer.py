@@ -8,6 +8,9 @@ from kvanalysis.loss.answer import AnswerRecord, AnswerResponse, Chance, answers
 from kvanalysis.loss.predicted import predicted
 from test_kvanalysis_predict import KEYS, run_of
 
+ANSWER = 8  # its first token, which row 7 predicts
+DISTANCES = {"ka": [0.1, 0.2, 0.3, 9], "kb": [0.3, 0.2, 0.5, 9]}
+
 
 def record(first_order, change, exact=None):
     exact = np.zeros(len(change), np.uint8) if exact is None else np.array(exact, np.uint8)
@@ -63,6 +66,7 @@ def answered_run(folder, masks=True):
         for prompt, full in (("p", -0.5), ("q", -1.0)):
             group = file.require_group(f"prompts/{prompt}")
             group.attrs["answer_log_prob"], group.attrs["answer_exact"] = full, 1
+            group.attrs["answer_from"] = ANSWER
             if masks:
                 group["answer_masked_a"] = np.array([-1.0, -4.0])
                 group["answer_masked_logprob"] = np.array([-3.0, -6.0])
@@ -70,6 +74,7 @@ def answered_run(folder, masks=True):
     with h5py.File(folder / "projections.h5", "r+") as file:
         for key in KEYS:
             file[f"{key}/a_answer"] = np.array([[0.5, -1.5, 0, 100]], np.float32)
+            file[f"{key}/cosine_distance"] = np.array([DISTANCES[key]], np.float32)
     return frame
 
 
@@ -78,6 +83,8 @@ def test_an_instance_has_the_predicted_answer_of_the_sum_of_its_layers(tmp_path)
     # Two layers of 0.5 - 1.5; the last token's row predicts nothing. Masks of 1 and 4 cost 3 and 6.
     assert row["answer_first_order"] == pytest.approx(-2)
     assert row["answer_log_prob_full"] == -0.5
+    # Rows 7 and 8 predict the answer: the means of 0.04 and 0.04, and of 0.09 and 0.25.
+    assert row["answer_distance"] == pytest.approx((0.04 + 0.17) / 2)
     assert row["answer_log_prob"] == pytest.approx(-0.5 - np.sqrt(3 * 6))
     # The chance is that of both prompts and of their masks.
     expected = chance_of([-0.5, -3.5, -6.5, -1.0, -4.0, -7.0], [1, 1, 0, 1, 0, 0])

@@ -20,8 +20,8 @@ from .response import METHODS_APART, response_of
 
 NAMED = ["trace_id", "prompt", "method", "label", "params", "budget_tokens", "seed"]
 COLUMNS = [*NAMED, "layers", "n_rows", "kl", "kl_low", "kl_high", "kl_row", "kl_block", "kl_full", "kl_head",
-           "loss_first_order", "answer_log_prob_full", "answer_first_order", "answer_log_prob",
-           "answer_probability"]  # fmt: skip
+           "loss_first_order", "answer_distance", "answer_log_prob_full", "answer_first_order",
+           "answer_log_prob", "answer_probability"]  # fmt: skip
 REMEDY = (
     "record the trace with `kvreplay record --with-gradient`, from the end of the replay's prompt or"
     " earlier, and replay with --save projections (in a configuration `output: {save: [projections]}`)"
@@ -49,11 +49,12 @@ def predicted(frame):
     (`response`), with a 95 % interval for the noise of labels and the scatter of methods whose errors have
     one size; for a trace without masked runs it is `kl_block`, without an interval. `loss_first_order`: the
     first-order change of the loss of the recorded tokens, of either sign; NaN if the trace lacks their
-    gradient. Where the prompt has an answer: `answer_log_prob_full`, its log-probability in nats with the
-    full cache; `answer_first_order`, the first-order change of its log-odds; `answer_log_prob`, the predicted
-    log-probability, and `answer_probability`, that the model says the answer (`answer`). `layers`: number of
-    layers of the instance. All numbers cover these layers only; if the model has more, they are lower
-    bounds. Raises ResultsError without projections.
+    gradient. Where the prompt has an answer: `answer_distance`, the squared cosine distance at the rows that
+    predict it, mean over rows, layers and query heads; `answer_log_prob_full`, its log-probability in nats
+    with the full cache; `answer_first_order`, the first-order change of its log-odds; `answer_log_prob`, the
+    predicted log-probability, and `answer_probability`, that the model says the answer (`answer`). `layers`:
+    number of layers of the instance. All numbers cover these layers only; if the model has more, they are
+    lower bounds. Raises ResultsError without projections.
     """
     used = _with_losses(frame)
     if used.empty:
@@ -174,8 +175,10 @@ def _answer(sums, response):
     if response is None:
         return {"answer_first_order": first}
     log_prob, probability = response.of(first)
-    return {"answer_log_prob_full": response.log_prob, "answer_first_order": first,
-            "answer_log_prob": log_prob, "answer_probability": probability}  # fmt: skip
+    distance = response.distance(sums.rows, sums.distance2)
+    return {"answer_distance": distance, "answer_log_prob_full": response.log_prob,
+            "answer_first_order": first, "answer_log_prob": log_prob,
+            "answer_probability": probability}  # fmt: skip
 
 
 def _interval(kl, a):

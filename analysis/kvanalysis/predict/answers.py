@@ -43,17 +43,19 @@ class Needle:
     masses: dict
 
 
+# The simplest first.
 PREDICTORS = (
     Predictor("rel_err_out_mean", "relative error, mean"),
     Predictor("cosine_distance", "cosine distance, mean"),
     Predictor("cosine_distance_sq", "squared cosine distance, mean"),
     Predictor("cosine_late", "cosine distance, last third of layers"),
     Predictor("missing_mass", "attention mass missed, mean"),
-    Predictor("missing_needle_mass", "attention mass missed on the needle, mean"),
-    Predictor("missing_needle_mass_weighed", "attention mass missed on the needle, heads weighed by it"),
     Predictor("needle_evicted", "needle's tokens evicted, mean over heads"),
     Predictor("needle_lost", "needle's tokens evicted in every head"),
+    Predictor("missing_needle_mass", "attention mass missed on the needle, mean"),
+    Predictor("missing_needle_mass_weighed", "attention mass missed on the needle, heads weighed by it"),
     Predictor("predicted_kl", "predicted KL", GRADIENT),
+    Predictor("answer_distance", "squared cosine distance at the answer", GRADIENT),
     Predictor("answer_first_order", "first order of the answer's log-odds", GRADIENT),
     Predictor("answer_loss_predicted", "predicted loss of the answer's log-likelihood", GRADIENT),
     Predictor("answer_wrong_predicted", "predicted share of wrong answers", GRADIENT),

@@ -19,7 +19,7 @@ PANEL_HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 1.9}  # inches
 PANEL_GAP, WSPACE = 0.35, 0.07  # shares of a panel
 FULL_COLOUR = "#555555"
 MARGIN = 1.2  # room beyond the outermost points, as a factor
-SHIFT = 0.012  # by which share of the axis methods stand beside each other
+SHIFT = 0.005  # by which share of the axis methods stand beside each other
 
 
 def data(run):
@@ -60,12 +60,13 @@ def _figure(table, styles, width):
     shares = 100 * table["bytes_share"].to_numpy()
     panels[0].set(xscale="log", xlim=(shares.min() / MARGIN, shares.max() * MARGIN), ylim=(-0.03, 1.03))
     plain_log(panels[0].xaxis, subs_for(shares))
-    label_outer(
-        panels, across, "bytes of the prompt after its cut [% of the full cache]", "score of the answers"
-    )
+    label_outer(panels, across, "bytes after the cut [% of full]", "score of the answers")
     order = list(table.groupby("label")["accuracy"].mean().sort_values(ascending=False, kind="stable").index)
     legend = ([styles[label].handle(linewidth=0.7) for label in order], order)
-    note = "Dashed: the full cache. Bars: 95 % interval of a share (Wilson) over prompts."
+    note = (
+        "Bytes: of the prompt; methods stand a little beside each other. Dashed: the full cache. "
+        "Bars: 95 % interval of a share (Wilson) over prompts."
+    )
     finish_grid(figure, legend, note, len(groups), across, PANEL_HEIGHT[width], PANEL_GAP, WSPACE)
     return figure
 

@@ -101,6 +101,18 @@ def test_without_masks_or_without_an_answer_columns_are_empty(tmp_path):
     assert pd.isna(row[[name for name in row.index if name.startswith("answer")]]).all()
 
 
+def test_the_error_at_an_answer_needs_no_gradient_of_it(tmp_path):
+    frame = answered_run(tmp_path)
+    with h5py.File(tmp_path / "trace.h5", "r+") as file:
+        del file["prompts/p"].attrs["answer_log_prob"]
+    with h5py.File(tmp_path / "projections.h5", "r+") as file:
+        for key in KEYS:
+            del file[f"{key}/a_answer"]
+    row = predicted(frame).iloc[0]
+    assert row["answer_distance"] == pytest.approx((0.04 + 0.17) / 2)
+    assert np.isnan(row["answer_first_order"])
+
+
 def test_a_trace_without_answers_predicts_none(tmp_path):
     run_of(tmp_path)
     assert answers_in(tmp_path / "trace.h5") == {}

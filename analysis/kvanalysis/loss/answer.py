@@ -20,14 +20,13 @@ RIDGE = 0.01  # keeps the logistic curve finite where masks leave all answers, o
 class AnswerRecord:
     """What a trace says of a prompt's answer: its log-probability in nats and whether the model would say it;
     under each mask the first order [M] and the measured change [M] of that, and whether the model would say
-    it [M]. `begin`: its first token, counted from the prompt's first; None if unknown."""
+    it [M]."""
 
     log_prob: float
     exact: bool
     first_order: np.ndarray
     change: np.ndarray
     exact_under: np.ndarray
-    begin: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,11 @@ def chance_of(log_probs, exact):
 @dataclass(frozen=True)
 class AnswerResponse:
     """How a prompt's answer responds to errors: its `log_prob` with the full cache, its LossCurve (None: no
-    mask gives one) and the Chance of the trace (None: there is none). `begin`: as in AnswerRecord."""
+    mask gives one) and the Chance of the trace (None: there is none)."""
 
     log_prob: float
     curve: LossCurve | None = None
     chance: Chance | None = None
-    begin: int | None = None
 
     def of(self, first_order):
         """(log-probability of the answer in nats, probability that the model says it) of an instance whose
@@ -114,14 +112,6 @@ class AnswerResponse:
             return np.nan, np.nan
         log_prob = self.log_prob - self.curve.of(-first_order)
         return log_prob, self.chance.of(log_prob) if self.chance else np.nan
-
-    def distance(self, rows, distance2):
-        """The mean of distance2 [n] (or None), the squared cosine distance at `rows` [n], over the rows that
-        predict the answer; NaN where unknown."""
-        if self.begin is None or distance2 is None:
-            return np.nan
-        own = np.asarray(rows) >= self.begin - 1
-        return float(distance2[own].mean()) if own.any() else np.nan
 
 
 def answers_in(path):
@@ -133,9 +123,16 @@ def answers_in(path):
     curves = {prompt: curve_of(record) for prompt, record in records.items()}
     chance = _chance_of_masks(records)
     return {
-        prompt: AnswerResponse(record.log_prob, curves[prompt], chance, record.begin)
-        for prompt, record in records.items()
+        prompt: AnswerResponse(record.log_prob, curves[prompt], chance) for prompt, record in records.items()
     }
+
+
+def answer_begins(path):
+    """{prompt: its answer's first token} of the prompts of a trace file that have an answer, whether or not
+    with a gradient. Raises OSError."""
+    with open_hdf5(path) as file:
+        attributes = {prompt: group.attrs for prompt, group in file["prompts"].items()}
+        return {prompt: int(own["answer_from"]) for prompt, own in attributes.items() if "answer_from" in own}
 
 
 def _record_in(group):
@@ -144,8 +141,7 @@ def _record_in(group):
         return None
     names = ("answer_masked_a", "answer_masked_logprob", "answer_masked_exact")
     masks = [group[name][()] if name in group else np.zeros(0) for name in names]
-    begin = int(told["answer_from"]) if "answer_from" in told else None
-    return AnswerRecord(float(told["answer_log_prob"]), bool(told["answer_exact"]), *masks, begin)
+    return AnswerRecord(float(told["answer_log_prob"]), bool(told["answer_exact"]), *masks)
 
 
 def _chance_of_masks(records):

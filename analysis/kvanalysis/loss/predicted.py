@@ -14,7 +14,7 @@ from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..data.load import load
 from ..data.shares import with_common_budgets
 from ..errors import ResultsError
-from .answer import answers_in
+from .answer import answer_begins, answers_in
 from .estimate import by_blocks, by_row, interval, label_noise, whole
 from .response import METHODS_APART, response_of
 
@@ -106,9 +106,10 @@ def _projections(frame):
 
 def _of_instances(used, arrays=None):
     """`predicted` for finished rows, with `given_json`; without `arrays`, from heads alone."""
-    responses, answers = (_responses(used), _answers(used)) if arrays else ({}, {})
+    responses = _responses(used) if arrays else {}
+    answers, begins = (_in_traces(used, read) if arrays else {} for read in (answers_in, answer_begins))
     rows = [
-        _row(key, cells, arrays, responses.get(key[:2]), answers.get(key[:2]))
+        _row(key, cells, arrays, *(known.get(key[:2]) for known in (responses, answers, begins)))
         for key, cells in used.groupby(INSTANCE, dropna=False, sort=False)
     ]
     # pandas cannot merge by budgets or seeds that are all missing, because they have no type.
@@ -128,12 +129,13 @@ def _responses(frame):
     return found
 
 
-def _answers(frame):
-    """{(trace_id, prompt): AnswerResponse} of the traces that still are where the run read them."""
+def _in_traces(frame, read):
+    """{(trace_id, prompt): value} of `read(path)`, {prompt: value}, for the traces that still are where the
+    run read them."""
     found = {}
     for trace, path in _trace_files(frame).items():
         with suppress(OSError):
-            found |= {(trace, prompt): answer for prompt, answer in answers_in(path).items()}
+            found |= {(trace, prompt): value for prompt, value in read(path).items()}
     return found
 
 
@@ -144,13 +146,14 @@ def _trace_files(frame):
     return {trace: path for trace, path in paths.items() if path.is_file()}
 
 
-def _row(key, cells, arrays, response, answer):
+def _row(key, cells, arrays, response, answer, begin):
     first = cells.iloc[0]
     row = {name: first[name] for name in NAMED} | {"layers": cells["layer"].nunique()}
     numbers = dict.fromkeys(COLUMNS[len(row) :], np.nan) | {"kl_head": float(cells["kl_head_mean"].sum())}
     if arrays:
         sums = sums_over_heads(cells, arrays)
         numbers |= _whole_instance(sums, response) | _answer(sums, answer)
+        numbers["answer_distance"] = _answer_distance(sums, begin)
     return row | numbers | {"given_json": key[3]}
 
 
@@ -168,17 +171,24 @@ def _whole_instance(sums, response):
 
 
 def _answer(sums, response):
-    """The columns about the prompt's answer; none without its gradient."""
+    """The columns from the gradient of the prompt's answer; none without it."""
     if sums.answer is None:
         return {}
     first = float(sums.answer.sum())
     if response is None:
         return {"answer_first_order": first}
     log_prob, probability = response.of(first)
-    distance = response.distance(sums.rows, sums.distance2)
-    return {"answer_distance": distance, "answer_log_prob_full": response.log_prob,
-            "answer_first_order": first, "answer_log_prob": log_prob,
-            "answer_probability": probability}  # fmt: skip
+    return {"answer_log_prob_full": response.log_prob, "answer_first_order": first,
+            "answer_log_prob": log_prob, "answer_probability": probability}  # fmt: skip
+
+
+def _answer_distance(sums, begin):
+    """The mean squared cosine distance over the rows that predict an answer whose first token is `begin`; NaN
+    where unknown."""
+    if begin is None or sums.distance2 is None:
+        return np.nan
+    own = sums.rows >= begin - 1
+    return float(sums.distance2[own].mean()) if own.any() else np.nan
 
 
 def _interval(kl, a):

@@ -48,7 +48,7 @@ def test_an_interrupt_ends_the_worker_at_once(out):
 
 
 def test_a_time_budget_ends_the_worker_before_the_head_that_would_be_late(tmp_path):
-    trace = make_trace(tmp_path / "t.h5", tokens=1024, layers=2)
+    trace = make_trace(tmp_path / "t.h5", tokens=1024, layers=4)
     config = write_config(tmp_path, trace, "run: {audit: true}\n")  # slow enough to exceed the limit
     out = tmp_path / "out"
     assert kvreplay("run", config, "-o", tmp_path / "run").returncode == 0

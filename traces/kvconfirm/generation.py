@@ -12,10 +12,9 @@ from kvbase.errors import KvreplayError
 
 @dataclass(frozen=True)
 class Start:
-    """Where the answers begin: the prompt's length, the tokens that follow it, int64 [Q], Q >= 1, and the
-    position of the first of these."""
+    """Where the answers begin: the tokens that follow the prompt, int64 [Q], Q >= 1, and the position of the
+    first of these."""
 
-    prompt: int
     question: torch.Tensor
     position: int
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from kvbase.command import say
+from kvbase.command import fail, say
 from kvbase.errors import KvreplayError, TraceError
 from kvbase.files import reason
 from kvbase.selections import HELP as LAYERS
@@ -16,6 +16,7 @@ from kvrecord.threads import warn_if_busy
 M_MMAP_THRESHOLD = -3  # parameter of mallopt
 DEFAULT_DRAWS = 5
 AS_THE_TASK = -1  # how many tokens an answer may have
+SOME_FAILED = 1  # exit code
 STOPPED = "finished work is in confirm.csv, run again to continue"
 
 
@@ -103,7 +104,11 @@ def _run(args, rows):
     warn_if_busy(say)
     failed = confirmation.run()
     print(confirmation.table.path)
-    return 1 if failed else 0
+    if failed:
+        others = f" (the others: {confirmation.table.path.name})" if len(failed) > 1 else ""
+        counted = f"{len(failed)} of {len(confirmation.instances)} instances failed"
+        return fail(f"{counted}: {failed[0]}{others}", SOME_FAILED)
+    return 0
 
 
 def _out_of_memory(error):

@@ -85,7 +85,7 @@ class Confirmation:
             self.inputs.engine = Path(program_path(args.kvreplay)).resolve()
         self.table = Table(self.results.folder / "confirm.csv", COLUMNS)
         self.layer_table = Table(self.results.folder / "confirm_layers.csv", LAYER_COLUMNS)
-        self.failed = 0
+        self.failed = []  # "instance: why" of each
 
     def _check_kept(self, layers, trace):
         """TraceError if no instance has usable lists and a usable row format. If only some lack them, a
@@ -163,14 +163,14 @@ class Confirmation:
         )
 
     def run(self):
-        """Runs the open instances. Returns how many failed."""
+        """Runs the open instances. Returns "instance: why" of those that failed."""
         if jobs := self.open_instances():
             self.say(f"model {self.source.name}: weights")
             model = load_model(self.source, self.args.device)
             with SwitchedAttention(model) as attention, self._files():
                 for instances in jobs:
                     self._run_job(PromptJob(model, attention, self.inputs, instances))
-                    seconds, peak = self.record.write(self.failed)
+                    seconds, peak = self.record.write(len(self.failed))
             self.say(
                 f"{len(self.table.rows)} instances in {self.table.path}, {seconds:.0f} s, {peak / 1e9:.2f} GB"
             )
@@ -198,7 +198,7 @@ class Confirmation:
         try:
             found = job.confirm(number, key)
         except KvreplayError as error:
-            self.failed += 1
+            self.failed.append(f"{instance.prompt} {instance.name}: {error}")
             who = identity(instance, key, self.args.select, self.inputs.layers)
             self.table.put(key, [{**who, "status": "failed", "error": str(error)}])
             return f"failed: {error}"

@@ -104,12 +104,15 @@ def test_a_kv_head_with_equal_reads_of_its_query_heads_is_stored_once(tiny, own_
     assert found[0] == found[1]
 
 
-def test_lists_for_another_number_of_heads_fail_the_instance(tiny, own_copy):
+def test_lists_for_another_number_of_heads_fail_the_instance(tiny, own_copy, capfd):
     with h5py.File(own_copy / "kept.h5", "r+") as file:
         for row in table(own_copy):
             if row["method"] == "topk_oracle":
                 per_head(file[row["key"]], 3)
-    assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--methods", "topk_oracle") == 1
+    capfd.readouterr()
+    assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--methods", "topk_oracle", "-q") == 1
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 1 and told[0].startswith("kvreplay: error: 1 of 1 instances failed: ")
     assert "lists of 6 caches, 2 or 4 are needed" in rows(own_copy, status="failed")[0]["error"]
 
 

@@ -185,6 +185,9 @@ def layer(**changes):
         "q": np.array([[[1.0]], [[2.0]]]),
         "k": np.array([[[0.0], [np.log(2)], [0.0]]]),
         "q_pos": np.array([2]),
+        "n_q_heads": 2,
+        "n_kv_heads": 1,
+        "group": 2,
     }
     usual = {"scaling": 1.0, "softcap": 0.0, "sliding_window": 0, "attention_chunk": 0, "sinks": None}
     return SimpleNamespace(layers=[5], n_prompt=2, layer=lambda _: SimpleNamespace(**facts | usual | changes))

@@ -50,6 +50,9 @@ def test_the_attention_of_a_group_is_the_mean_over_its_query_heads(tmp_path):
     expected = [[(1 / 3 + 1 / 4) / 2, (1 / 3 + 2 / 4) / 2, (1 / 3 + 1 / 4) / 2, 0]]
     expected += [[(1 / 4 + 1 / 5) / 2, (1 / 4 + 2 / 5) / 2, (1 / 4 + 1 / 5) / 2, (1 / 4 + 1 / 5) / 2]]
     assert np.allclose(group_attention(recorded, "p0", 3, 0, 2, 4), expected)
+    # In chunks of 2 tokens, rows 2 and 3 see no token before 2.
+    chunked = Recorded(write_trace(tmp_path / "c.h5", attention_chunk=2))
+    assert np.allclose(group_attention(chunked, "p0", 3, 0, 2, 4), [[0, 0, 1, 0], [0, 0, 0.5, 0.5]])
     strided = Recorded(write_trace(tmp_path / "s.h5", queries=2))
     with pytest.raises(ResultsError, match="2 queries for 4 keys"):
         group_attention(strided, "p0", 3, 0, 2, 4)

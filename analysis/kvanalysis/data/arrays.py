@@ -61,6 +61,10 @@ class Recorded:
     def layers(self, prompt):
         return self._trace.layers(prompt)
 
+    def layer(self, prompt, layer):
+        """kvtrace's Layer of a prompt."""
+        return self._trace.layer(layer, prompt)
+
     def attribute(self, name, prompt, layer=None):
         """A fact of a prompt or of a layer, by the name of kvtrace's Prompt or Layer."""
         held = self._trace.prompt(prompt)

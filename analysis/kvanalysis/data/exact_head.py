@@ -10,29 +10,31 @@ BLOCK_ROWS = 256  # query rows at a time: limits the memory to BLOCK_ROWS * T nu
 def group_attention(recorded, prompt, layer, kv_head, first, tokens):
     """[tokens - first, tokens] probabilities of query rows first..tokens-1, mean over the head's query heads.
 
-    A row sums to 1 (less with sink logits, which take a share of it). Uses the layer's scaling, soft cap,
-    sliding window and sink logits. `recorded`: data.arrays.Recorded. Raises ResultsError if queries are
-    strided.
+    A row sums to 1 (less with sink logits, which take a share of it). `recorded`: data.arrays.Recorded.
+    Raises ResultsError if queries are strided.
     """
-    q = recorded.tensor(prompt, layer, "q")
-    k = recorded.tensor(prompt, layer, "k")
-    if q.shape[1] != k.shape[1]:
+    held = recorded.layer(prompt, layer)
+    if held.n_query_rows != held.n_tokens:
         raise ResultsError(
-            f"layer {layer}: {q.shape[1]} queries for {k.shape[1]} keys (strided): the attention of later"
-            " queries to a token needs a trace with every query"
+            f"layer {layer}: {held.n_query_rows} queries for {held.n_tokens} keys (strided): the attention of"
+            " later queries to a token needs a trace with every query"
         )
-    group = len(q) // len(k)
-    heads = range(kv_head * group, (kv_head + 1) * group)
-    sinks = _sinks(recorded, prompt, layer, len(q))
-    rule = [float(recorded.attribute(name, prompt, layer) or 0) for name in ("softcap", "sliding_window")]
-    scaling = float(recorded.attribute("scaling", prompt, layer))
+    heads = range(kv_head * held.group, (kv_head + 1) * held.group)
     attention = np.zeros((tokens - first, tokens))
     for head in heads:
         for start in range(first, tokens, BLOCK_ROWS):
             rows = np.arange(start, min(start + BLOCK_ROWS, tokens))
-            logits = scaling * (q[head, rows] @ k[kv_head, :tokens].T)
-            attention[rows - first] += probabilities(logits, rows, *rule, sinks[head]) / group
+            attention[rows - first] += head_attention(held, head, rows)[:, :tokens] / held.group
     return attention
+
+
+def head_attention(layer, head, rows):
+    """[R, T] probabilities of one query head. layer: kvtrace's Layer, whose scaling, soft cap, window, chunks
+    and sink logits are used; rows [R]: numbers of query rows."""
+    q, k = (x.astype(np.float64) for x in (layer.q[head, rows], layer.k[head // layer.group]))
+    sink = -np.inf if layer.sinks is None else float(layer.sinks[head])
+    sight = layer.softcap, layer.sliding_window, sink, layer.attention_chunk
+    return probabilities(layer.scaling * (q @ k.T), layer.q_pos[rows], *sight)
 
 
 def probabilities(logits, rows, softcap=0.0, window=0, sink=-np.inf, chunk=0):
@@ -52,10 +54,3 @@ def probabilities(logits, rows, softcap=0.0, window=0, sink=-np.inf, chunk=0):
     largest = np.maximum(logits.max(axis=1, keepdims=True), sink)
     weights = np.exp(logits - largest)
     return weights / (weights.sum(axis=1, keepdims=True) + np.exp(sink - largest))
-
-
-def _sinks(recorded, prompt, layer, heads):
-    try:
-        return recorded.tensor(prompt, layer, "sinks")
-    except KeyError:
-        return np.full(heads, -np.inf)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..data.exact_head import probabilities
+from ..data.exact_head import head_attention
 
 
 def needle_masses(prompt, spans):
@@ -19,13 +19,7 @@ def needle_masses(prompt, spans):
 def _of_layer(layer, n_prompt, needle):
     """[Hkv] of one layer."""
     rows = np.flatnonzero(layer.q_pos >= n_prompt)
-    at = layer.q_pos[rows]
-    q, k = (np.asarray(x, dtype=np.float64) for x in (layer.q[:, rows], layer.k))
-    group = len(q) // len(k)
-    sinks = np.full(len(q), -np.inf) if layer.sinks is None else layer.sinks
-    masses = []
-    for head, rows_of_head in enumerate(q):
-        logits = layer.scaling * (rows_of_head @ k[head // group].T)
-        seen = layer.softcap, layer.sliding_window, float(sinks[head]), layer.attention_chunk
-        masses.append(probabilities(logits, at, *seen)[:, needle].sum(axis=1).mean())
-    return np.reshape(masses, (len(k), group)).mean(axis=1)
+    masses = [
+        head_attention(layer, head, rows)[:, needle].sum(axis=1).mean() for head in range(layer.n_q_heads)
+    ]
+    return np.reshape(masses, (layer.n_kv_heads, layer.group)).mean(axis=1)

@@ -154,6 +154,15 @@ def test_a_figure_shows_the_score_over_the_bytes_of_each_task(tmp_path):
     assert accuracy.data(SimpleNamespace(rows=frame.iloc[:0].copy(), losses=None)) is None
 
 
+def test_the_figure_names_the_smallest_of_the_methods_that_answer_most():
+    rows = [("h2o", 0.7, 1.0, False), ("tova", 0.5, 1.0, False), ("window", 0.4, 0.9, False)]
+    columns = ["label", "bytes_share", "accuracy", "oracle"]
+    table = pd.DataFrame([*rows, ("static_oracle", 0.1, 1.0, True)], columns=columns)
+    run = SimpleNamespace(styles={})
+    [drawn] = accuracy.draw(run, table.assign(group="niah", accuracy_full=1.0, n=8))
+    assert "most of a method 100.0 % (tova at 50.0 % of the bytes)" in drawn.caption
+
+
 def test_a_token_counts_as_held_if_one_head_holds_it(tmp_path):
     import h5py
 

@@ -101,6 +101,15 @@ def test_the_answer_at_three_shares_is_above_everything_else(request, name):
     assert text.index("the lowest error") < text.index("<figure>") < text.index("teacher-forced")
 
 
+def test_a_run_at_large_budgets_is_answered_where_all_methods_have_a_number(tmp_path):
+    """The default shares are below all budgets: without a share that all methods reach, no method had a
+    number."""
+    rows = method_rows("h2o", {600: 0.2, 800: 0.1}) + method_rows("tova", {620: 0.4, 780: 0.3})
+    page = page_of(tmp_path, rows)
+    first = words(page[page.index("<h1>") : page.index("<details>")])
+    assert re.findall(r"(\d+) % ?(?=h2o has the lowest error)", first) == ["61", "76"], first
+
+
 def test_unanswerable_questions_are_reported_and_the_page_is_made(tmp_path):
     rows = [fake_row("exact", budget="", rel_err=0.0), fake_row("topk_oracle")]
     assert (

@@ -1,6 +1,7 @@
 """Methods ranked at equal bytes, and which differences are significant."""
 
 import json
+import math
 from difflib import get_close_matches
 from functools import reduce
 
@@ -20,6 +21,8 @@ from .ranked import RANKING, Ranked
 from .reached import Question, Reached, Unreached, reached
 from .selection import of_layers
 from .sizes import default_size, is_share_of, size_of
+
+ROUNDING = 1e-6  # per cent
 
 
 class Answer(Ranked):
@@ -168,6 +171,19 @@ def _check_methods(frame: pd.DataFrame, methods: list[str] | None) -> None:
         close = get_close_matches(name.lower(), known, 1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(f"--methods {name}: was not replayed{meant}; the results have {', '.join(known)}")
+
+
+def shares_of_all(frame: pd.DataFrame, of: str) -> list[float]:
+    """The smallest and the largest share of the bytes `of`, in whole per cent, at which every method that
+    competes has a number in every text; one of them if there is no room between."""
+    rows = _rivals(frame, None, None)
+    size = size_of(rows, of)
+    budgets = [rows[name] for name in ("trace_id", "prompt", "label")] + [rows["budget_tokens"].fillna(0)]
+    sums = rows.groupby(budgets)[[size.held, size.full]].sum()
+    each = (100 * sums[size.held] / sums[size.full]).groupby(level=[0, 1, 2]).agg(["min", "max"])
+    first = min(100, math.ceil(each["min"].max() - ROUNDING))
+    last = max(first, math.floor(each["max"].min() + ROUNDING))
+    return [percent / 100 for percent in dict.fromkeys((first, min(100, last)))]
 
 
 def _rivals(frame: pd.DataFrame, phase: str | None, methods: list[str] | None) -> pd.DataFrame:

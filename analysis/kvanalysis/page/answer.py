@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ..answer.compare import compare_at
+from ..answer.compare import compare_at, shares_of_all
 from ..answer.measures import NATS
 from ..answer.sizes import PEAK, default_size
 from ..answer.table import cells
@@ -28,16 +28,13 @@ UNKNOWN = Html(
 
 
 def answer_section(frame, summary, predicted=None):
-    """Parts of the section: a sentence for each share that the run was asked for (else for SHARES), of the
-    bytes that it was asked for; below, folded, the ranking and its limits. `predicted`: the table's Losses,
-    or None."""
-    shares = spread([each.value for each in shares_of(frame)], len(SHARES)) or SHARES
-    of = default_size(frame)
-    found = [_answer(frame, share, of, predicted) for share in shares]
-    answers = [each for each in found if not isinstance(each, str)]
+    """Parts of the section: a sentence for each share of _found; below, folded, the ranking and its limits.
+    `predicted`: the table's Losses, or None."""
+    found = _found(frame, predicted)
+    answers = [each for each in found.values() if not isinstance(each, str)]
     answers = [each for each in answers if len(each.compared)] or answers
     losses = _losses(frame, summary)
-    lines = [_line(share, each, losses) for share, each in zip(shares, found, strict=True)]
+    lines = [_line(share, each, losses) for share, each in found.items()]
     of_attention = any(each.measure != NATS for each in answers)
     known = [paragraph(UNKNOWN)] if of_attention and losses is None else []
     return [
@@ -46,6 +43,16 @@ def answer_section(frame, summary, predicted=None):
         *known,
         *(_ranking(each) for each in answers),
     ]
+
+
+def _found(frame, predicted):
+    """{share: its Answer, or why there is none}: for the shares that the run was asked for, of the bytes that
+    it was asked for; else for SHARES, or where all methods have a number if none has one there."""
+    of, asked = default_size(frame), spread([each.value for each in shares_of(frame)], len(SHARES))
+    found = {share: _answer(frame, share, of, predicted) for share in asked or SHARES}
+    if asked or any(isinstance(each, str) or len(each.compared) for each in found.values()):
+        return found
+    return {share: _answer(frame, share, of, predicted) for share in shares_of_all(frame, of)}
 
 
 def _answer(frame, share, of, predicted):

@@ -85,7 +85,8 @@ def _panel(axes, own, styles):
 
 
 def _caption(table):
-    best = table[~table["oracle"].astype(bool)].sort_values("accuracy", ascending=False, kind="stable")
+    best = table[~table["oracle"].astype(bool)]
+    best = best.sort_values(["accuracy", "bytes_share"], ascending=[False, True], kind="stable")
     parts = []
     for group, own in table.groupby("group"):
         first = best[best["group"] == group].iloc[0]

@@ -101,7 +101,8 @@ def _set_axes(axes, table):
 def _title(prompt, found):
     if found is None:
         return prompt
-    return f"{prompt}: rank correlation {two(found.spearman)}\n{_ratio(found)}"
+    factor = "" if np.isnan(found.factor) else f", factor {found.factor:.2f}"
+    return f"{prompt}\nrank correlation {two(found.spearman)}{factor}"
 
 
 def _ratio(found):

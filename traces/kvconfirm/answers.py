@@ -106,7 +106,7 @@ class Answers:
         """Writes the answers of all instances."""
         plans = self._of_each(range(len(self.instances)), self.caches.plan_if_cut_once)
         stepped = [number for number, plan in plans.items() if plan is None]
-        for batch in self._batches({number: plan for number, plan in plans.items() if plan}):
+        for batch in self._batches({number: plan for number, plan in plans.items() if plan is not None}):
             self._write_masked(batch)
         together = 1 if self._alone else STEPPED_TOGETHER
         for at in range(0, len(stepped), together):

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from kvbase.command import fail, say
+from kvbase.command import SOME_FAILED, fail, say
 from kvbase.errors import KvreplayError, TraceError
 from kvbase.files import reason
 from kvbase.selections import HELP as LAYERS
@@ -16,7 +16,6 @@ from kvrecord.threads import warn_if_busy
 M_MMAP_THRESHOLD = -3  # parameter of mallopt
 DEFAULT_DRAWS = 5
 AS_THE_TASK = -1  # how many tokens an answer may have
-SOME_FAILED = 1  # exit code
 STOPPED = "finished work is in confirm.csv, run again to continue"
 
 

@@ -1,7 +1,6 @@
 """Methods ranked at equal bytes, and which differences are significant."""
 
 import json
-import math
 from difflib import get_close_matches
 from functools import reduce
 
@@ -18,11 +17,9 @@ from .contest import Contest, by_heads, by_nats
 from .measures import NATS, column_of, metric_of, words_of
 from .nats import nats_at, ranked_by_nats
 from .ranked import RANKING, Ranked
-from .reached import Question, Reached, Unreached, reached
+from .reached import Question, Reached, Unreached, reached, smallest_and_largest
 from .selection import of_layers
 from .sizes import default_size, is_share_of, size_of
-
-ROUNDING = 1e-6  # per cent
 
 
 class Answer(Ranked):
@@ -161,6 +158,21 @@ def _keep_complete(found: dict[str, Reached | Unreached]) -> dict[str, Reached |
     }
 
 
+def shares_of_all(frame: pd.DataFrame, of: str) -> list[float]:
+    """The smallest and the largest share of the bytes `of`, in whole per cent, at which every method that
+    competes has a number in every text; one of them if there is no room between, [] if there are no
+    numbers."""
+    rows = _rivals(frame, None, None)
+    asked = Question(1.0, column_of(frame, None), size_of(rows, of))
+    ends = [each for _, own in rows.groupby("label") for each in smallest_and_largest(own, asked)]
+    if not ends:
+        return []
+    smallest, largest = (np.array(each) for each in zip(*ends, strict=True))
+    first = min(100, int(np.ceil(100 * smallest.max() - ROUNDING)))
+    last = min(100, max(first, int(np.floor(100 * largest.min() + ROUNDING))))
+    return [percent / 100 for percent in dict.fromkeys((first, last))]
+
+
 def _check_methods(frame: pd.DataFrame, methods: list[str] | None) -> None:
     """Raises ConfigError for a method that was not replayed."""
     asked = {one["method"] for one in frame.attrs.get("meta", {}).get("unreachable", [])}
@@ -171,19 +183,6 @@ def _check_methods(frame: pd.DataFrame, methods: list[str] | None) -> None:
         close = get_close_matches(name.lower(), known, 1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(f"--methods {name}: was not replayed{meant}; the results have {', '.join(known)}")
-
-
-def shares_of_all(frame: pd.DataFrame, of: str) -> list[float]:
-    """The smallest and the largest share of the bytes `of`, in whole per cent, at which every method that
-    competes has a number in every text; one of them if there is no room between."""
-    rows = _rivals(frame, None, None)
-    size = size_of(rows, of)
-    budgets = [rows[name] for name in ("trace_id", "prompt", "label")] + [rows["budget_tokens"].fillna(0)]
-    sums = rows.groupby(budgets)[[size.held, size.full]].sum()
-    each = (100 * sums[size.held] / sums[size.full]).groupby(level=[0, 1, 2]).agg(["min", "max"])
-    first = min(100, math.ceil(each["min"].max() - ROUNDING))
-    last = max(first, math.floor(each["max"].min() + ROUNDING))
-    return [percent / 100 for percent in dict.fromkeys((first, min(100, last)))]
 
 
 def _rivals(frame: pd.DataFrame, phase: str | None, methods: list[str] | None) -> pd.DataFrame:
@@ -204,6 +203,7 @@ def _rivals(frame: pd.DataFrame, phase: str | None, methods: list[str] | None) -
     return used if phase is None else used[used["family"] == phase]
 
 
+ROUNDING = 1e-6  # per cent
 SAME = 1e-6  # relative tolerance: float32 sums in another order
 
 

@@ -64,6 +64,13 @@ def reached(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     )
 
 
+def smallest_and_largest(rows: pd.DataFrame, asked: Question) -> list[tuple[float, float]]:
+    """The smallest and the largest share of one method instance in each text in which it has a number.
+    Arguments as in `reached`."""
+    texts = [_points(own, asked) for _, own in rows.groupby(TEXT, sort=True)]
+    return [(points[0].share, points[-1].share) for points in texts if points]
+
+
 def _of_text(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     points, share = _points(rows, asked), asked.share
     if not points:

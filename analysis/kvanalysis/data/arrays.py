@@ -73,7 +73,7 @@ class Recorded:
     def tensor(self, prompt, layer, name):
         """float64 array of q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv] or another array of a layer. KeyError
         if the layer has none."""
-        array = getattr(self._trace.layer(layer, prompt), name)
+        array = getattr(self.layer(prompt, layer), name)
         if array is None:
             raise KeyError(name)
         return array.astype(np.float64)

@@ -52,7 +52,7 @@ def _found(frame, predicted):
     found = {share: _answer(frame, share, of, predicted) for share in asked or SHARES}
     if asked or any(isinstance(each, str) or len(each.compared) for each in found.values()):
         return found
-    return {share: _answer(frame, share, of, predicted) for share in shares_of_all(frame, of)}
+    return {share: _answer(frame, share, of, predicted) for share in shares_of_all(frame, of) or SHARES}
 
 
 def _answer(frame, share, of, predicted):

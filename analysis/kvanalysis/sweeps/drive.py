@@ -8,6 +8,7 @@ import sys
 
 import pandas as pd
 import yaml
+from kvbase.command import SOME_FAILED
 from kvbase.files import write_atomic
 
 from ..budgets.replayed import INSTANCE
@@ -19,7 +20,7 @@ from ..figures.alone import alone
 from ..stats.intervals import UNIT
 from ..stats.words import count
 from .products import write_epsilon, write_results
-from .rounds import SOME_FAILED, round_folder, write_round
+from .rounds import round_folder, write_round
 from .wanted import next_wanted, unanswered
 
 IDENTITY = [*UNIT, *INSTANCE, "budget_tokens", "model", "n_prefill", "status"]

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbase.cells import HEAD, METHOD, in_table
+from kvbase.command import SOME_FAILED
 from kvbase.files import write_atomic
 from kvbase.program import attend
 
 from ..errors import SweepError
 
 RUN, *_ = ENGINES = ("run", "local", "slurm")
-SOME_FAILED, STOPPED = 1, (75, 130)  # exit codes; with the first, the other cells are finished
+STOPPED = (75, 130)  # exit codes
 ONLY = (*HEAD, *METHOD, "budget_tokens")  # columns of only.csv
 
 

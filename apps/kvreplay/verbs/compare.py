@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvanalysis.answer.selection import shares_in
 from kvanalysis.cli import add_compare_options
+from kvbase.command import SOME_FAILED
 from kvbase.errors import ConfigError
 from kvbase.program import attend
 
@@ -28,7 +29,6 @@ CONTENDERS = (
 REPLAYED = {"out": "-o", "jobs": "-j", "seeds": "--seeds", "prefill": "--prefill"}  # only for the replay
 ASKED = {"layers": "--layers", "of": "--of"}  # for the replay and the comparison
 CONFIGS = (".yaml", ".yml", ".json")  # any other file is a trace
-SOME_FAILED = 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

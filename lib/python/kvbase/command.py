@@ -21,7 +21,7 @@ from kvbase import __version__
 from kvbase.errors import KvreplayError, TraceError
 from kvbase.files import reason
 
-OK, BAD_USAGE, INTERRUPTED = 0, 2, 130
+OK, SOME_FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 SHOWN_ALWAYS = ("error: ", "warning: ", "Traceback")
 
 

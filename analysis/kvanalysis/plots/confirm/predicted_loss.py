@@ -101,14 +101,11 @@ def _set_axes(axes, table):
 def _title(prompt, found):
     if found is None:
         return prompt
-    factor = "" if np.isnan(found.factor) else f", factor {found.factor:.2f}"
-    return f"{prompt}\nrank correlation {two(found.spearman)}{factor}"
+    return f"{prompt}\nrank correlation {two(found.spearman)}{_factor(found)}"
 
 
-def _ratio(found):
-    if np.isnan(found.factor):
-        return ""
-    return f"factor {found.factor:.2f}, scatter ×{found.scatter:.2f}"
+def _factor(found):
+    return "" if np.isnan(found.factor) else f", factor {found.factor:.2f}"
 
 
 def _note(table):
@@ -124,10 +121,14 @@ def _note(table):
     return " ".join(parts)
 
 
+def _ratio(found):
+    factor = _factor(found)
+    return f"{factor}, scatter ×{found.scatter:.2f}" if factor else ", too few for a factor"
+
+
 def _caption(agreements):
     texts = [
-        f"{prompt}: rank correlation {two(each.spearman)}, {_ratio(each) or 'too few for a factor'}"
-        f" ({count(each.instances, 'instance')})"
+        f"{prompt}: rank correlation {two(each.spearman)}{_ratio(each)} ({count(each.instances, 'instance')})"
         for prompt, each in agreements.items()
         if each is not None
     ]
